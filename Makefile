@@ -1,0 +1,34 @@
+# Every target sets up what it needs; uv is used if it is installed, pip otherwise.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup train test lint requirements
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
+
+setup: .venv/ready  ## create .venv with the pinned dependencies
+
+.venv/ready: requirements.txt
+	@if command -v uv >/dev/null; then \
+		uv venv --quiet --allow-existing --python $(PYTHON) .venv && \
+		uv pip install --quiet --python $(BIN)/python -r requirements.txt; \
+	else \
+		$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet -r requirements.txt; \
+	fi
+	@touch $@
+
+train: setup  ## train the default model on the embedded digits
+	$(BIN)/python train.py
+
+test: setup  ## run all tests
+	$(BIN)/python -m pytest
+
+lint: setup  ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+requirements:  ## pin the newest versions that pyproject.toml allows (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-emit-index-url \
+		--custom-compile-command "make requirements" pyproject.toml -o requirements.txt

@@ -1,0 +1,231 @@
+"""The typed configuration: every key, its type, its default and what it means.
+
+Hydra checks the YAML files and the command line against these classes, so that a wrong key or type
+fails at start. The YAML files beside this one only hold values.
+"""
+
+import functools
+import os
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+
+
+@dataclass
+class DataConfig:
+    layout: str = MISSING
+    """How the samples lie on disk: `mnist_mini` (embedded) or `mnist`."""
+
+    root: str = MISSING
+    """Folder of the data set; relative paths start at the folder the script is started in."""
+
+    cache_dir: str = "data/cache"
+    """Where derived files go: image trees of data sets that do not come as image files."""
+
+    resize: Any = None
+    """Before the crop: null (keep), an int (length of the shorter side) or [height, width]; pixels."""
+
+    crop: Any = None
+    """[height, width] of what the model sees, in pixels; null: the whole (resized) image."""
+
+    random_crop: bool = False
+    """Training crops at a random position; off: at the centre, as evaluation does."""
+
+    random_resized_crop: Any = None
+    """Training crops a random share of the image's area, [low, high] in (0, 1], with an aspect ratio
+    in [3/4, 4/3], and resizes it to `crop`; null: off."""
+
+    hflip: float = 0.0
+    """Probability of a left-right flip in training."""
+
+    vflip: float = 0.0
+    """Probability of an upside-down flip in training."""
+
+    colour_jitter: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Strength of [brightness, contrast, saturation]: factors are uniform in 1 ± strength."""
+
+    value_range: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    """[low, high] that black and full intensity map to, before `mean` and `std`."""
+
+    mean: list[float] | None = None
+    """Per channel, in units of `value_range`: subtracted from the inputs; null: 0."""
+
+    std: list[float] | None = None
+    """Per channel, in units of `value_range`: divides the inputs; null: 1."""
+
+
+@dataclass
+class LoaderConfig:
+    name: str = MISSING
+    """The backend that executes the plan: `pytorch`, `dali` or `synthetic`."""
+
+    num_workers: int = 0
+    """pytorch: worker processes per rank; 0 loads in the training process."""
+
+    prefetch_factor: int = 2
+    """pytorch: batches that each worker prepares ahead."""
+
+    num_threads: int = 2
+    """dali: CPU threads per rank."""
+
+    prefetch_queue_depth: int = 2
+    """dali: batches prepared ahead."""
+
+    channels_last: bool = "${model.channels_last}"  # type: ignore[assignment]
+    """Memory format of the inputs; follows the model."""
+
+
+@dataclass
+class ModelConfig:
+    name: str = MISSING
+    """A key of `models.MODELS`."""
+
+    channels_last: bool = False
+    """Memory format of weights and activations; faster for convolutions under AMP on CUDA."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the model's constructor, such as `batch_norm`."""
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = MISSING
+    """`sgd` (Nesterov momentum) or `adamw`."""
+
+    lr: float = MISSING
+    """Peak learning rate, reached at the end of the warm-up."""
+
+    weight_decay: float = 0.0
+    """L2 penalty (`sgd`) or decoupled decay (`adamw`)."""
+
+    momentum: float = 0.9
+    """`sgd` only."""
+
+    warmup_epochs: float = 0.0
+    """Epochs of linear warm-up from 1 % of `lr`; then a cosine to 0 at the end of the last epoch."""
+
+
+@dataclass
+class TaskConfig:
+    name: str = MISSING
+    """`classification` (targets are class labels) or `restoration` (targets are images)."""
+
+    loss: str = MISSING
+    """`cross_entropy` for classification; `charbonnier` or `l1` for restoration."""
+
+    label_smoothing: float = 0.0
+    """Classification: share of the target's probability spread over all classes."""
+
+
+@dataclass
+class CheckpointConfig:
+    best: bool = True
+    """Also keep the checkpoint of the epoch with the best value of the task's main metric."""
+
+
+@dataclass
+class AmpConfig:
+    dtype: str = "float16"
+    """`float16` (loss scaling on) or `bfloat16` (same range as float32: the scaler is disabled)."""
+
+    init_scale: float = 65536.0
+    """First loss scale; halved at each overflow, doubled after 2,000 steps without one."""
+
+
+@dataclass
+class DistributedConfig:
+    backend: str = "auto"
+    """`auto` (NCCL on CUDA, gloo on the CPU), `nccl` or `gloo`."""
+
+    timeout_s: float = 600.0
+    """Seconds after which a collective that some rank never joined fails on the others."""
+
+
+@dataclass
+class LogConfig:
+    every_steps: int = 20
+    """Steps between two log points; only then are values fetched from the device."""
+
+    images: int = 16
+    """Images in the TensorBoard grid of inputs; 0: none."""
+
+    progress: bool = True
+    """Progress bar on a terminal; without a terminal, plain lines."""
+
+
+@dataclass
+class Config:
+    data: DataConfig = MISSING
+    loader: LoaderConfig = MISSING
+    model: ModelConfig = MISSING
+    optimizer: OptimizerConfig = MISSING
+    task: TaskConfig = MISSING
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    amp: AmpConfig = field(default_factory=AmpConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    name: str = "${run_stamp:}"
+    """Name of the run; default: the time at which it was started."""
+
+    output_dir: str = "outputs/${hydra:job.name}/${name}"
+    """The run's one folder: resolved config, log, TensorBoard events, checkpoints, summary."""
+
+    epochs: int = 4
+    """Passes over the training split."""
+
+    max_steps: int | None = None
+    """End early after so many optimizer steps in all; the schedule stays that of `epochs`."""
+
+    global_batch_size: int = 64
+    """Samples per optimizer step over all devices; the size per device follows from it."""
+
+    clip_grad_norm: float = float("inf")
+    """Largest L2 norm of all gradients together; larger ones are scaled down to it."""
+
+    resume: str | None = None
+    """null: start anew; `auto`: go on with the newest checkpoint in `output_dir`, if there is one;
+    or the path of a checkpoint."""
+
+    device: str = "auto"
+    """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`."""
+
+    seed: int = 0
+    """Decides the initial weights and, with the epoch, the whole plan of the data."""
+
+
+@functools.cache
+def run_stamp() -> str:
+    """Start time of the run, the same string on every rank that torchrun started.
+
+    Ranks start at different moments; the first one to ask torchrun's key-value store decides.
+    """
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return now
+    from torch.distributed import TCPStore
+
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(seconds=60),
+    )
+    return store.compare_set("run_stamp", "", now).decode()
+
+
+OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True)
+
+store = ConfigStore.instance()
+store.store(name="schema", node=Config)
+for group, node in [
+    ("data", DataConfig),
+    ("loader", LoaderConfig),
+    ("model", ModelConfig),
+    ("optimizer", OptimizerConfig),
+    ("task", TaskConfig),
+]:
+    store.store(group=group, name="schema", node=node)

@@ -1,0 +1,69 @@
+"""Batches for training and evaluation, from any data set, through any backend.
+
+    train_loader, val_loader = build_loaders(cfg, device)
+
+`loaders/index.py` finds the samples, `loaders/plan.py` decides what happens to which of them in an
+epoch, and a backend (`pytorch.py`, `dali.py`, `synthetic.py`) executes that plan. So all backends
+visit the same samples in the same order with the same augmentation.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from loaders.base import Loader
+from loaders.index import build_index
+from loaders.plan import PlanSampler
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+# name of the backend -> its class; a backend is imported only when it is asked for
+BACKENDS = {
+    "pytorch": "loaders.pytorch.PyTorchLoader",
+    "dali": "loaders.dali.DALILoader",
+    "synthetic": "loaders.synthetic.SyntheticLoader",
+}
+
+
+def build_loaders(
+    cfg: "Config", device: torch.device, rank: int = 0, world_size: int = 1
+) -> tuple[Loader, Loader]:
+    """Training and validation loader of this rank; see `loaders.base.Loader` for what they yield.
+
+    Args:
+        cfg: `cfg.data`, `cfg.loader`, `cfg.global_batch_size` and `cfg.seed` are used.
+        device: where the batches shall lie.
+        rank: global rank, which is the shard that is read.
+        world_size: number of shards.
+
+    Raises:
+        ValueError: a value of the configuration does not fit the data or the number of ranks.
+        FileNotFoundError: the data is not there.
+        ModuleNotFoundError: the backend's package is not installed.
+    """
+    if cfg.global_batch_size % world_size:
+        below = cfg.global_batch_size // world_size * world_size
+        nearest = f"{below} or {below + world_size}" if below else f"{world_size}"
+        raise ValueError(
+            f"global_batch_size={cfg.global_batch_size} is not divisible by "
+            f"world_size={world_size}; use {nearest}"
+        )
+    if cfg.loader.name not in BACKENDS:
+        raise ValueError(
+            f"loader.name={cfg.loader.name} is unknown; use one of {', '.join(BACKENDS)}"
+        )
+    module, _, name = BACKENDS[cfg.loader.name].rpartition(".")
+    backend = getattr(importlib.import_module(module), name)
+    train, val = (
+        backend(
+            PlanSampler(
+                index, cfg.data, cfg.seed, cfg.global_batch_size, rank, world_size, train=train
+            ),
+            cfg,
+            device,
+        )
+        for index, train in zip(build_index(cfg.data), (True, False), strict=True)
+    )
+    return train, val

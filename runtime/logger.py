@@ -1,0 +1,267 @@
+"""The run's record: progress, TensorBoard, log file and the closing summary."""
+
+import json
+import logging
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+from tqdm import tqdm
+
+from loaders import Loader
+from runtime.tasks import Task
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+log = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_PLAIN_LINES = 5.0
+
+
+def run_folder(cfg: "Config") -> Path:
+    """The one folder of this run; in a multirun each job has its own."""
+    if HydraConfig.initialized():
+        return Path(HydraConfig.get().runtime.output_dir)
+    return Path(cfg.output_dir)
+
+
+class RunLogger:
+    """Writes what happens in a run; on ranks other than 0 it only measures.
+
+    Values stay on the device until a log point (every `log.every_steps` steps).
+
+    Attributes:
+        step_number: optimizer steps since the start of the run, also over resumes.
+        seconds: time spent so far by part of the run.
+    """
+
+    def __init__(
+        self, cfg: "Config", device: torch.device, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self.cfg, self.device, self.rank, self.world_size = cfg, device, rank, world_size
+        self.folder = run_folder(cfg)
+        self.step_number = 0
+        self.metrics: dict[str, float] = {}
+        self.best_metrics: dict[str, float] = {}
+        self.best = float("-inf")
+        self.num_images = 0
+        self.writer: SummaryWriter | None = None
+        self.bar: Any = None
+        self.last_plain_line = 0.0
+        self.loss_sum = torch.zeros((), device=device)
+        self.steps_in_sum = 0
+        self.seconds = {"start_up": time.time() - psutil.Process().create_time()}
+        self.mark = time.perf_counter()
+        if rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(cfg, self.folder / "config.yaml", resolve=True)
+        _log_to(self.folder / "train.log", rank)
+
+    @property
+    def reached_max_steps(self) -> bool:
+        return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
+
+    def lap(self, part: str) -> None:
+        """Count the time since the last lap as `part` of the run."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self.mark
+        self.mark = now
+
+    def track(self, loader: Loader, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The loader's batches, with the time spent waiting for each counted; ends at `max_steps`."""
+        self.step_number = epoch * len(loader) + loader.batches_done
+        self._open(loader, epoch)
+        self.lap("other")
+        batches = iter(loader)
+        while not self.reached_max_steps:
+            batch = next(batches, None)
+            self.lap("data_wait")
+            if batch is None:
+                break
+            if self.writer is not None and self.step_number == 0 and self.cfg.log.images:
+                images = loader.denormalize(batch[0][: self.cfg.log.images])
+                self.writer.add_images("train/inputs", images, 0)
+            self.num_images += len(batch[0]) * self.world_size
+            yield batch
+            self.lap("compute")
+        if self.bar is not None:
+            self.bar.close()
+
+    def step(self, loss: Tensor, grad_norm: Tensor, scheduler: LRScheduler) -> None:
+        """Record one optimizer step.
+
+        Args:
+            loss: mean over this rank's batch.
+            grad_norm: L2 norm of all gradients, before clipping.
+            scheduler: tells the learning rate of the step; it steps after this.
+        """
+        self.loss_sum += loss.detach()
+        self.steps_in_sum += 1
+        self.step_number += 1
+        if self.bar is not None:
+            self.bar.update()
+        if self.step_number % self.cfg.log.every_steps == 0:
+            self._log_point(grad_norm, float(scheduler.get_last_lr()[0]))
+
+    def _log_point(self, grad_norm: Tensor, lr: float) -> None:
+        mean_loss = self.loss_sum / self.steps_in_sum
+        if dist.is_initialized():
+            dist.all_reduce(mean_loss)
+            mean_loss /= self.world_size
+        self.loss_sum.zero_()
+        self.steps_in_sum = 0
+        if self.writer is None:
+            return
+        loss = mean_loss.item()
+        self._scalars(
+            {
+                "train/loss": loss,
+                "train/grad_norm": grad_norm.item(),
+                "train/lr": lr,
+                "perf/images_per_s": self.images_per_s,
+                "perf/data_wait_share": self.data_wait_share,
+            }
+        )
+        line = (
+            f"loss {loss:.4f}, {self.images_per_s:.0f} images/s, "
+            f"{self.data_wait_share:.0%} waiting for data"
+        )
+        if self.bar is not None:
+            self.bar.set_postfix_str(line)
+        elif time.perf_counter() - self.last_plain_line > SECONDS_BETWEEN_PLAIN_LINES:
+            self.last_plain_line = time.perf_counter()
+            log.info("step %d: %s", self.step_number, line)
+
+    def epoch(self, epoch: int, task: Task, totals: Tensor) -> dict[str, float]:
+        """Record the validation after an epoch.
+
+        Args:
+            epoch: counts from 0.
+            task: turns the totals into metrics.
+            totals: `evaluate()`'s sums over the whole validation split.
+
+        Returns:
+            The metrics by their short name.
+        """
+        self.lap("validation")
+        metrics = task.metrics(totals)
+        self.metrics = {f"val/{name}": value for name, value in metrics.items()}
+        if metrics[task.best_metric] > self.best:
+            self.best = metrics[task.best_metric]
+            self.best_metrics = self.metrics
+        self._scalars(self.metrics)
+        values = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        log.info("epoch %d of %d: %s", epoch + 1, self.cfg.epochs, values)
+        return metrics
+
+    @property
+    def images_per_s(self) -> float:
+        """Training images of all ranks per second of training, evaluation left out."""
+        train_s = self.seconds.get("data_wait", 0.0) + self.seconds.get("compute", 0.0)
+        return self.num_images / train_s if train_s else 0.0
+
+    @property
+    def data_wait_share(self) -> float:
+        """Share of the training time in which the loop waited for a batch, in [0, 1]."""
+        wait_s, compute_s = self.seconds.get("data_wait", 0.0), self.seconds.get("compute", 0.0)
+        return wait_s / (wait_s + compute_s) if wait_s + compute_s else 0.0
+
+    def finish(self) -> None:
+        """Write `summary.json` and the closing summary."""
+        self.lap("other")
+        if self.writer is None:
+            return
+        summary = {
+            **self.metrics,
+            "best": self.best_metrics,
+            "perf/images_per_s": self.images_per_s,
+            "perf/data_wait_share": self.data_wait_share,
+            "seconds": {part: round(seconds, 3) for part, seconds in self.seconds.items()},
+            "steps": self.step_number,
+            "world_size": self.world_size,
+            "device": str(self.device),
+            "script": Path(sys.argv[0]).name,
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        }
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        flat = {
+            key: value
+            for key, value in _flatten(OmegaConf.to_container(self.cfg, resolve=True))
+            if isinstance(value, int | float | str | bool)
+        }
+        # add_hparams() would write to a run of its own; this refers to the metrics written already.
+        for summary_part in hparams(flat, dict.fromkeys(self.metrics)):
+            self.writer._get_file_writer().add_summary(summary_part)
+        self.writer.close()
+
+        total = sum(self.seconds.values())
+        log.info("time by part:")
+        for part, seconds in self.seconds.items():
+            log.info("  %-12s %8.1f s  %4.0f %%", part, seconds, 100 * seconds / total)
+        log.info(
+            "%.0f images/s in training, %.0f %% of it waiting for data",
+            self.images_per_s,
+            100 * self.data_wait_share,
+        )
+        values = ", ".join(f"{name} {value:.4f}" for name, value in self.best_metrics.items())
+        log.info("best: %s", values)
+        log.info("TensorBoard logs and checkpoints: %s", self.folder)
+
+    def _open(self, loader: Loader, epoch: int) -> None:
+        if self.rank != 0:
+            return
+        if self.writer is None:
+            # Points that a resumed run is about to write again are hidden.
+            purge_step = self.step_number + 1 if self.step_number else None
+            self.writer = SummaryWriter(str(self.folder), purge_step=purge_step)
+        if self.cfg.log.progress and sys.stderr.isatty():
+            self.bar = tqdm(
+                total=len(loader),
+                initial=loader.batches_done,
+                desc=f"epoch {epoch + 1}/{self.cfg.epochs}",
+                unit="step",
+                leave=False,
+            )
+
+    def _scalars(self, values: dict[str, float]) -> None:
+        if self.writer is not None:
+            for name, value in values.items():
+                self.writer.add_scalar(name, value, self.step_number)
+
+
+def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, dict):
+        yield prefix, tree
+        return
+    for key, value in tree.items():
+        yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _log_to(path: Path, rank: int) -> None:
+    """Rank 0 logs to the console and to `path`; the others only warn on the console."""
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+    console = logging.StreamHandler(sys.stdout if rank == 0 else sys.stderr)
+    console.setFormatter(
+        logging.Formatter("%(message)s" if rank == 0 else f"[rank {rank}] %(message)s")
+    )
+    root.addHandler(console)
+    root.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    if rank == 0:
+        file = logging.FileHandler(path)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        root.addHandler(file)

@@ -1,0 +1,52 @@
+"""Optimizer and learning-rate schedule."""
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+
+def build_optimizer(
+    cfg: "Config", model: nn.Module, steps_per_epoch: int
+) -> tuple[Optimizer, LRScheduler]:
+    """Optimizer, and its schedule to be stepped once per optimizer step.
+
+    The learning rate rises linearly from 1 % of its peak during `optimizer.warmup_epochs` and then
+    follows a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR").
+
+    Raises:
+        ValueError: `optimizer.name` is unknown, `epochs` is less than 1, or the warm-up as long as the run.
+    """
+    options = cfg.optimizer
+    if cfg.epochs < 1:
+        raise ValueError(f"epochs={cfg.epochs} is less than 1; use 1 or more")
+    optimizer: Optimizer
+    if options.name == "sgd":
+        optimizer = SGD(
+            model.parameters(),
+            lr=options.lr,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            nesterov=options.momentum > 0,
+        )
+    elif options.name == "adamw":
+        optimizer = AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    else:
+        raise ValueError(f"optimizer.name={options.name} is unknown; use sgd or adamw")
+
+    total_steps = cfg.epochs * steps_per_epoch
+    warmup_steps = round(options.warmup_epochs * steps_per_epoch)
+    if warmup_steps >= total_steps:
+        raise ValueError(
+            f"optimizer.warmup_epochs={options.warmup_epochs} leaves nothing of epochs={cfg.epochs}; "
+            "use a smaller value"
+        )
+    cosine = CosineAnnealingLR(optimizer, total_steps - warmup_steps)
+    if warmup_steps == 0:
+        return optimizer, cosine
+    warmup = LinearLR(optimizer, start_factor=0.01, total_iters=warmup_steps)
+    return optimizer, SequentialLR(optimizer, [warmup, cosine], milestones=[warmup_steps])

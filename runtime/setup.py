@@ -1,0 +1,54 @@
+"""Device and seed."""
+
+import random
+
+import numpy as np
+import torch
+
+
+def resolve_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of this process, made current if it is a GPU.
+
+    Args:
+        name: `auto`, `cpu`, `cuda` (both with the GPU number `local_rank`) or `cuda:1`.
+        local_rank: number of this process on its machine.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and num_gpus == 0):
+        return torch.device("cpu")
+    try:
+        device = torch.device("cuda" if name == "auto" else name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1") from error
+    if device.type != "cuda":
+        raise ValueError(f"device={name} is not supported; use auto, cpu, cuda or cuda:1")
+    index = local_rank if device.index is None else device.index
+    if index >= num_gpus:
+        raise ValueError(
+            f"device={name} with local_rank={local_rank} needs GPU {index}, but {num_gpus} are "
+            f"visible; start at most {num_gpus} processes per machine or use device=cpu"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch on all devices; the data's plan has a generator of its own."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def amp_dtype(name: str) -> torch.dtype:
+    """The dtype of autocast's low precision.
+
+    Raises:
+        ValueError: `name` is neither float16 nor bfloat16.
+    """
+    dtypes = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+    if name not in dtypes:
+        raise ValueError(f"amp.dtype={name} is unknown; use float16 or bfloat16")
+    return dtypes[name]

@@ -1,0 +1,197 @@
+"""What a run optimises and reports: the loss and the metrics of each kind of task.
+
+Metrics travel as sums over images with the number of images in front, so that adding the sums of
+batches and ranks, whatever their sizes, gives the metrics of the whole data set.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+
+def build_task(cfg: Config) -> Task:
+    """The task `cfg.task.name`. Raises ValueError for an unknown task or loss."""
+    if cfg.task.name == "classification":
+        return Classification(cfg.task.loss, cfg.task.label_smoothing)
+    if cfg.task.name == "restoration":
+        low, high = cfg.data.value_range
+        return Restoration(cfg.task.loss, low, high)
+    raise ValueError(f"task.name={cfg.task.name} is unknown; use classification or restoration")
+
+
+class Classification:
+    """Outputs: (N, num_classes) logits of any float type. Targets: (N,) int64 class indices."""
+
+    metric_names = ("loss", "top1", "top5")
+    best_metric = "top1"
+
+    def __init__(self, loss: str = "cross_entropy", label_smoothing: float = 0.0) -> None:
+        if loss != "cross_entropy":
+            raise ValueError(f"task.loss={loss} is not for classification; use cross_entropy")
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(
+                f"task.label_smoothing={label_smoothing} is not in [0, 1); use 0.1, for example"
+            )
+        self.label_smoothing = label_smoothing
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy over the batch, in float32; a scalar."""
+        return self._loss_per_image(outputs, targets).mean()
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[images, sum of losses, images right at the first guess, ... within five guesses].
+
+        float64, on the device of the outputs; nothing waits for the device. Where there are fewer
+        than five classes, there are that many guesses.
+        """
+        losses = self._loss_per_image(outputs, targets)
+        guesses = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+        hits = guesses == targets.unsqueeze(1)
+        return sum_columns(losses, hits[:, 0], hits.any(dim=1))
+
+    def metrics(self, totals: Tensor) -> dict[str, float]:
+        """Mean loss and the fractions top1 and top5 in [0, 1]; ValueError without images."""
+        return divide_by_count(self.metric_names, totals)
+
+    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(
+            outputs.float(),
+            targets,
+            reduction="none",
+            label_smoothing=self.label_smoothing,
+        )
+
+
+class Restoration:
+    """Outputs and targets: (N, C, H, W) images with pixels in [low, high], of any float type.
+
+    The loss sees the outputs as they are, PSNR and SSIM see them clamped to [low, high].
+    """
+
+    metric_names = ("loss", "psnr", "ssim")
+    best_metric = "psnr"
+
+    def __init__(self, loss: str = "charbonnier", low: float = 0.0, high: float = 1.0) -> None:
+        if loss not in ("charbonnier", "l1"):
+            raise ValueError(f"task.loss={loss} is not for restoration; use charbonnier or l1")
+        if not low < high:
+            raise ValueError(f"data.value_range=[{low}, {high}] is empty; use [0, 1] or [-1, 1]")
+        self.pixel_loss = charbonnier if loss == "charbonnier" else torch.abs
+        self.low = low
+        self.high = high
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss over all pixels of the batch, in float32; a scalar."""
+        return self._loss_per_image(outputs, targets).mean()
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[images, sum of losses, sum of PSNRs in dB, sum of SSIMs].
+
+        float64, on the device of the outputs; nothing waits for the device.
+        """
+        losses = self._loss_per_image(outputs, targets)
+        outputs = self._to_unit_range(outputs).clamp(0, 1)
+        targets = self._to_unit_range(targets)
+        return sum_columns(losses, psnr(outputs, targets), ssim(outputs, targets))
+
+    def metrics(self, totals: Tensor) -> dict[str, float]:
+        """Mean loss, PSNR in dB and SSIM over images; ValueError without images."""
+        return divide_by_count(self.metric_names, totals)
+
+    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        check_same_shape(outputs, targets)
+        return self.pixel_loss(outputs.float() - targets.float()).mean(dim=(1, 2, 3))
+
+    def _to_unit_range(self, images: Tensor) -> Tensor:
+        # SSIM compares mean intensities as ratios, so black has to be 0 for it.
+        return (images.float() - self.low) / (self.high - self.low)
+
+
+Task = Classification | Restoration
+
+
+def charbonnier(difference: Tensor, eps: float = 1e-3) -> Tensor:
+    """sqrt(d^2 + eps^2): the absolute value, but smooth at 0 (Lai et al., LapSRN, CVPR 2017)."""
+    return (difference**2 + eps**2).sqrt()
+
+
+def psnr(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each image in dB, (N,), for float32 pixels in [0, 1].
+
+    10 log10(1 / MSE), with the MSE taken as at least 1e-10: identical images have 100 dB.
+    """
+    mse = ((outputs - targets) ** 2).mean(dim=(1, 2, 3))
+    return -10 * mse.clamp(min=1e-10).log10()
+
+
+def ssim(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Structural similarity of each image, (N,), for float32 pixels in [0, 1].
+
+    Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity",
+    equation 13: 11x11 Gaussian window with sigma 1.5, K1=0.01, K2=0.03, averaged over all positions
+    and channels. Images are mirrored at their borders, and variances from rounding below 0 count
+    as 0, as in torchmetrics. Raises ValueError for images smaller than 6x6.
+    """
+    if min(outputs.shape[-2:]) < 6:
+        height, width = outputs.shape[-2:]
+        raise ValueError(
+            f"SSIM mirrors 5 pixels, but images have {height}x{width}; use 6x6 or more"
+        )
+    c1, c2 = 0.01**2, 0.03**2
+    mean_x, mean_y, mean_xx, mean_yy, mean_xy = gaussian_means(
+        torch.stack([outputs, targets, outputs**2, targets**2, outputs * targets])
+    )
+    variances = (mean_xx - mean_x**2).clamp(min=0) + (mean_yy - mean_y**2).clamp(min=0)
+    covariance = mean_xy - mean_x * mean_y
+    luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
+    structure = (2 * covariance + c2) / (variances + c2)
+    return (luminance * structure).mean(dim=(1, 2, 3))
+
+
+def gaussian_means(stacked: Tensor) -> Tensor:
+    """Means under an 11x11 Gaussian window with sigma 1.5, mirrored at the borders; same shape.
+
+    A sum of shifted images, not a convolution: on a GPU that would run in TF32, and under autocast
+    in half precision, and a variance, as the small difference of two large means, needs float32.
+    """
+    window = [math.exp(-((offset / 1.5) ** 2) / 2) for offset in range(-5, 6)]
+    means = F.pad(stacked.flatten(0, 1), (5, 5, 5, 5), mode="reflect")
+    for dim in (2, 3):
+        size = means.shape[dim] - 10
+        shifted = [means.narrow(dim, start, size) for start in range(11)]
+        means = torch.zeros_like(shifted[0])
+        for weight, image in zip(window, shifted, strict=True):
+            means.add_(image, alpha=weight / sum(window))
+    return means.unflatten(0, stacked.shape[:2])
+
+
+def sum_columns(*columns: Tensor) -> Tensor:
+    """[N, sum of each (N,) column] in float64."""
+    # A tensor made from the number N would be copied to the device, and wait for it.
+    count = torch.ones_like(columns[0])
+    return torch.stack([column.double() for column in (count, *columns)]).sum(dim=1)
+
+
+def divide_by_count(names: tuple[str, ...], totals: Tensor) -> dict[str, float]:
+    """The means of `[count, *sums]` by name; waits for the device."""
+    count, *sums = totals.tolist()
+    if count == 0:
+        raise ValueError("totals have 0 images; evaluate at least one, or sum over all ranks first")
+    return {name: value / count for name, value in zip(names, sums, strict=True)}
+
+
+def check_same_shape(outputs: Tensor, targets: Tensor) -> None:
+    """ValueError where broadcasting would hide that shapes differ."""
+    if outputs.shape != targets.shape:
+        raise ValueError(
+            f"outputs have shape {tuple(outputs.shape)}, but targets {tuple(targets.shape)}; "
+            "use a model that returns the shape of the targets"
+        )

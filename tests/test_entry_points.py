@@ -1,0 +1,276 @@
+"""The entry points, started as a user starts them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.helpers import (
+    REPOSITORY,
+    SCRIPTS,
+    checkpoint_of,
+    events_of,
+    scalars_of,
+    start,
+    summary_of,
+    train,
+)
+
+SHORT = ["epochs=1", "optimizer.warmup_epochs=0", "max_steps=2"]
+TWENTY_STEPS = [
+    "model.kwargs.batch_norm=false",
+    "max_steps=20",
+    "log.every_steps=1",
+    "data.crop=[24,24]",
+    "data.random_crop=true",
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Output folder of a run of 20 steps of an entry point, each made when first asked for."""
+    folders = {}
+
+    def folder_of(script: str, *overrides: str):
+        key = (script, *overrides)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("runs") / "run"
+            train(script, folders[key], *TWENTY_STEPS, *overrides)
+        return folders[key]
+
+    return folder_of
+
+
+@pytest.mark.parametrize("loader", ["pytorch", "dali", "synthetic"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_path) -> None:
+    output = tmp_path / "run"
+    options = [f"output_dir={output}", *SHORT, f"loader={loader}"]
+    result = start(script, *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"TensorBoard logs and checkpoints: {output}" in result.stdout
+    names = {path.name for path in output.iterdir() if not path.name.startswith("events")}
+    assert names == {"checkpoints", "config.yaml", "summary.json", "train.log"}
+    summary = summary_of(output)
+    assert summary["script"] == script
+    assert summary["world_size"] == (2 if "ddp" in script else 1)
+    assert summary["steps"] == 2
+    assert 0 <= summary["val/top1"] <= summary["val/top5"] <= 1
+    assert summary["val/loss"] > 0
+    assert summary["perf/images_per_s"] > 0
+    assert 0 <= summary["perf/data_wait_share"] <= 1
+    assert set(summary["seconds"]) >= {
+        "start_up",
+        "data",
+        "model",
+        "data_wait",
+        "compute",
+        "validation",
+    }
+    assert not any(key.startswith("module.") for key in checkpoint_of(output)["model"])
+
+
+def weights_differ_by(one, other) -> float:
+    first, second = checkpoint_of(one)["model"], checkpoint_of(other)["model"]
+    assert first.keys() == second.keys()
+    return max((first[key] - second[key]).abs().max().item() for key in first)
+
+
+def losses_of(folder) -> list[float]:
+    scalars = scalars_of(folder, "train/loss")
+    assert [step for step, _ in scalars] == list(range(1, 21))
+    return [value for _, value in scalars]
+
+
+@pytest.mark.parametrize("loader", ["pytorch", "dali"])
+def test_two_ranks_match_one_process_at_the_same_global_batch(runs, loader: str) -> None:
+    one, two = runs("train.py"), runs("train_ddp.py", f"loader={loader}")
+    assert losses_of(two) == pytest.approx(losses_of(one), abs=1e-4)
+    assert weights_differ_by(one, two) < 1e-3  # 20 steps of AdamW of up to 3e-3 each
+    assert summary_of(one)["val/top1"] == pytest.approx(summary_of(two)["val/top1"], abs=0.005)
+    assert scalars_of(one, "val/loss")[0][1] == pytest.approx(
+        scalars_of(two, "val/loss")[0][1], abs=1e-3
+    )
+
+
+def test_dali_trains_exactly_like_pytorch(runs) -> None:
+    assert weights_differ_by(runs("train.py"), runs("train.py", "loader=dali")) < 1e-6
+
+
+def test_data_parallel_is_the_baseline_without_two_gpus(runs) -> None:
+    assert losses_of(runs("train_dp.py")) == losses_of(runs("train.py"))
+    assert weights_differ_by(runs("train_dp.py"), runs("train.py")) == 0
+
+
+def test_amp_follows_the_baseline(runs) -> None:
+    """bfloat16 has 8 bits of precision, float16 11: losses within 0.05 and 0.02 over 20 steps."""
+    baseline = losses_of(runs("train.py"))
+    assert losses_of(runs("train_amp.py", "amp.dtype=bfloat16")) == pytest.approx(
+        baseline, abs=0.05
+    )
+    low_scale = runs("train_amp.py", "amp.init_scale=256")
+    assert losses_of(low_scale) == pytest.approx(baseline, abs=0.02)
+    assert losses_of(low_scale) != baseline
+
+
+def test_the_scaler_is_disabled_with_bfloat16_and_saved_with_float16(runs) -> None:
+    bfloat16 = checkpoint_of(runs("train_amp.py", "amp.dtype=bfloat16"))
+    float16 = checkpoint_of(runs("train_amp.py", "amp.init_scale=256"))
+    assert bfloat16["scaler"] == {}
+    assert float16["scaler"]["scale"] == 256
+    assert "scaler" not in checkpoint_of(runs("train.py"))
+
+
+def test_a_checkpoint_of_any_entry_point_resumes_in_any_other(runs, tmp_path) -> None:
+    """A chain through all scripts, and equal keys in all of their checkpoints."""
+    keys = {script: checkpoint_of(runs(script))["model"].keys() for script in SCRIPTS}
+    assert all(names == keys["train.py"] for names in keys.values())
+    before = runs("train_ddp.py")
+    for number, script in enumerate([*SCRIPTS, "train.py"]):
+        output = tmp_path / str(number)
+        steps = 22 + 2 * number
+        printed = train(script, output, *TWENTY_STEPS, f"max_steps={steps}", f"resume={before}")
+        assert "resumed from" in printed
+        steps_logged = [step for step, _ in scalars_of(output, "train/loss")]
+        assert steps_logged == [steps - 1, steps]
+        previous_had_scaler = number > 0 and "scaler" in checkpoint_of(before)
+        starts_fresh = "holds no scaler state: the scaler starts fresh" in printed
+        assert starts_fresh == ("amp" in script and not previous_had_scaler)
+        before = output
+
+
+def test_resume_auto_goes_on_in_its_own_folder(tmp_path) -> None:
+    output = tmp_path / "run"
+    first = train("train.py", output, *TWENTY_STEPS, "max_steps=3", "resume=auto")
+    assert "resume=auto: no checkpoint" in first
+    train("train.py", output, *TWENTY_STEPS, "max_steps=6", "resume=auto")
+    assert [step for step, _ in scalars_of(output, "train/loss")] == [1, 2, 3, 4, 5, 6]
+    whole = tmp_path / "whole"
+    train("train.py", whole, *TWENTY_STEPS, "max_steps=6")
+    assert weights_differ_by(output, whole) == 0
+
+
+def test_best_and_last_checkpoint_are_kept(tmp_path) -> None:
+    output = tmp_path / "run"
+    train("train.py", output, "epochs=2", "global_batch_size=500")
+    last, best = checkpoint_of(output), checkpoint_of(output, "best.pt")
+    top1 = [value for _, value in scalars_of(output, "val/top1")]
+    assert last["best"] == pytest.approx(max(top1))
+    assert best["loader"]["epoch"] == top1.index(max(top1))
+    assert last["loader"]["epoch"] == 1
+    assert last["config"]["epochs"] == 2
+
+
+def test_tensorboard_has_every_promised_tag(runs) -> None:
+    output = runs("train.py")
+    for tag in ("train/loss", "train/grad_norm", "train/lr", "perf/images_per_s"):
+        assert len(scalars_of(output, tag)) == 20
+    for tag in ("val/loss", "val/top1", "val/top5"):
+        assert [step for step, _ in scalars_of(output, tag)] == [20]
+    events = events_of(output)
+    assert events.Tags()["images"] == ["train/inputs"]
+    assert "_hparams_/experiment" in events.PluginTagToContent("hparams")
+
+
+def test_learning_rate_warms_up_and_decays_to_zero(tmp_path) -> None:
+    output = tmp_path / "run"
+    options = ["global_batch_size=1000", "epochs=2", "log.every_steps=1", "optimizer.lr=0.1"]
+    train("train.py", output, *options, "optimizer.name=sgd", "loader=synthetic")
+    rates = [value for _, value in scalars_of(output, "train/lr")]
+    assert len(rates) == 20
+    assert rates[0] == pytest.approx(0.001)
+    assert max(rates) == rates[5] == pytest.approx(0.1)
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert rates[-1] < 0.002
+
+
+def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_path) -> None:
+    free = [norm for _, norm in scalars_of(runs("train.py"), "train/grad_norm")]
+    amp = runs("train_amp.py", "amp.init_scale=256")
+    assert [norm for _, norm in scalars_of(amp, "train/grad_norm")][:3] == pytest.approx(
+        free[:3], rel=0.05
+    )
+    clipped = tmp_path / "run"
+    train("train.py", clipped, *TWENTY_STEPS, "clip_grad_norm=1e-3", "optimizer=sgd")
+    norms = [norm for _, norm in scalars_of(clipped, "train/grad_norm")]
+    assert norms[0] == pytest.approx(free[0], rel=1e-4)
+    change = weights_differ_by(clipped, runs("train.py", "optimizer=sgd"))
+    assert change > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("script", "overrides", "message"),
+    [
+        ("train.py", ["data.hflop=1"], "Could not override 'data.hflop'"),
+        (
+            "train.py",
+            ["epochs=many"],
+            "Value 'many' of type 'str' could not be converted to Integer",
+        ),
+        ("train.py", ["device=tpu"], "device=tpu is unknown; use auto, cpu, cuda or cuda:1"),
+        ("train.py", ["device=cuda"], "needs GPU 0, but 0 are visible"),
+        ("train.py", ["optimizer.name=foo"], "optimizer.name=foo is unknown; use sgd or adamw"),
+        ("train.py", ["optimizer.warmup_epochs=9"], "warmup_epochs=9.0 leaves nothing of epochs=4"),
+        ("train.py", ["resume=nowhere.pt"], "nowhere.pt is no file; give a checkpoint"),
+        ("train.py", ["epochs=0"], "epochs=0 is less than 1"),
+        ("train_amp.py", ["amp.dtype=int8"], "amp.dtype=int8 is unknown; use float16 or bfloat16"),
+        (
+            "train_ddp.py",
+            ["global_batch_size=63"],
+            "is not divisible by world_size=2; use 62 or 64",
+        ),
+        ("train_ddp.py", ["distributed.backend=nccl"], "does not work with device=cpu; use gloo"),
+        ("train_ddp.py", ["-m", "seed=1,2"], "multirun"),
+    ],
+)
+def test_a_wrong_value_ends_the_run_with_its_name_and_the_fix(
+    script: str, overrides: list[str], message: str, tmp_path
+) -> None:
+    result = start(script, f"output_dir={tmp_path}/run", *overrides)
+    assert result.returncode != 0
+    assert message in result.stdout + result.stderr
+
+
+def test_a_checkpoint_of_another_model_is_refused(runs, tmp_path) -> None:
+    result = start(
+        "train.py", f"output_dir={tmp_path}", f"resume={runs('train.py')}", "model.kwargs.width=8"
+    )
+    assert result.returncode != 0
+    assert "holds another model than model=small_cnn" in result.stderr
+
+
+@pytest.mark.parametrize("script", ["train_ddp.py", "train_ddp_amp.py"])
+def test_without_torchrun_the_message_says_so(script: str, tmp_path) -> None:
+    result = subprocess.run(
+        [sys.executable, script, f"output_dir={tmp_path}"],
+        cwd=REPOSITORY,
+        env={name: value for name, value in os.environ.items() if name != "LOCAL_RANK"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    assert "start this script with torchrun" in result.stderr
+
+
+def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:
+    for name in ("conf", "loaders", "models", "runtime", "data", "train_ddp.py"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    result = start("train_ddp.py", *SHORT, folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (run,) = (tmp_path / "outputs" / "train_ddp").iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
+    assert (run / "summary.json").exists()
+
+
+def test_multirun_gives_each_job_a_folder(tmp_path) -> None:
+    result = start("train.py", "-m", "seed=1,2", f"output_dir={tmp_path}/sweep", *SHORT)
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()) == [
+        "0",
+        "1",
+    ]
+    weights = [checkpoint_of(tmp_path / "sweep" / job)["model"] for job in "01"]
+    assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])

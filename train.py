@@ -1,0 +1,80 @@
+"""Baseline: one process, one device, full precision.
+
+Start with `python train.py`.
+"""
+
+import hydra
+from torch import nn
+
+from conf.schema import Config
+from loaders import build_loaders
+from models import build_model
+from runtime.checkpoint import Checkpoint
+from runtime.evaluate import evaluate
+from runtime.logger import RunLogger
+from runtime.optimizer import build_optimizer
+from runtime.setup import resolve_device, seed_everything
+from runtime.tasks import build_task
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: Config) -> None:
+    device = resolve_device(cfg.device)
+
+    seed_everything(cfg.seed)
+
+    logger = RunLogger(cfg, device)
+
+    train_loader, val_loader = build_loaders(cfg, device)
+    logger.lap("data")
+
+    task = build_task(cfg)
+    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+    model = model.to(device)
+
+    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+    logger.lap("model")
+
+    checkpoint = Checkpoint(
+        cfg,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        train_loader=train_loader,
+    )
+    start_epoch = checkpoint.resume()
+
+    for epoch in range(start_epoch, cfg.epochs):
+        train_loader.set_epoch(epoch)
+        model.train()
+        for inputs, targets in logger.track(train_loader, epoch):
+            optimizer.zero_grad(set_to_none=True)
+
+            outputs = model(inputs)
+            loss = task.loss(outputs, targets)
+
+            loss.backward()
+
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+
+            optimizer.step()
+
+            logger.step(loss, grad_norm, scheduler)
+            scheduler.step()
+
+        totals = evaluate(
+            model,
+            task,
+            val_loader,
+        )
+
+        metrics = logger.epoch(epoch, task, totals)
+        checkpoint.save(metrics[task.best_metric])
+        if logger.reached_max_steps:
+            break
+
+    logger.finish()
+
+
+if __name__ == "__main__":
+    main()
