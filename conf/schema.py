@@ -17,13 +17,33 @@ from omegaconf import MISSING, OmegaConf
 @dataclass
 class DataConfig:
     layout: str = MISSING
-    """How the samples lie on disk: `mnist_mini` (embedded) or `mnist`."""
+    """How the samples lie on disk: `imagefolder` (one folder per class), `pairs` (two folders with images
+    of the same names), `cells` (class folders of TIFFs with any number of channels), `caltech256`,
+    `mnist_mini` (embedded) or `mnist`."""
 
     root: str = MISSING
     """Folder of the data set; relative paths start at the folder the script is started in."""
 
     cache_dir: str = "data/cache"
-    """Where derived files go: image trees of data sets that do not come as image files."""
+    """Where derived files go: image sizes, and image trees of data sets that do not come as files."""
+
+    val_fraction: float = 0.1
+    """Share of the samples that validates, where there are no folders `train` and `val` (or `test`)."""
+
+    val_count: int | None = None
+    """Number of samples that validate, instead of `val_fraction`."""
+
+    split_seed: int = 0
+    """Chooses the samples that validate; apart from `seed`, so that runs can be compared."""
+
+    input_dir: str = "input"
+    """pairs: the folder of the inputs."""
+
+    target_dir: str = "target"
+    """pairs: the folder of the targets, with the same relative paths."""
+
+    max_pixels: int = 100_000_000
+    """Largest image that is accepted, in pixels; protects from files that explode when decoded."""
 
     resize: Any = None
     """Before the crop: null (keep), an int (length of the shorter side) or [height, width]; pixels."""
@@ -60,19 +80,29 @@ class DataConfig:
 @dataclass
 class LoaderConfig:
     name: str = MISSING
-    """The backend that executes the plan: `pytorch`, `dali` or `synthetic`."""
+    """The backend that executes the plan: `pytorch`, `dali`, `packed` or `synthetic`."""
 
     num_workers: int = 0
-    """pytorch: worker processes per rank; 0 loads in the training process."""
+    """pytorch, packed: worker processes per rank; 0 loads with threads of the training process."""
 
     prefetch_factor: int = 2
-    """pytorch: batches that each worker prepares ahead."""
+    """pytorch, packed: batches that each worker prepares ahead."""
 
-    num_threads: int = 2
-    """dali: CPU threads per rank."""
+    num_threads: int = 0
+    """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the
+    machine, divided among its ranks and their workers."""
 
     prefetch_queue_depth: int = 2
     """dali: batches prepared ahead."""
+
+    reader: str = "plan"
+    """dali: `plan` (the order of all backends) or `native` (DALI's own file reader, shuffling and crops)."""
+
+    hw_decoder_load: float = 0.65
+    """dali: share of the JPEGs that the GPU's hardware decoder takes, where it has one."""
+
+    pack: str | None = None
+    """packed: the folder that `python -m loaders.pack ... out=DIR` wrote."""
 
     channels_last: bool = "${model.channels_last}"  # type: ignore[assignment]
     """Memory format of the inputs; follows the model."""

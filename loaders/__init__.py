@@ -3,7 +3,7 @@
     train_loader, val_loader = build_loaders(cfg, device)
 
 `loaders/index.py` finds the samples, `loaders/plan.py` decides what happens to which of them in an
-epoch, and a backend (`pytorch.py`, `dali.py`, `synthetic.py`) executes that plan. So all backends
+epoch, and a backend (`pytorch.py`, `dali.py`, `packed.py`, `synthetic.py`) executes that plan. So all backends
 visit the same samples in the same order with the same augmentation.
 """
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from loaders.base import Loader
-from loaders.index import build_index
 from loaders.plan import PlanSampler
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 BACKENDS = {
     "pytorch": "loaders.pytorch.PyTorchLoader",
     "dali": "loaders.dali.DALILoader",
+    "dali native": "loaders.dali_native.NativeDALILoader",
+    "packed": "loaders.packed.PackedLoader",
     "synthetic": "loaders.synthetic.SyntheticLoader",
 }
 
@@ -54,16 +55,18 @@ def build_loaders(
         raise ValueError(
             f"loader.name={cfg.loader.name} is unknown; use one of {', '.join(BACKENDS)}"
         )
-    module, _, name = BACKENDS[cfg.loader.name].rpartition(".")
-    backend = getattr(importlib.import_module(module), name)
-    train, val = (
-        backend(
-            PlanSampler(
-                index, cfg.data, cfg.seed, cfg.global_batch_size, rank, world_size, train=train
-            ),
-            cfg,
-            device,
-        )
-        for index, train in zip(build_index(cfg.data), (True, False), strict=True)
-    )
-    return train, val
+    if cfg.loader.reader not in ("plan", "native"):
+        raise ValueError(f"loader.reader={cfg.loader.reader} is unknown; use plan or native")
+    val_backend = train_backend = _backend(cfg.loader.name)
+    if cfg.loader.name == "dali" and cfg.loader.reader == "native":
+        train_backend = _backend("dali native")
+    train_index, val_index = train_backend.find(cfg)
+    shards = cfg.global_batch_size, rank, world_size
+    train_sampler = PlanSampler(train_index, cfg.data, cfg.seed, *shards, train=True)
+    val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *shards, train=False)
+    return train_backend(train_sampler, cfg, device), val_backend(val_sampler, cfg, device)
+
+
+def _backend(name: str) -> type[Loader]:
+    module, _, class_name = BACKENDS[name].rpartition(".")
+    return getattr(importlib.import_module(module), class_name)

@@ -1,57 +1,84 @@
 """The contract that every backend fulfils, and what all of them share."""
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
+from loaders.index import Index, build_index
 from loaders.plan import PlanSampler, output_size
 
 if TYPE_CHECKING:
     from conf.schema import Config
 
+RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
+"""Rows of dtype `plan.ROW`, and their images, for pairs also their targets: each (B, H, W, C) of the
+index's dtype, cut to the rows' rectangles, resized to `Loader.read_size` (targets: times the index's
+scale) and flipped; on any device."""
+
 
 class Loader:
     """Iterates over this rank's batches of one split.
 
-    A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W), int64 class
-    labels of shape (B,). A backend only implements `batches()`.
+    A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W); int64 class labels
+    of shape (B,), or float32 target images of shape (B, C, scale * H, scale * W). A backend only
+    implements `batches()`.
 
     Attributes:
         device: where the batches lie.
         in_channels: C of the inputs.
-        num_classes: number of classes.
+        batch_size: B, on this device.
+        num_classes: number of classes; None if the targets are images.
+        output_size: (H, W) of the inputs.
+        read_size: (height, width) of the images that the backend delivers. This is `output_size`, but
+            where every row enlarges a rectangle of the same size, that size: the enlarging is then
+            done for the whole batch on the device, and fewer bytes travel.
     """
 
     def __init__(self, sampler: PlanSampler, cfg: "Config", device: torch.device) -> None:
         self.sampler, self.cfg, self.device = sampler, cfg, device
-        index, data = sampler.index, cfg.data
-        self.in_channels, self.num_classes = index.channels, index.num_classes
-        self.output_size = output_size(data, index)
+        self.index, data = sampler.index, cfg.data
+        self.in_channels, self.num_classes = self.index.channels, self.index.num_classes
+        self.output_size = output_size(data, self.index)
+        self.read_size = self._read_size()
+        self.batch_size = sampler.global_batch_size // sampler.num_replicas
         self.position = 0
         low, high = data.value_range
         mean, std = np.array(data.mean or [0.0]), np.array(data.std or [1.0])
         for key, values in [("mean", mean), ("std", std)]:
-            if len(values) not in (1, index.channels):
+            if len(values) not in (1, self.in_channels):
                 raise ValueError(
-                    f"data.{key} has {len(values)} values but the images of {index.name} have "
-                    f"{index.channels} channels; give one value or {index.channels}"
+                    f"data.{key} has {len(values)} values but the images of {self.index.name} have "
+                    f"{self.in_channels} channels; give one value or {self.in_channels}"
                 )
+        # From full intensity 1 to what the model sees; targets are not normalised by mean and std.
         self.scale = self._per_channel((high - low) / std)
         self.shift = self._per_channel((low - mean) / std)
+        self.target_scale = self._per_channel(np.array([high - low]))
+        self.target_shift = self._per_channel(np.array([low]))
+
+    @staticmethod
+    def find(cfg: "Config") -> tuple[Index, Index]:
+        """Index of the training and of the validation split."""
+        return build_index(cfg.data)
 
     def _per_channel(self, values: np.ndarray) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.device).view(1, -1, 1, 1)
 
-    def batches(self) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """The sampler's rows, batch by batch, each with its images executed.
+    def _read_size(self) -> tuple[int, int]:
+        plan = self.sampler.plan()
+        height, width = int(plan["height"][0]), int(plan["width"][0])
+        random = self.sampler.shuffle and self.cfg.data.random_resized_crop is not None
+        alike = (plan["height"] == height).all() and (plan["width"] == width).all()
+        enlarged = height <= self.output_size[0] and width <= self.output_size[1]
+        return (height, width) if alike and enlarged and not random else self.output_size
 
-        Yields:
-            rows: array of dtype `plan.ROW`, of length B.
-            images: (B, H, W, C) uint8, cut, resized and flipped; on any device.
-        """
+    def batches(self) -> Iterator[RawBatch]:
+        """The sampler's rows, batch by batch, with their images."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -91,24 +118,66 @@ class Loader:
         if self.epoch_is_finished:
             self.position = 0
         self.sampler.start_row = self.position
-        for rows, images in self.batches():
+        finished = self._finish_ahead() if self.device.type == "cuda" else self._finish_each()
+        for batch in finished:
             # Counted before the batch is handed out: a checkpoint written in the loop's body holds
             # a step that has already used it.
             self.position += self.sampler.global_batch_size
-            yield self.finish(rows, images)
+            yield batch
         self.position = self.sampler.num_rows
 
-    def finish(self, rows: np.ndarray, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _finish_each(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows, images in self.batches():
+            yield self.finish(rows, images)
+
+    def _finish_ahead(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Copy and finish the next batch on a stream of its own while the current one is used."""
+        stream = torch.cuda.Stream(self.device)
+        ready: tuple[Tensor, Tensor] | None = None
+        for rows, images in self.batches():
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                following = self.finish(rows, images)
+            if ready is not None:
+                yield ready
+            torch.cuda.current_stream().wait_stream(stream)
+            for tensor in following:
+                # Its memory must not be used again before the training stream is done with it.
+                tensor.record_stream(torch.cuda.current_stream())
+            ready = following
+        if ready is not None:
+            yield ready
+
+    def finish(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Turn a backend's batch into what the model sees, on the device."""
-        inputs = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        if not self.cfg.loader.channels_last:
-            inputs = inputs.contiguous()
-        inputs = inputs.to(torch.float32).div_(255)
-        inputs = self._jitter_colours(rows, inputs)
-        inputs.mul_(self.scale).add_(self.shift)
-        assert self.sampler.index.labels is not None
-        labels = torch.from_numpy(self.sampler.index.labels[rows["sample"]])
+        height, width = self.output_size
+        inputs = self._to_float(images[0], (height, width), rows, self.scale, self.shift)
+        if self.index.labels is None:
+            factor = self.index.scales[1]
+            size = (height * factor, width * factor)
+            return inputs, self._to_float(
+                images[1], size, rows, self.target_scale, self.target_shift
+            )
+        labels = torch.from_numpy(self.index.labels[rows["sample"]])
         return inputs, labels.to(self.device, non_blocking=True)
+
+    def _to_float(
+        self, images: Tensor, size: tuple[int, int], rows: np.ndarray, scale: Tensor, shift: Tensor
+    ) -> Tensor:
+        full_intensity = 65535 if images.dtype == torch.uint16 else 255
+        channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
+        memory_format = (
+            torch.channels_last if self.cfg.loader.channels_last else torch.contiguous_format
+        )
+        batch = torch.empty(
+            channels_first.shape, device=self.device, memory_format=memory_format
+        ).copy_(channels_first)
+        if tuple(batch.shape[2:]) != size:
+            batch = interpolate(batch, size, mode="bilinear")
+        if any((rows[name] != 1).any() for name in ("brightness", "contrast", "saturation")):
+            batch = self._jitter_colours(rows, batch.div_(full_intensity))
+            return batch.mul_(scale).add_(shift)
+        return batch.mul_(scale / full_intensity).add_(shift)
 
     def denormalize(self, inputs: Tensor) -> Tensor:
         """Inputs of shape (B, C, H, W) as pictures: 1 or 3 channels with values in [0, 1]."""
@@ -117,7 +186,6 @@ class Loader:
 
     def _jitter_colours(self, rows: np.ndarray, images: Tensor) -> Tensor:
         """Brightness, contrast and saturation, in this order, as torchvision's `adjust_*` do it."""
-        grey_weights = images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
 
         def factor(name: str) -> Tensor:
             return torch.from_numpy(rows[name].copy()).to(self.device).view(-1, 1, 1, 1)
@@ -125,7 +193,8 @@ class Loader:
         def grey() -> Tensor:
             if images.shape[1] != 3:
                 return images.mean(dim=1, keepdim=True)
-            return (images * grey_weights).sum(dim=1, keepdim=True)
+            weights = images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+            return (images * weights).sum(dim=1, keepdim=True)
 
         if (rows["brightness"] != 1).any():
             images = images.mul(factor("brightness")).clamp_(0, 1)
@@ -135,3 +204,9 @@ class Loader:
         if (rows["saturation"] != 1).any():
             images = torch.lerp(grey(), images, factor("saturation")).clamp_(0, 1)
         return images
+
+
+def cpus_per_rank() -> int:
+    """CPUs that this process may use, shared with the other ranks of this machine."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (available or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -1,14 +1,15 @@
 """NVIDIA DALI as the backend: one pipeline for the whole run, fed with the plan's rows."""
 
+import logging
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from loaders.base import Loader
+from loaders.base import Loader, RawBatch, cpus_per_rank
 from loaders.index import as_image_tree
 from loaders.plan import PlanSampler
 
@@ -16,31 +17,45 @@ try:
     from nvidia.dali import fn, pipeline_def, types
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "loader=dali needs NVIDIA DALI, which exists for Linux on x86_64 (and aarch64) only: "
-        "pip install nvidia-dali-cuda120, or use loader=pytorch"
+        "loader=dali needs NVIDIA DALI, which exists for Linux only: pip install nvidia-dali-cuda120, "
+        "or use loader=pytorch"
     ) from error
 
 if TYPE_CHECKING:
     from conf.schema import Config
 
+log = logging.getLogger(__name__)
+
 
 @pipeline_def
-def image_pipeline(source, size, output_type, decoder_device):  # type: ignore[no-untyped-def]
-    """Read the files, decode only the rectangles, resize them with antialiasing and flip them."""
-    paths, start, shape, mirror = fn.external_source(
+def planned_images(source, decode, device, dtype, output_type, hw_decoder_load):  # type: ignore[no-untyped-def]
+    """Read files, decode only the rectangles, resize them with antialiasing and flip them.
+
+    `source` gives (mirror, size, paths, start, shape) of each batch or, without `decode`, (mirror,
+    size, pixels).
+    """
+    content_types = [types.UINT8, types.INT32, types.INT32] if decode else [dtype]
+    mirror, size, *content = fn.external_source(
         source=source,
-        num_outputs=4,
+        num_outputs=2 + len(content_types),
         batch=True,
-        dtype=[types.UINT8, types.INT32, types.INT32, types.INT32],
+        dtype=[types.INT32, types.FLOAT, *content_types],
     )
-    images = fn.decoders.image_slice(
-        fn.io.file.read(paths),
-        start,
-        shape,
-        axis_names="HW",
-        device=decoder_device,
-        output_type=output_type,
-    )
+    if decode:
+        paths, start, shape = content
+        images = fn.decoders.image_slice(
+            fn.io.file.read(paths),
+            start,
+            shape,
+            axis_names="HW",
+            device="mixed" if device == "gpu" else "cpu",
+            dtype=dtype,
+            output_type=output_type,
+            **({"hw_decoder_load": hw_decoder_load} if device == "gpu" else {}),
+        )
+    else:
+        (pixels,) = content
+        images = fn.reinterpret(pixels.gpu() if device == "gpu" else pixels, layout="HWC")
     return fn.resize_crop_mirror(
         images, size=size, crop=size, mirror=mirror, interp_type=types.INTERP_LINEAR, antialias=True
     )
@@ -49,48 +64,81 @@ def image_pipeline(source, size, output_type, decoder_device):  # type: ignore[n
 class DALILoader(Loader):
     """Decodes and augments on the GPU if `device` is one, else on the CPU.
 
-    The order and the rectangles are the plan's; DALI's own shuffling is not used.
+    The order and the rectangles are the plan's; DALI's own shuffling is not used. A pair is decoded
+    in one call, the targets behind the inputs of the batch.
     """
 
     def __init__(self, sampler: PlanSampler, cfg: "Config", device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
-        index = as_image_tree(sampler.index, cfg.data.cache_dir)
-        assert index.files is not None
-        self.paths = [np.frombuffer(path.encode(), np.uint8) for path in index.files]
+        self.tree = as_image_tree(self.index, cfg.data.cache_dir)
+        self.paths = [
+            [np.frombuffer(path.encode(), np.uint8) for path in paths] for paths in self.tree.files
+        ]
+        self.decodes = all(header["dali_reads"].all() for header in self.tree.headers)
+        if not self.decodes:
+            log.info(
+                "%s: tifffile decodes, because DALI does not read these TIFFs", self.index.name
+            )
         self.waiting: Iterator[np.ndarray] = iter(())
         self.running: deque[np.ndarray] = deque()
-        on_gpu = device.type == "cuda"
-        self.pipeline = image_pipeline(
-            self._feed,
-            self.output_size,
-            types.GRAY if self.in_channels == 1 else types.RGB,
-            "mixed" if on_gpu else "cpu",
-            batch_size=sampler.global_batch_size // sampler.num_replicas,
-            num_threads=cfg.loader.num_threads,
-            device_id=device.index if on_gpu else None,
-            prefetch_queue_depth=cfg.loader.prefetch_queue_depth,
-        )
-        self.pipeline.build()
+        self.pipeline = self._build()
 
-    def _feed(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+    def _build(self) -> Any:
+        options, on_gpu = self.cfg.loader, self.device.type == "cuda"
+        photo_type = types.GRAY if self.in_channels == 1 else types.RGB
+        pipeline = planned_images(
+            self._feed,
+            self.decodes,
+            "gpu" if on_gpu else "cpu",
+            types.UINT16 if self.index.dtype == "uint16" else types.UINT8,
+            types.ANY_DATA if self.index.as_stored else photo_type,
+            options.hw_decoder_load,
+            batch_size=len(self.index.scales) * self.batch_size,
+            num_threads=options.num_threads or cpus_per_rank(),
+            device_id=self.device.index if on_gpu else None,
+            prefetch_queue_depth=options.prefetch_queue_depth,
+        )
+        pipeline.build()
+        return pipeline
+
+    def _feed(self) -> tuple[list[np.ndarray] | np.ndarray, ...]:
         """The next batch of rows in the form that the pipeline takes; StopIteration at the end."""
         rows = next(self.waiting)
         self.running.append(rows)
-        return (
-            [self.paths[sample] for sample in rows["sample"]],
-            np.stack([rows["y"], rows["x"]], axis=1),
-            np.stack([rows["height"], rows["width"]], axis=1),
-            rows["hflip"] + 2 * rows["vflip"].astype(np.int32),
-        )
+        scales = self.index.scales
+        start = _for_each(scales, np.stack([rows["y"], rows["x"]], axis=1))
+        shape = _for_each(scales, np.stack([rows["height"], rows["width"]], axis=1))
+        size = _for_each(scales, np.tile(np.array(self.read_size, np.float32), (len(rows), 1)))
+        mirror = np.tile((rows["hflip"] + 2 * rows["vflip"]).astype(np.int32), len(scales))
+        samples = [(side, sample) for side in range(len(scales)) for sample in rows["sample"]]
+        if self.decodes:
+            return (
+                mirror,
+                size,
+                [self.paths[side][sample] for side, sample in samples],
+                start,
+                shape,
+            )
+        pixels = []
+        for (side, sample), (y, x), (height, width) in zip(samples, start, shape, strict=True):
+            image = self.tree.read(sample, side)
+            pixels.append(np.ascontiguousarray(image[y : y + height, x : x + width]))
+        return mirror, size, pixels
 
-    def _run(self) -> Tensor | None:
+    def _run(self) -> tuple[Tensor, ...] | None:
+        """The images and, for pairs, the targets of the next batch; None at the end of the epoch."""
         try:
             (images,) = self.pipeline.run()
         except StopIteration:
             return None
-        return torch.from_dlpack(images.as_tensor())
+        sides = len(self.index.scales)
+        if max(self.index.scales) == 1:
+            return torch.from_dlpack(images.as_tensor()).chunk(sides)
+        single = [torch.from_dlpack(image) for image in images]
+        count = len(single) // sides
+        return tuple(torch.stack(single[side * count :][:count]) for side in range(sides))
 
-    def batches(self) -> Iterator[tuple[np.ndarray, Tensor]]:
+    def batches(self) -> Iterator[RawBatch]:
         # An epoch that was left early has batches in flight.
         self.waiting = iter(())
         while self._run() is not None:
@@ -100,3 +148,8 @@ class DALILoader(Loader):
         self.waiting = iter(self.sampler)
         while (images := self._run()) is not None:
             yield self.running.popleft(), images
+
+
+def _for_each(scales: tuple[int, ...], lengths: np.ndarray) -> np.ndarray:
+    """The lengths of a batch's images and, below these, those of its targets."""
+    return np.concatenate([scale * lengths for scale in scales]).astype(lengths.dtype)

@@ -1,39 +1,51 @@
 """What samples there are: found and checked once, before any backend runs."""
 
 import hashlib
+import logging
+import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from filelock import FileLock
 from PIL import Image
+from tqdm import tqdm
+
+from loaders.decode import Header, decode_photo, decode_tiff, read_photo_header, read_tiff_header
 
 if TYPE_CHECKING:
     from conf.schema import DataConfig
+
+log = logging.getLogger(__name__)
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
+VALIDATION_FOLDERS = ("val", "test")
+NAMED_IN_ERRORS = 10
 
 
 @dataclass(frozen=True)
 class Index:
     """The samples of one split.
 
-    Either `images` holds them all in memory, or `files` names them.
+    `images` holds them all in memory, or `files` names them, or `packed` holds them.
     """
 
     name: str
     """Data set and split, for messages, such as `mnist_mini/train`."""
 
     sizes: np.ndarray
-    """(N, 2) int: height and width of each image in pixels."""
+    """(N, 2) int32: height and width of each (input) image in pixels, upright."""
 
     channels: int
     """Channels of each image."""
 
     labels: np.ndarray | None = None
-    """(N,) int64: class of each sample, in [0, num_classes)."""
+    """(N,) int64: class of each sample, in [0, num_classes); None where the targets are images."""
 
     num_classes: int | None = None
     """Number of classes; None where the targets are images."""
@@ -41,18 +53,70 @@ class Index:
     images: np.ndarray | None = None
     """(N, height, width, channels) uint8."""
 
-    files: list[str] | None = None
-    """Path of each sample's image."""
+    packed: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    """For images and, for pairs, targets: flat pixels of `dtype`, and (N,) where each image starts."""
+
+    files: tuple[list[str], ...] = ()
+    """Paths of the samples' images; for pairs, also those of their targets."""
+
+    headers: tuple[np.ndarray, ...] = ()
+    """For each list of `files`, what the headers say: arrays of dtype `HEADER`."""
+
+    scales: tuple[int, ...] = (1,)
+    """Height and width of the images and, for pairs, of their targets, divided by those of the image."""
+
+    dtype: str = "uint8"
+    """`uint8` or `uint16`: type of the pixels."""
+
+    resized: bool = False
+    """Whether `data.resize` was applied already."""
+
+    as_stored: bool = False
+    """Whether the channels are those of the file; otherwise every image becomes 8-bit RGB."""
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def read(self, sample: int, side: int = 0) -> np.ndarray:
+        """(height, width, channels) of dtype `dtype`: a sample's image, or with `side=1` its target.
+
+        Raises:
+            OSError: the file cannot be decoded; the message names it.
+        """
+        if self.images is not None:
+            return self.images[sample]
+        if self.packed:
+            pixels, starts = self.packed[side]
+            height, width = (self.scales[side] * int(size) for size in self.sizes[sample])
+            image = pixels[starts[sample] : starts[sample] + height * width * self.channels]
+            return image.reshape(height, width, self.channels)
+        path, header = self.files[side][sample], self.headers[side][sample]
+        try:
+            if self.as_stored:
+                return decode_tiff(path, header)
+            return decode_photo(path, int(header["orientation"]))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise OSError(f"{path} cannot be decoded ({error}); repair or remove it") from error
+
+    def fingerprint(self) -> str:
+        """Hash of all that the plan depends on and of the file names: 16 hexadecimal digits."""
+        digest = hashlib.sha256(self.sizes.astype(np.int32).tobytes())
+        digest.update(f"{self.name} {self.channels} {self.dtype} {self.scales}".encode())
+        if self.labels is not None:
+            digest.update(self.labels.astype(np.int64).tobytes())
+        if self.images is not None:
+            digest.update(self.images.tobytes())
+        for names in self.files:
+            root = os.path.commonpath(names)
+            digest.update("\n".join(name.removeprefix(root) for name in names).encode())
+        return digest.hexdigest()[:16]
 
 
 def build_index(data: "DataConfig") -> tuple[Index, Index]:
     """Index of the training and of the validation split.
 
     Raises:
-        ValueError: `data.layout` is unknown.
+        ValueError: `data.layout` is unknown, or the files do not have that layout.
         FileNotFoundError: the data is not there; the message says how to get it.
     """
     if data.layout not in LAYOUTS:
@@ -63,7 +127,7 @@ def build_index(data: "DataConfig") -> tuple[Index, Index]:
 def _digits(name: str, images: np.ndarray, labels: np.ndarray) -> Index:
     return Index(
         name=name,
-        sizes=np.tile(np.array(images.shape[1:3]), (len(images), 1)),
+        sizes=np.tile(np.array(images.shape[1:3], np.int32), (len(images), 1)),
         channels=1,
         labels=labels.astype(np.int64),
         num_classes=10,
@@ -99,10 +163,341 @@ def _mnist(data: "DataConfig") -> tuple[Index, Index]:
     )
 
 
+def _caltech256(data: "DataConfig") -> tuple[Index, Index]:
+    folder = Path(data.root, "caltech256", "256_ObjectCategories")
+    if not folder.is_dir():
+        from torchvision.datasets import Caltech256
+
+        try:
+            with one_process_at_a_time(Path(data.root) / "download"):
+                Caltech256(data.root, download=True)
+        except (RuntimeError, OSError) as error:
+            raise FileNotFoundError(
+                f"Caltech-256 is not in {data.root} and could not be downloaded ({error}); unpack "
+                f"256_ObjectCategories.tar into {folder.parent}, or make data of the same kind with "
+                f"python -m loaders.generate caltech256 --root {folder} --size 3000"
+            ) from error
+    return _class_folders(data, folder)
+
+
+def _imagefolder(data: "DataConfig") -> tuple[Index, Index]:
+    return _class_folders(data, Path(data.root))
+
+
+def _cells(data: "DataConfig") -> tuple[Index, Index]:
+    return _class_folders(data, Path(data.root), as_stored=True)
+
+
+def _class_folders(data: "DataConfig", root: Path, as_stored: bool = False) -> tuple[Index, Index]:
+    """One folder per class, in `train` and `val` (or `test`) if these exist, else split by seed."""
+    splits = _split_folders(root)
+    classes = sorted(entry.name for entry in _folders(splits[0]))
+    if not classes:
+        raise ValueError(f"{splits[0]} has no class folders; expected {splits[0]}/<class>/<image>")
+    files: list[list[str]] = []
+    labels: list[np.ndarray] = []
+    for split in splits:
+        unknown = {entry.name for entry in _folders(split)} - set(classes)
+        if unknown:
+            raise ValueError(
+                f"{split} has classes that {splits[0]} does not have: {_some(unknown)}; "
+                "remove them or add training images"
+            )
+        by_class = [sorted(_images_below(split / name)) for name in classes]
+        empty = [name for name, found in zip(classes, by_class, strict=True) if not found]
+        if empty and split == splits[0]:
+            raise ValueError(
+                f"{split} has {len(empty)} class folders without an image ({', '.join(IMAGE_ENDINGS)}): "
+                f"{_some(empty)}; remove the folders or add images"
+            )
+        files.append([name for found in by_class for name in found])
+        labels.append(np.repeat(np.arange(len(classes)), [len(found) for found in by_class]))
+    headers = [read_headers(names, data, as_stored) for names in files]
+    if len(splits) == 1:
+        train, val = _split_by_seed(len(files[0]), data)
+        files = [[files[0][i] for i in part] for part in (train, val)]
+        headers = [headers[0][part] for part in (train, val)]
+        labels = [labels[0][part] for part in (train, val)]
+    name = root.name
+    train_index, val_index = (
+        _file_index(f"{name}/{split}", (paths,), (header,), as_stored, label, len(classes))
+        for split, paths, header, label in zip(
+            ("train", "val"), files, headers, labels, strict=True
+        )
+    )
+    if (train_index.channels, train_index.dtype) != (val_index.channels, val_index.dtype):
+        raise ValueError(
+            f"{train_index.name} has {train_index.channels} channels of {train_index.dtype}, but "
+            f"{val_index.name} {val_index.channels} of {val_index.dtype}; use images of one kind"
+        )
+    return train_index, val_index
+
+
+def _pairs(data: "DataConfig") -> tuple[Index, Index]:
+    """Two images that belong together: the same relative path below two folders."""
+    root = Path(data.root)
+    splits = _split_folders(root)
+    pairs = [_pairs_below(split, data) for split in splits]
+    headers = [
+        [read_headers(list(side), data, as_stored=False) for side in zip(*split, strict=True)]
+        for split in pairs
+    ]
+    if len(splits) == 1:
+        parts = _split_by_seed(len(pairs[0]), data)
+        headers = [[side[part] for side in headers[0]] for part in parts]
+        pairs = [[pairs[0][i] for i in part] for part in parts]
+    train, val = (
+        _pair_index(f"{root.name}/{name}", split, inputs, targets)
+        for name, split, (inputs, targets) in zip(("train", "val"), pairs, headers, strict=True)
+    )
+    if train.scales != val.scales:
+        raise ValueError(
+            f"targets of {train.name} are {train.scales[1]} times as large as their inputs, but "
+            f"those of {val.name} {val.scales[1]} times; use one factor for both"
+        )
+    return train, val
+
+
+def _pairs_below(folder: Path, data: "DataConfig") -> list[tuple[str, str]]:
+    sides = []
+    for name in (data.input_dir, data.target_dir):
+        if not (folder / name).is_dir():
+            raise FileNotFoundError(
+                f"{folder / name} is not a folder; expected {folder}/{data.input_dir} and "
+                f"{folder}/{data.target_dir} (data.input_dir and data.target_dir)"
+            )
+        # By path without the ending: an input may be a JPEG and its target a PNG.
+        found = sorted(_images_below(folder / name))
+        by_stem = {
+            os.path.splitext(os.path.relpath(path, folder / name))[0]: path for path in found
+        }
+        if len(by_stem) < len(found):
+            raise ValueError(
+                f"{folder / name} has images that differ in their ending only; a partner could not "
+                "be told by its name: remove one of each"
+            )
+        sides.append(by_stem)
+    inputs, targets = sides
+    alone = sorted(
+        [inputs[stem] for stem in inputs.keys() - targets.keys()]
+        + [targets[stem] for stem in targets.keys() - inputs.keys()]
+    )
+    if alone:
+        raise ValueError(
+            f"{len(alone)} images in {folder} have no partner: {_some(alone)}; add the partners or "
+            "remove these"
+        )
+    if not inputs:
+        raise ValueError(
+            f"{folder / data.input_dir} has no image; expected {', '.join(IMAGE_ENDINGS)}"
+        )
+    return [(inputs[stem], targets[stem]) for stem in sorted(inputs)]
+
+
+def _pair_index(
+    name: str, pairs: list[tuple[str, str]], inputs: np.ndarray, targets: np.ndarray
+) -> Index:
+    scale = int(targets["height"][0] // max(1, inputs["height"][0]))
+    wrong = np.flatnonzero(
+        (targets["height"] != scale * inputs["height"])
+        | (targets["width"] != scale * inputs["width"])
+    )
+    if scale < 1:
+        wrong = np.arange(len(pairs))
+    if len(wrong):
+        first = wrong[0]
+        sizes = [
+            f"{header['height'][first]}x{header['width'][first]}" for header in (inputs, targets)
+        ]
+        factor = f" times {scale}" if scale > 1 else ""
+        raise ValueError(
+            f"the images of {len(wrong)} pairs do not have the same size{factor}, such as "
+            f"{pairs[first][0]} ({sizes[0]}) and {pairs[first][1]} ({sizes[1]}); a target must be as "
+            "large as its input, or larger by one whole factor in all pairs"
+        )
+    files = ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    return replace(_file_index(name, files, (inputs, targets)), scales=(1, scale))
+
+
 LAYOUTS: dict[str, Callable[["DataConfig"], tuple[Index, Index]]] = {
     "mnist_mini": _mnist_mini,
     "mnist": _mnist,
+    "caltech256": _caltech256,
+    "imagefolder": _imagefolder,
+    "pairs": _pairs,
+    "cells": _cells,
 }
+
+
+def _split_folders(root: Path) -> list[Path]:
+    """[train, validation], or [root] if there are no such folders."""
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"data.root={root} is not a folder; set data.root to the data set's folder"
+        )
+    if not (root / "train").is_dir():
+        return [root]
+    for name in VALIDATION_FOLDERS:
+        if (root / name).is_dir():
+            return [root / "train", root / name]
+    raise FileNotFoundError(f"{root} has train but neither val nor test beside it; add one of them")
+
+
+def _split_by_seed(count: int, data: "DataConfig") -> tuple[np.ndarray, np.ndarray]:
+    """Sorted positions of the training and of the validation samples."""
+    num_val = data.val_count if data.val_count is not None else round(count * data.val_fraction)
+    if not 0 < num_val < count:
+        raise ValueError(
+            f"a validation split of {num_val} of {count} samples leaves one split empty; set "
+            "data.val_fraction or data.val_count"
+        )
+    order = np.random.Generator(np.random.Philox(key=data.split_seed)).permutation(count)
+    return np.sort(order[num_val:]), np.sort(order[:num_val])
+
+
+def _folders(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        yield from (e for e in entries if not e.name.startswith(".") and e.is_dir())
+
+
+def _images_below(folder: Path) -> list[str]:
+    """Paths of all images below a folder, if there is one; hidden files and folders are left out."""
+    found: list[str] = []
+    pending = [str(folder)] if os.path.isdir(folder) else []
+    while pending:
+        current = pending.pop()
+        with os.scandir(current) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    if entry.is_symlink() and Path(current).resolve().is_relative_to(
+                        Path(entry.path).resolve()
+                    ):
+                        raise ValueError(
+                            f"{entry.path} is a link to one of its own parent folders; remove the link"
+                        )
+                    pending.append(entry.path)
+                elif entry.name.lower().endswith(IMAGE_ENDINGS):
+                    found.append(entry.path)
+    return found
+
+
+def _some(names: "set[str] | list[str]") -> str:
+    """Up to ten of the names, sorted."""
+    listed = ", ".join(sorted(names)[:NAMED_IN_ERRORS])
+    return (
+        f"{listed} and {len(names) - NAMED_IN_ERRORS} more"
+        if len(names) > NAMED_IN_ERRORS
+        else listed
+    )
+
+
+T = TypeVar("T")
+
+HEADER = np.dtype(
+    [
+        ("height", "i4"),
+        ("width", "i4"),
+        ("channels", "i4"),
+        ("bits", "i4"),
+        ("orientation", "i4"),
+        ("raw_offset", "i8"),
+        ("dali_reads", "?"),
+    ]
+)
+
+
+def read_headers(files: list[str], data: "DataConfig", as_stored: bool) -> np.ndarray:
+    """What the headers of the files say, as an array of dtype `HEADER`.
+
+    The answer is kept in `data.cache_dir` and used again until a file is added, removed or changed.
+
+    Raises:
+        ValueError: files have no readable header or are too large; the first ten are named.
+    """
+    with ThreadPoolExecutor(32) as pool:
+        stats = list(
+            _with_progress(pool.map(os.stat, files, chunksize=256), len(files), "looking at files")
+        )
+    digest = hashlib.sha256(f"{data.max_pixels} {as_stored} {HEADER}".encode())
+    for name, stat in zip(files, stats, strict=True):
+        digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    cached = Path(data.cache_dir, f"index-{digest.hexdigest()[:16]}.npy")
+    with one_process_at_a_time(cached):
+        if cached.exists():
+            return np.load(cached)
+        headers = np.zeros(len(files), HEADER)
+        broken = []
+        with ThreadPoolExecutor(32) as pool:
+            answers = pool.map(
+                lambda name: _header_or_error(name, data.max_pixels, as_stored), files
+            )
+            for i, answer in enumerate(_with_progress(answers, len(files), "reading headers")):
+                if isinstance(answer, Header):
+                    headers[i] = tuple(answer)
+                else:
+                    broken.append(f"{files[i]} ({answer})")
+        if broken:
+            raise ValueError(
+                f"{len(broken)} of {len(files)} files cannot be used: {_some(broken)}; repair or remove them"
+            )
+        unfinished = cached.with_suffix(f".{os.getpid()}.tmp")
+        with unfinished.open("wb") as file:
+            np.save(file, headers)
+        unfinished.rename(cached)
+    return headers
+
+
+def _header_or_error(name: str, max_pixels: int, as_stored: bool) -> Header | str:
+    try:
+        header = read_tiff_header(name) if as_stored else read_photo_header(name)
+    except (OSError, ValueError, SyntaxError) as error:
+        return str(error).replace(name, "").strip() or type(error).__name__
+    if header.height * header.width > max_pixels:
+        return (
+            f"{header.height}x{header.width} pixels are more than data.max_pixels={max_pixels}; "
+            "raise it if the file is meant"
+        )
+    return header
+
+
+def _with_progress(items: Iterator[T], count: int, what: str) -> Iterator[T]:
+    """The items, with a progress bar once it takes more than two seconds."""
+    return iter(tqdm(items, total=count, desc=what, delay=2, leave=False))
+
+
+def _file_index(
+    name: str,
+    files: tuple[list[str], ...],
+    headers: tuple[np.ndarray, ...],
+    as_stored: bool = False,
+    labels: np.ndarray | None = None,
+    num_classes: int | None = None,
+) -> Index:
+    """Index of image files that all have the same kind of pixels."""
+    if not files[0]:
+        raise ValueError(f"{name} has no images; expected files like {', '.join(IMAGE_ENDINGS)}")
+    channels, bits = (int(headers[0][key][0]) for key in ("channels", "bits"))
+    wrong = np.flatnonzero((headers[0]["channels"] != channels) | (headers[0]["bits"] != bits))
+    if len(wrong):
+        other = headers[0][wrong[0]]
+        raise ValueError(
+            f"{len(wrong)} of {len(files[0])} images of {name} are of another kind than {files[0][0]} "
+            f"with {channels} channels of {bits} bits, such as {files[0][wrong[0]]} with "
+            f"{other['channels']} channels of {other['bits']} bits; use images of one kind"
+        )
+    return Index(
+        name=name,
+        sizes=np.stack([headers[0]["height"], headers[0]["width"]], axis=1),
+        channels=channels,
+        dtype=f"uint{bits}",
+        labels=labels,
+        num_classes=num_classes,
+        files=files,
+        headers=headers,
+        as_stored=as_stored,
+    )
 
 
 def one_process_at_a_time(path: Path) -> FileLock:
@@ -119,8 +514,7 @@ def as_image_tree(index: Index, cache_dir: str) -> Index:
     """
     if index.images is None or index.labels is None:
         return index
-    content = hashlib.sha256(index.images.tobytes() + index.labels.tobytes()).hexdigest()[:12]
-    tree = Path(cache_dir, f"{index.name.replace('/', '-')}-{content}").absolute()
+    tree = Path(cache_dir, f"{index.name.replace('/', '-')}-{index.fingerprint()}").absolute()
     names = [f"{label}/{sample:05d}.png" for sample, label in enumerate(index.labels)]
     with one_process_at_a_time(tree):
         if not tree.exists():
@@ -133,4 +527,8 @@ def as_image_tree(index: Index, cache_dir: str) -> Index:
                 unfinished.rename(tree)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
-    return replace(index, images=None, files=[str(tree / name) for name in names])
+    headers = np.zeros(len(index), HEADER)
+    headers["height"], headers["width"] = index.sizes.T
+    headers["channels"], headers["bits"], headers["orientation"] = index.channels, 8, 1
+    headers["raw_offset"], headers["dali_reads"] = -1, True
+    return replace(index, images=None, files=([str(tree / n) for n in names],), headers=(headers,))

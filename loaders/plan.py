@@ -41,15 +41,26 @@ def output_size(data: "DataConfig", index: Index) -> tuple[int, int]:
     """
     if data.crop is not None:
         return data.crop[0], data.crop[1]
-    if data.resize is not None and not isinstance(data.resize, int):
-        return data.resize[0], data.resize[1]
+    resize = None if index.resized else data.resize
+    if resize is not None and not isinstance(resize, int):
+        return resize[0], resize[1]
     sizes = np.unique(index.sizes, axis=0)
-    if len(sizes) > 1 or data.resize is not None:
+    if len(sizes) > 1 or resize is not None:
         raise ValueError(
             f"the images of {index.name} have different sizes, from {sizes.min(axis=0).tolist()} to "
             f"{sizes.max(axis=0).tolist()} (height, width); set data.crop=[H,W] or data.resize=[H,W]"
         )
     return int(sizes[0, 0]), int(sizes[0, 1])
+
+
+def resized_sizes(data: "DataConfig", sizes: np.ndarray) -> np.ndarray:
+    """(N, 2) height and width of images of these sizes after `data.resize`; pixels."""
+    if data.resize is None:
+        return sizes
+    if not isinstance(data.resize, int):
+        return np.tile(np.array(data.resize, sizes.dtype), (len(sizes), 1))
+    scale = data.resize / sizes.min(axis=1, keepdims=True)
+    return np.maximum(1, np.rint(sizes * scale)).astype(sizes.dtype)
 
 
 def epoch_plan(index: Index, data: "DataConfig", seed: int, epoch: int, train: bool) -> np.ndarray:
@@ -99,7 +110,7 @@ def _crop_before_resize(
     index: Index, data: "DataConfig", heights: np.ndarray, widths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Size of the source's rectangle that becomes the crop once the whole image is resized."""
-    if data.resize is None:
+    if data.resize is None or index.resized:
         scale_y = scale_x = np.ones(len(heights))
     elif isinstance(data.resize, int):
         scale_y = scale_x = np.minimum(heights, widths) / data.resize

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from loaders.base import Loader
+from loaders.base import Loader, RawBatch
 from loaders.plan import PlanSampler
 
 if TYPE_CHECKING:
@@ -15,22 +16,25 @@ if TYPE_CHECKING:
 
 
 class SyntheticLoader(Loader):
-    """Noise of the data set's shape and random labels, the same in every batch: nothing is learnt."""
+    """Noise of the data set's shape, the same in every batch: nothing is learnt."""
 
     def __init__(self, sampler: PlanSampler, cfg: "Config", device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
         random = torch.Generator().manual_seed(cfg.seed)
-        batch_size = sampler.global_batch_size // sampler.num_replicas
-        shape = (batch_size, self.in_channels, *self.output_size)
+        shape = (self.batch_size, self.in_channels, *self.output_size)
         self.inputs = torch.rand(shape, generator=random).to(device)
         if cfg.loader.channels_last:
             self.inputs = self.inputs.to(memory_format=torch.channels_last)
-        assert self.num_classes is not None
-        self.labels = torch.randint(self.num_classes, (batch_size,), generator=random).to(device)
+        if self.num_classes is None:
+            scale = self.index.scales[1]
+            self.targets = interpolate(self.inputs, scale_factor=float(scale))
+        else:
+            labels = torch.randint(self.num_classes, (self.batch_size,), generator=random)
+            self.targets = labels.to(device)
 
-    def batches(self) -> Iterator[tuple[np.ndarray, Tensor]]:
+    def batches(self) -> Iterator[RawBatch]:
         for rows in self.sampler:
-            yield rows, self.inputs[: len(rows)]
+            yield rows, ()
 
-    def finish(self, rows: np.ndarray, images: Tensor) -> tuple[Tensor, Tensor]:
-        return images, self.labels[: len(rows)]
+    def finish(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return self.inputs[: len(rows)], self.targets[: len(rows)]

@@ -59,20 +59,20 @@ def make_digits(count: int = 40) -> Index:
 def test_an_image_tree_holds_the_same_pixels_and_is_written_once(tmp_path) -> None:
     index = make_digits()
     tree = as_image_tree(index, str(tmp_path))
-    assert tree.files is not None
+    assert tree.files
     assert index.images is not None
     for sample in (0, 7, 39):
         assert np.array_equal(
-            np.asarray(Image.open(tree.files[sample])), index.images[sample, ..., 0]
+            np.asarray(Image.open(tree.files[0][sample])), index.images[sample, ..., 0]
         )
-        assert Path(tree.files[sample]).parent.name == str(sample % 3)
-    before = Path(tree.files[0]).stat().st_mtime_ns
+        assert Path(tree.files[0][sample]).parent.name == str(sample % 3)
+    before = Path(tree.files[0][0]).stat().st_mtime_ns
     assert as_image_tree(index, str(tmp_path)).files == tree.files
-    assert Path(tree.files[0]).stat().st_mtime_ns == before
+    assert Path(tree.files[0][0]).stat().st_mtime_ns == before
 
 
 def _write(folder: str) -> list[str]:
-    return as_image_tree(make_digits(), folder).files or []
+    return as_image_tree(make_digits(), folder).files[0]
 
 
 def test_ranks_that_start_together_write_one_tree(tmp_path) -> None:

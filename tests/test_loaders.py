@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-import loaders
+import loaders.base
 from loaders import build_loaders
 from loaders.index import Index
 from tests.helpers import make_config
@@ -27,7 +27,7 @@ def thirteen(monkeypatch: pytest.MonkeyPatch) -> None:
         num_classes=10,
         images=np.broadcast_to(values[:, None, None, None], (COUNT, 8, 8, 1)).copy(),
     )
-    monkeypatch.setattr(loaders, "build_index", lambda data: (index, index))
+    monkeypatch.setattr(loaders.base, "build_index", lambda data: (index, index))
 
 
 def config(backend: str, tmp_path, *overrides: str):

@@ -1,0 +1,133 @@
+"""DALI's own file reader, shuffling and random crops (`loader=dali loader.reader=native`).
+
+For those who want DALI as its documentation shows it. What the plan gives is lost: the order is
+another one on another number of ranks, only nearby files are shuffled, and a run cannot go on in the
+middle of an epoch.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from nvidia.dali import fn, pipeline_def, types
+
+from loaders.base import RawBatch, cpus_per_rank
+from loaders.dali import DALILoader
+from loaders.plan import ROW
+
+SHUFFLE_BUFFER = 4096
+
+
+@pipeline_def
+def native_images(sides, output_type, device, resize, crop, random_crop, flips, seed, shards):  # type: ignore[no-untyped-def]
+    """(samples, images[, targets]); the sides of a pair share every random value."""
+    shard_id, num_shards = shards
+    x, y = (fn.random.uniform(range=(0.0, 1.0)) if random_crop else 0.5 for _ in "xy")
+    mirror = fn.random.coin_flip(probability=flips[0]) + 2 * fn.random.coin_flip(
+        probability=flips[1]
+    )
+    outputs: list[Any] = []
+    for files in sides:
+        content, sample = fn.readers.file(
+            files=files,
+            labels=list(range(len(files))),
+            # Readers without the same explicit seed shuffle differently, and pairs fall apart.
+            seed=seed,
+            random_shuffle=True,
+            initial_fill=SHUFFLE_BUFFER,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            # Equal numbers of batches in all shards; the loader leaves out the padded ones.
+            pad_last_batch=True,
+            name=f"reader{len(outputs)}",
+        )
+        outputs = outputs or [sample]
+        images = fn.decoders.image(
+            content, device="mixed" if device == "gpu" else "cpu", output_type=output_type
+        )
+        outputs.append(
+            fn.resize_crop_mirror(
+                images,
+                **resize,
+                crop=crop,
+                crop_pos_x=x,
+                crop_pos_y=y,
+                mirror=mirror,
+                interp_type=types.INTERP_LINEAR,
+                antialias=True,
+            )
+        )
+    return tuple(outputs)
+
+
+class NativeDALILoader(DALILoader):
+    """Training batches in DALI's own random order; evaluation has no random order and uses the plan.
+
+    Raises:
+        ValueError: an augmentation is asked for that only the plan has.
+    """
+
+    def _build(self) -> Any:
+        data = self.cfg.data
+        unsupported = {
+            "data.random_resized_crop": data.random_resized_crop is not None,
+            "data.colour_jitter": any(data.colour_jitter),
+            "target images of another size": max(self.index.scales) > 1,
+            "TIFFs with any number of channels": self.index.as_stored,
+        }
+        asked_for = [name for name, is_asked_for in unsupported.items() if is_asked_for]
+        if asked_for:
+            raise ValueError(
+                f"loader.reader=native does not have {', '.join(asked_for)}; use loader.reader=plan"
+            )
+        self.read_size = self.output_size
+        on_gpu = self.device.type == "cuda"
+        resize: dict[str, Any]
+        if data.resize is None:
+            resize = {"resize_x": 0.0, "resize_y": 0.0}  # 0 keeps the size
+        elif isinstance(data.resize, int):
+            resize = {"resize_shorter": float(data.resize)}
+        else:
+            resize = {"size": [float(length) for length in data.resize]}
+        pipeline = native_images(
+            list(self.tree.files),
+            types.GRAY if self.in_channels == 1 else types.RGB,
+            "gpu" if on_gpu else "cpu",
+            resize,
+            self.output_size,
+            data.random_crop,
+            (data.hflip, data.vflip),
+            self.cfg.seed,
+            (self.sampler.rank, self.sampler.num_replicas),
+            batch_size=self.batch_size,
+            num_threads=self.cfg.loader.num_threads or cpus_per_rank(),
+            device_id=self.device.index if on_gpu else None,
+            prefetch_queue_depth=self.cfg.loader.prefetch_queue_depth,
+        )
+        pipeline.build()
+        self.batches_left = 0
+        return pipeline
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if 0 < self.position < self.sampler.num_rows:
+            raise ValueError(
+                "loader.reader=native cannot go on in the middle of an epoch; use loader.reader=plan, "
+                "or a checkpoint from the end of an epoch"
+            )
+
+    def batches(self) -> Iterator[RawBatch]:
+        # The rest of the epoch before: its padded batches, and all that was left out by stopping early.
+        for _ in range(self.batches_left):
+            self.pipeline.run()
+        padded = self.pipeline.reader_meta("reader0")["epoch_size_padded"]
+        self.batches_left = -(-padded // (self.sampler.num_replicas * self.batch_size))
+        for _ in range(len(self.sampler)):
+            samples, *images = self.pipeline.run()
+            self.batches_left -= 1
+            rows = np.zeros(self.batch_size, ROW)
+            rows["sample"] = np.asarray(samples.as_cpu().as_tensor()).ravel()
+            for name in ("brightness", "contrast", "saturation"):
+                rows[name] = 1
+            yield rows, tuple(torch.from_dlpack(side.as_tensor()) for side in images)

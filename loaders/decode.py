@@ -1,0 +1,112 @@
+"""Reading image files, from their header or whole, without DALI."""
+
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+from PIL import Image, ImageOps
+
+ORIENTATION = 0x0112  # the EXIF tag
+JPEG_START = b"\xff\xd8\xff"
+
+
+class Header(NamedTuple):
+    """What a file's header says of its image."""
+
+    height: int
+    """Pixels, upright."""
+    width: int
+    """Pixels, upright."""
+    channels: int
+    bits: int
+    """Per channel: 8 or 16."""
+    orientation: int = 1
+    """How the stored image is to be turned upright, as EXIF numbers it; 1: not at all."""
+    raw_offset: int = -1
+    """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
+    dali_reads: bool = True
+    """Whether DALI's decoder returns these channels and bits correctly."""
+
+
+def read_photo_header(path: str) -> Header:
+    """Header of a file that shall become 8-bit RGB, whatever it holds.
+
+    Raises:
+        OSError: the file cannot be read or is no image.
+    """
+    with Image.open(path) as image:
+        orientation = image.getexif().get(ORIENTATION, 1)
+        width, height = image.size
+    if orientation >= 5:
+        width, height = height, width
+    return Header(height, width, 3, 8, orientation)
+
+
+def decode_photo(path: str, orientation: int = 1) -> np.ndarray:
+    """(height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB.
+
+    Raises:
+        OSError: the file cannot be read, is no image or is cut short.
+    """
+    with open(path, "rb") as file:
+        content = file.read()
+    if orientation == 1 and content.startswith(JPEG_START):
+        try:
+            return simplejpeg.decode_jpeg(content)
+        except ValueError:
+            pass  # CMYK, which Pillow converts, or a damaged file, which it explains
+    with Image.open(path) as image:
+        upright = ImageOps.exif_transpose(image)
+        if image.mode.startswith(
+            "I;16"
+        ):  # convert() would clip the 16 bits instead of scaling them
+            upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+        return np.array(upright.convert("RGB"))
+
+
+def read_tiff_header(path: str) -> Header:
+    """Header of a TIFF whose channels shall be kept as they are.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no TIFF, or holds something else than one image of 8 or 16 bits.
+    """
+    from tifffile import TiffFile
+
+    with TiffFile(path) as tiff:
+        page = tiff.pages.first
+        if len(tiff.pages) != 1:
+            raise ValueError(f"has {len(tiff.pages)} pages; split it into files of one page")
+        if page.dtype not in (np.uint8, np.uint16):
+            raise ValueError(f"has pixels of type {page.dtype}; convert them to uint8 or uint16")
+        planar = page.planarconfig == 2 and page.samplesperpixel > 1
+        raw = (
+            page.is_contiguous and not planar and (page.dtype == np.uint8 or tiff.byteorder == "<")
+        )
+        return Header(
+            height=page.imagelength,
+            width=page.imagewidth,
+            channels=page.samplesperpixel,
+            bits=8 * page.dtype.itemsize,
+            raw_offset=page.dataoffsets[0] if raw else -1,
+            dali_reads=not planar,
+        )
+
+
+def decode_tiff(path: str, header: np.void) -> np.ndarray:
+    """(height, width, channels) uint8 or uint16, as stored."""
+    dtype = np.uint16 if header["bits"] == 16 else np.uint8
+    shape = (int(header["height"]), int(header["width"]), int(header["channels"]))
+    if header["raw_offset"] >= 0:
+        pixels = np.fromfile(
+            path, dtype, shape[0] * shape[1] * shape[2], offset=header["raw_offset"]
+        )
+        if len(pixels) < shape[0] * shape[1] * shape[2]:
+            raise OSError(f"{path} is cut short")
+        return pixels.reshape(shape)
+    from tifffile import imread
+
+    image = imread(path)
+    if image.shape != shape[: image.ndim]:
+        image = np.moveaxis(image, 0, -1)
+    return np.ascontiguousarray(image.reshape(shape), dtype)

@@ -1,0 +1,113 @@
+"""Images that were decoded and resized ahead of time (`python -m loaders.pack`) as the backend.
+
+A pack is a folder of NumPy files: the pixels of all images of a split one behind another, mapped into
+memory, so that reading an image costs a memory copy.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from loaders.index import Index, build_index
+from loaders.pytorch import PyTorchLoader
+
+if TYPE_CHECKING:
+    from conf.schema import Config, DataConfig
+
+# What decides the content of a pack; all other keys of `data` only choose what is done with it.
+SETTINGS = (
+    "layout",
+    "input_dir",
+    "target_dir",
+    "val_fraction",
+    "val_count",
+    "split_seed",
+    "resize",
+)
+SPLITS = ("train", "val")
+
+
+class PackedLoader(PyTorchLoader):
+    """Cuts and flips what lies in memory; nothing is decoded."""
+
+    @staticmethod
+    def find(cfg: "Config") -> tuple[Index, Index]:
+        return open_pack(cfg)
+
+
+def settings_of(data: "DataConfig") -> dict[str, Any]:
+    """The settings that a pack is made with, as plain values."""
+    plain: Any = (
+        OmegaConf.to_container(data, resolve=True) if OmegaConf.is_config(data) else asdict(data)
+    )
+    return {key: plain[key] for key in SETTINGS}
+
+
+def open_pack(cfg: "Config") -> tuple[Index, Index]:
+    """Index of the training and of the validation split of the pack `loader.pack`.
+
+    Raises:
+        FileNotFoundError: there is no finished pack.
+        ValueError: the pack was made with other settings, or from data that has changed since.
+    """
+    if cfg.loader.pack is None:
+        raise ValueError(
+            "loader=packed needs loader.pack=DIR, made by python -m loaders.pack ... out=DIR"
+        )
+    folder = Path(cfg.loader.pack)
+    if not (folder / "pack.json").is_file():
+        raise FileNotFoundError(
+            f"loader.pack={folder} is no finished pack; make it with python -m loaders.pack "
+            f"data={cfg.data.layout} data.root={cfg.data.root} out={folder}, or run that again to finish it"
+        )
+    made = json.loads((folder / "pack.json").read_text())
+    wanted = settings_of(cfg.data)
+    differing = [
+        f"data.{key}={wanted[key]} (the pack: {made['settings'][key]})"
+        for key in SETTINGS
+        if wanted[key] != made["settings"][key]
+    ]
+    if differing:
+        raise ValueError(
+            f"{folder} was packed with other settings: {', '.join(differing)}; use those of the pack, "
+            "or pack again into another folder"
+        )
+    if Path(
+        cfg.data.root
+    ).exists():  # the originals may be gone, but if they are there they must fit
+        for index, split in zip(build_index(cfg.data), SPLITS, strict=True):
+            if index.fingerprint() != made["splits"][split]["fingerprint"]:
+                raise ValueError(
+                    f"{cfg.data.root} is not what {folder} was made from: the files of {split} differ; "
+                    "pack again into another folder"
+                )
+    return _open_split(folder, made, "train"), _open_split(folder, made, "val")
+
+
+def _open_split(folder: Path, made: dict[str, Any], split: str) -> Index:
+    facts = made["splits"][split]
+    with np.load(folder / f"{split}.npz") as arrays:
+        sizes, offsets = arrays["sizes"], arrays["offsets"]
+        labels = arrays.get("labels")
+    # Copy-on-write, because torch warns of memory that cannot be written to.
+    pixels = tuple(
+        np.load(folder / f"{split}-{side}.npy", mmap_mode="c").view(np.ndarray)
+        for side in range(len(facts["scales"]))
+    )
+    return Index(
+        name=facts["name"],
+        sizes=sizes,
+        channels=facts["channels"],
+        labels=labels,
+        num_classes=facts["num_classes"],
+        scales=tuple(facts["scales"]),
+        dtype=facts["dtype"],
+        resized=True,
+        packed=tuple(
+            (flat, offsets * scale**2) for flat, scale in zip(pixels, facts["scales"], strict=True)
+        ),
+    )
