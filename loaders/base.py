@@ -47,6 +47,7 @@ class Loader:
         self.read_size = self._read_size()
         self.batch_size = sampler.global_batch_size // sampler.num_replicas
         self.position = 0
+        self.kept_batches: list[tuple[Tensor, int]] = []
         low, high = data.value_range
         mean, std = np.array(data.mean or [0.0]), np.array(data.std or [1.0])
         for key, values in [("mean", mean), ("std", std)]:
@@ -166,18 +167,38 @@ class Loader:
     ) -> Tensor:
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
         channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        memory_format = (
-            torch.channels_last if self.cfg.loader.channels_last else torch.contiguous_format
-        )
-        batch = torch.empty(
-            channels_first.shape, device=self.device, memory_format=memory_format
-        ).copy_(channels_first)
+        batch = self._empty_batch(channels_first.shape).copy_(channels_first)
         if tuple(batch.shape[2:]) != size:
             batch = interpolate(batch, size, mode="bilinear")
         if any((rows[name] != 1).any() for name in ("brightness", "contrast", "saturation")):
             batch = self._jitter_colours(rows, batch.div_(full_intensity))
-            return batch.mul_(scale).add_(shift)
-        return batch.mul_(scale / full_intensity).add_(shift)
+            return _scale_and_shift(batch, scale, shift)
+        return _scale_and_shift(batch, scale / full_intensity, shift)
+
+    def _empty_batch(self, shape: torch.Size) -> Tensor:
+        """Uninitialised float32 batch on the device.
+
+        On the CPU, untouched memory costs a page fault every 4 KB, which is more than filling it: the
+        memory of an earlier batch is used again as soon as no tensor refers to it.
+        """
+        memory_format = (
+            torch.channels_last if self.cfg.loader.channels_last else torch.contiguous_format
+        )
+        if self.device.type != "cpu":
+            return torch.empty(shape, device=self.device, memory_format=memory_format)
+        for kept, users_when_free in self.kept_batches:
+            if kept.shape == shape and _users_of_memory(kept) == users_when_free:
+                return kept.detach()  # another tensor of the same memory, so that its users count
+        # NumPy asks for large pages.
+        memory = torch.from_numpy(np.empty(shape.numel(), np.float32))
+        if memory_format == torch.channels_last:
+            count, channels, height, width = shape
+            kept = memory.view(count, height, width, channels).permute(0, 3, 1, 2)
+        else:
+            kept = memory.view(shape)
+        del memory
+        self.kept_batches = [*self.kept_batches[-3:], (kept, _users_of_memory(kept))]
+        return kept.detach()
 
     def denormalize(self, inputs: Tensor) -> Tensor:
         """Inputs of shape (B, C, H, W) as pictures: 1 or 3 channels with values in [0, 1]."""
@@ -204,6 +225,23 @@ class Loader:
         if (rows["saturation"] != 1).any():
             images = torch.lerp(grey(), images, factor("saturation")).clamp_(0, 1)
         return images
+
+
+def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """batch * scale + shift in place, with scale and shift of shape (1, C or 1, 1, 1)."""
+    if scale.numel() > 1 and batch.is_contiguous(memory_format=torch.channels_last):
+        # Whole lines of pixels at once: a loop over only C values is several times slower.
+        width = batch.shape[3]
+        lines = batch.permute(0, 2, 3, 1).flatten(2)
+        shift = shift.expand_as(scale)
+        lines.mul_(scale.flatten().repeat(width)).add_(shift.flatten().repeat(width))
+        return batch
+    return batch.mul_(scale).add_(shift)
+
+
+def _users_of_memory(tensor: Tensor) -> int:
+    """How many tensors, autograd's saved ones included, refer to the tensor's memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def cpus_per_rank() -> int:

@@ -207,3 +207,33 @@ def test_channels_last_is_a_memory_format_only() -> None:
 def test_values_that_do_not_fit_are_refused(overrides, world_size, message) -> None:
     with pytest.raises(ValueError, match=message):
         build_loaders(make_config(*overrides), CPU, 0, world_size)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_batch_that_somebody_keeps_is_never_overwritten(channels_last: bool) -> None:
+    options = ["global_batch_size=100", f"model.channels_last={channels_last}", "data.crop=[28,20]"]
+    loader, _ = build_loaders(make_config(*options), CPU)
+    weight = torch.ones(1, requires_grad=True)
+    views, saved, copies = [], [], []
+    for number, (inputs, _) in enumerate(loader):
+        copies.append(inputs.clone())
+        if number % 2:
+            views.append((number, inputs[5:7, 0]))
+        else:
+            saved.append((number, (inputs.detach() * weight).sum()))
+        del inputs
+        if number == 11:
+            break
+    for number, view in views:
+        assert torch.equal(view, copies[number][5:7, 0])
+    for number, total in saved:
+        weight.grad = None
+        total.backward()
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, copies[number].sum(), rtol=1e-4)
+
+
+def test_memory_of_batches_that_nobody_keeps_is_used_again() -> None:
+    loader, _ = build_loaders(make_config("global_batch_size=100"), CPU)
+    addresses = {inputs.data_ptr() for inputs, _ in loader}
+    assert len(addresses) <= 3
