@@ -11,6 +11,7 @@ from loaders import build_loaders
 from models import build_model
 from runtime.checkpoint import Checkpoint
 from runtime.evaluate import evaluate
+from runtime.guard import NonFiniteGuard
 from runtime.logger import RunLogger
 from runtime.optimizer import build_optimizer
 from runtime.setup import resolve_device, seed_everything
@@ -33,6 +34,7 @@ def main(cfg: Config) -> None:
     model = model.to(device)
 
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+    guard = NonFiniteGuard(cfg, model, optimizer, train_loader)
     logger.lap("model")
 
     checkpoint = Checkpoint(
@@ -41,6 +43,8 @@ def main(cfg: Config) -> None:
         optimizer=optimizer,
         scheduler=scheduler,
         train_loader=train_loader,
+        guard=guard,
+        logger=logger,
     )
     start_epoch = checkpoint.resume()
 
@@ -56,11 +60,13 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            guard.check(grad_norm)
 
             optimizer.step()
 
             logger.step(loss, grad_norm, scheduler)
             scheduler.step()
+            checkpoint.step()
 
         totals = evaluate(
             model,
@@ -73,7 +79,8 @@ def main(cfg: Config) -> None:
         if logger.reached_max_steps:
             break
 
-    logger.finish()
+    checkpoint.close()
+    logger.finish(guard.num_bad_steps)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from loaders import build_loaders
 from models import build_model
 from runtime.checkpoint import Checkpoint
 from runtime.evaluate import evaluate
+from runtime.guard import NonFiniteGuard
 from runtime.logger import RunLogger
 from runtime.optimizer import build_optimizer
 
@@ -42,6 +43,7 @@ def main(cfg: Config) -> None:
     model = model.to(device)
 
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+    guard = NonFiniteGuard(cfg, model, optimizer, train_loader)
     logger.lap("model")
 
     # new #: scales the loss so that small float16 gradients do not vanish
@@ -56,6 +58,8 @@ def main(cfg: Config) -> None:
         # new #: the scale is part of the run's state
         scaler=scaler,
         train_loader=train_loader,
+        guard=guard,
+        logger=logger,
     )
     start_epoch = checkpoint.resume()
 
@@ -76,6 +80,7 @@ def main(cfg: Config) -> None:
             # new #: clipping and the logged norm need the true gradients
             scaler.unscale_(optimizer)
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            guard.check(grad_norm)
 
             # new #: no step if a gradient overflowed; then the scale shrinks
             scaler.step(optimizer)
@@ -83,6 +88,7 @@ def main(cfg: Config) -> None:
 
             logger.step(loss, grad_norm, scheduler)
             scheduler.step()
+            checkpoint.step()
 
         totals = evaluate(
             model,
@@ -97,7 +103,8 @@ def main(cfg: Config) -> None:
         if logger.reached_max_steps:
             break
 
-    logger.finish()
+    checkpoint.close()
+    logger.finish(guard.num_bad_steps)
 
 
 if __name__ == "__main__":

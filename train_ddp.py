@@ -18,8 +18,14 @@ from models import build_model
 from runtime.checkpoint import Checkpoint
 
 # new #: what torchrun's processes need
-from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank
+from runtime.distributed import (
+    convert_sync_batchnorm,
+    init_process_group,
+    local_rank,
+    report_by_rank,
+)
 from runtime.evaluate import evaluate
+from runtime.guard import NonFiniteGuard
 from runtime.logger import RunLogger
 from runtime.optimizer import build_optimizer
 from runtime.setup import resolve_device, seed_everything
@@ -27,6 +33,8 @@ from runtime.tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+# new #: a failing rank names itself, and the others do not wait for it
+@report_by_rank
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
     device = resolve_device(cfg.device, local_rank())
@@ -48,6 +56,7 @@ def main(cfg: Config) -> None:
     model = model.to(device)
 
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+    guard = NonFiniteGuard(cfg, model, optimizer, train_loader)
     logger.lap("model")
 
     checkpoint = Checkpoint(
@@ -56,6 +65,8 @@ def main(cfg: Config) -> None:
         optimizer=optimizer,
         scheduler=scheduler,
         train_loader=train_loader,
+        guard=guard,
+        logger=logger,
         # new #: rank 0 alone writes
         rank=rank,
     )
@@ -76,11 +87,13 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            guard.check(grad_norm)
 
             optimizer.step()
 
             logger.step(loss, grad_norm, scheduler)
             scheduler.step()
+            checkpoint.step()
 
         # new #: where BatchNorm is per rank, all evaluate with the statistics of rank 0
         for buffer in model.buffers():
@@ -99,7 +112,8 @@ def main(cfg: Config) -> None:
         if logger.reached_max_steps:
             break
 
-    logger.finish()
+    checkpoint.close()
+    logger.finish(guard.num_bad_steps)
 
 
 if __name__ == "__main__":

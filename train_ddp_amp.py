@@ -20,8 +20,14 @@ from models import build_model
 from runtime.checkpoint import Checkpoint
 
 # new #: what torchrun's processes need
-from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank
+from runtime.distributed import (
+    convert_sync_batchnorm,
+    init_process_group,
+    local_rank,
+    report_by_rank,
+)
 from runtime.evaluate import evaluate
+from runtime.guard import NonFiniteGuard
 from runtime.logger import RunLogger
 from runtime.optimizer import build_optimizer
 
@@ -31,6 +37,8 @@ from runtime.tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+# new #: a failing rank names itself, and the others do not wait for it
+@report_by_rank
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
     device = resolve_device(cfg.device, local_rank())
@@ -52,6 +60,7 @@ def main(cfg: Config) -> None:
     model = model.to(device)
 
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+    guard = NonFiniteGuard(cfg, model, optimizer, train_loader)
     logger.lap("model")
 
     # new #: scales the loss so that small float16 gradients do not vanish
@@ -66,6 +75,8 @@ def main(cfg: Config) -> None:
         # new #: the scale is part of the run's state
         scaler=scaler,
         train_loader=train_loader,
+        guard=guard,
+        logger=logger,
         # new #: rank 0 alone writes
         rank=rank,
     )
@@ -91,6 +102,7 @@ def main(cfg: Config) -> None:
             # new #: clipping and the logged norm need the true gradients
             scaler.unscale_(optimizer)
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            guard.check(grad_norm)
 
             # new #: no step if a gradient overflowed; then the scale shrinks
             scaler.step(optimizer)
@@ -98,6 +110,7 @@ def main(cfg: Config) -> None:
 
             logger.step(loss, grad_norm, scheduler)
             scheduler.step()
+            checkpoint.step()
 
         # new #: where BatchNorm is per rank, all evaluate with the statistics of rank 0
         for buffer in model.buffers():
@@ -118,7 +131,8 @@ def main(cfg: Config) -> None:
         if logger.reached_max_steps:
             break
 
-    logger.finish()
+    checkpoint.close()
+    logger.finish(guard.num_bad_steps)
 
 
 if __name__ == "__main__":

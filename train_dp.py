@@ -20,6 +20,7 @@ from runtime.checkpoint import Checkpoint
 # new #: says so where nothing is gained
 from runtime.distributed import visible_gpus
 from runtime.evaluate import evaluate
+from runtime.guard import NonFiniteGuard
 from runtime.logger import RunLogger
 from runtime.optimizer import build_optimizer
 from runtime.setup import resolve_device, seed_everything
@@ -42,6 +43,7 @@ def main(cfg: Config) -> None:
     model = model.to(device)
 
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+    guard = NonFiniteGuard(cfg, model, optimizer, train_loader)
     logger.lap("model")
 
     checkpoint = Checkpoint(
@@ -50,6 +52,8 @@ def main(cfg: Config) -> None:
         optimizer=optimizer,
         scheduler=scheduler,
         train_loader=train_loader,
+        guard=guard,
+        logger=logger,
     )
     start_epoch = checkpoint.resume()
 
@@ -68,11 +72,13 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            guard.check(grad_norm)
 
             optimizer.step()
 
             logger.step(loss, grad_norm, scheduler)
             scheduler.step()
+            checkpoint.step()
 
         totals = evaluate(
             model,
@@ -85,7 +91,8 @@ def main(cfg: Config) -> None:
         if logger.reached_max_steps:
             break
 
-    logger.finish()
+    checkpoint.close()
+    logger.finish(guard.num_bad_steps)
 
 
 if __name__ == "__main__":

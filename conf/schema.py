@@ -45,6 +45,13 @@ class DataConfig:
     max_pixels: int = 100_000_000
     """Largest image that is accepted, in pixels; protects from files that explode when decoded."""
 
+    on_error: str = "raise"
+    """A file that cannot be decoded: `raise` (stop and name it) or `skip` (training takes the next good
+    sample of its shard instead, evaluation leaves it out)."""
+
+    max_bad_samples: int = 10
+    """With `on_error=skip`: bad samples of a split that one rank may meet before the run stops."""
+
     resize: Any = None
     """Before the crop: null (keep), an int (length of the shorter side) or [height, width]; pixels."""
 
@@ -152,8 +159,23 @@ class TaskConfig:
 
 @dataclass
 class CheckpointConfig:
+    every_steps: int | None = None
+    """Also save after so many steps, besides at the end of each epoch; null: do not."""
+
+    every_minutes: float | None = None
+    """Also save when so many minutes have passed since the last time; null: do not."""
+
+    keep: int = 2
+    """Number of newest checkpoints that stay; a damaged newest one is replaced by the one before it."""
+
     best: bool = True
     """Also keep the checkpoint of the epoch with the best value of the task's main metric."""
+
+    on_error: str = "raise"
+    """`raise` or `warn`: what to do when a checkpoint could not be written (a full disk)."""
+
+    fresh_epoch: bool = False
+    """Resume although the data or its plan differ from the checkpoint's; its epoch starts anew."""
 
 
 @dataclass
@@ -212,6 +234,9 @@ class Config:
 
     global_batch_size: int = 64
     """Samples per optimizer step over all devices; the size per device follows from it."""
+
+    max_bad_steps: int = 25
+    """Steps in a row whose gradient norm is not finite, each of them skipped, that end the run."""
 
     clip_grad_norm: float = float("inf")
     """Largest L2 norm of all gradients together; larger ones are scaled down to it."""

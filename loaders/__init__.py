@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loaders.base import Loader
+from loaders.base import Loader, limits_explained
 from loaders.plan import PlanSampler
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def build_loaders(
     Raises:
         ValueError: a value of the configuration does not fit the data or the number of ranks.
         FileNotFoundError: the data is not there.
+        LimitError: the machine has no more file handles; the message names the setting to change.
         ModuleNotFoundError: the backend's package is not installed.
     """
     if cfg.global_batch_size % world_size:
@@ -60,7 +61,8 @@ def build_loaders(
     val_backend = train_backend = _backend(cfg.loader.name)
     if cfg.loader.name == "dali" and cfg.loader.reader == "native":
         train_backend = _backend("dali native")
-    train_index, val_index = train_backend.find(cfg)
+    with limits_explained():
+        train_index, val_index = train_backend.find(cfg)
     shards = cfg.global_batch_size, rank, world_size
     train_sampler = PlanSampler(train_index, cfg.data, cfg.seed, *shards, train=True)
     val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *shards, train=False)

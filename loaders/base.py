@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from loaders.index import Index, build_index
-from loaders.plan import PlanSampler, output_size
+from loaders.plan import ROW, PlanSampler, output_size
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -32,6 +33,7 @@ class Loader:
         device: where the batches lie.
         in_channels: C of the inputs.
         batch_size: B, on this device.
+        last_rows: the rows of the batch that was yielded last.
         num_classes: number of classes; None if the targets are images.
         output_size: (H, W) of the inputs.
         read_size: (height, width) of the images that the backend delivers. This is `output_size`, but
@@ -47,6 +49,7 @@ class Loader:
         self.read_size = self._read_size()
         self.batch_size = sampler.global_batch_size // sampler.num_replicas
         self.position = 0
+        self.last_rows = np.zeros(0, ROW)
         self.kept_batches: list[tuple[Tensor, int]] = []
         low, high = data.value_range
         mean, std = np.array(data.mean or [0.0]), np.array(data.std or [1.0])
@@ -107,8 +110,13 @@ class Loader:
             self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands: the epoch and how many of its rows all ranks together have used."""
-        return {"epoch": self.sampler.epoch, "position": self.position}
+        """Where the run stands: the epoch, how many of its rows all ranks together have used, and what
+        the plan of these rows depends on."""
+        return {
+            "epoch": self.sampler.epoch,
+            "position": self.position,
+            "plan": self.sampler.description(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was taken, on any number of ranks."""
@@ -120,21 +128,22 @@ class Loader:
             self.position = 0
         self.sampler.start_row = self.position
         finished = self._finish_ahead() if self.device.type == "cuda" else self._finish_each()
-        for batch in finished:
-            # Counted before the batch is handed out: a checkpoint written in the loop's body holds
-            # a step that has already used it.
-            self.position += self.sampler.global_batch_size
-            yield batch
+        with limits_explained():
+            for self.last_rows, batch in finished:
+                # Counted before the batch is handed out: a checkpoint written in the loop's body
+                # holds a step that has already used it.
+                self.position += self.sampler.global_batch_size
+                yield batch
         self.position = self.sampler.num_rows
 
-    def _finish_each(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _finish_each(self) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor]]]:
         for rows, images in self.batches():
-            yield self.finish(rows, images)
+            yield rows, self.finish(rows, images)
 
-    def _finish_ahead(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _finish_ahead(self) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor]]]:
         """Copy and finish the next batch on a stream of its own while the current one is used."""
         stream = torch.cuda.Stream(self.device)
-        ready: tuple[Tensor, Tensor] | None = None
+        ready: tuple[np.ndarray, tuple[Tensor, Tensor]] | None = None
         for rows, images in self.batches():
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -145,10 +154,11 @@ class Loader:
             for tensor in following:
                 # Its memory must not be used again before the training stream is done with it.
                 tensor.record_stream(torch.cuda.current_stream())
-            ready = following
+            ready = rows, following
         if ready is not None:
             yield ready
 
+    @torch.inference_mode(False)  # whose tensors could not be used again in training
     def finish(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Turn a backend's batch into what the model sees, on the device."""
         height, width = self.output_size
@@ -242,6 +252,35 @@ def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 def _users_of_memory(tensor: Tensor) -> int:
     """How many tensors, autograd's saved ones included, refer to the tensor's memory."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+# what an error says when the machine has no more of something -> which setting to change
+LIMITS = {
+    "Too many open files": "raise the limit with ulimit -n 65536, or lower loader.num_workers",
+    "shared memory": "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker "
+    "run --shm-size=8g; Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set "
+    "loader.num_workers=0, which loads with threads and without shared memory",
+    "killed by signal: Killed": "most likely for lack of memory: lower loader.num_workers, "
+    "loader.prefetch_factor or global_batch_size",
+}
+
+
+class LimitError(RuntimeError):
+    """The machine has no more of something; the message names the setting to change."""
+
+
+@contextmanager
+def limits_explained() -> Iterator[None]:
+    """Turn errors of the kinds in `LIMITS` into a `LimitError`."""
+    try:
+        yield
+    except LimitError:
+        raise
+    except (OSError, RuntimeError) as error:
+        for sign, advice in LIMITS.items():
+            if sign in str(error):
+                raise LimitError(f"{str(error).strip().splitlines()[-1]}: {advice}") from error
+        raise
 
 
 def cpus_per_rank() -> int:

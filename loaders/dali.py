@@ -2,7 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loaders.base import Loader, RawBatch, cpus_per_rank
-from loaders.index import as_image_tree
+from loaders.index import BadFileError, Index, as_image_tree
 from loaders.plan import PlanSampler
 
 try:
@@ -79,6 +81,10 @@ class DALILoader(Loader):
             log.info(
                 "%s: tifffile decodes, because DALI does not read these TIFFs", self.index.name
             )
+        # DALI decodes the upper lines of a JPEG that is cut short without an error.
+        self.doubtful: set[int] = set()
+        for headers in self.tree.headers:
+            self.doubtful.update(np.flatnonzero(~headers["ends"]).tolist())
         self.waiting: Iterator[np.ndarray] = iter(())
         self.running: deque[np.ndarray] = deque()
         self.pipeline = self._build()
@@ -105,6 +111,10 @@ class DALILoader(Loader):
         """The next batch of rows in the form that the pipeline takes; StopIteration at the end."""
         rows = next(self.waiting)
         self.running.append(rows)
+        doubtful = self.doubtful.intersection(rows["sample"].tolist())
+        for reason in bad_among(doubtful, self.tree).values():
+            raise BadFileError(reason)
+        self.doubtful -= doubtful
         scales = self.index.scales
         start = _for_each(scales, np.stack([rows["y"], rows["x"]], axis=1))
         shape = _for_each(scales, np.stack([rows["height"], rows["width"]], axis=1))
@@ -127,10 +137,14 @@ class DALILoader(Loader):
 
     def _run(self) -> tuple[Tensor, ...] | None:
         """The images and, for pairs, the targets of the next batch; None at the end of the epoch."""
-        try:
-            (images,) = self.pipeline.run()
-        except StopIteration:
-            return None
+        while True:
+            try:
+                (images,) = self.pipeline.run()
+                break
+            except StopIteration:
+                return None
+            except (RuntimeError, OSError) as error:
+                self._recover(error)
         sides = len(self.index.scales)
         if max(self.index.scales) == 1:
             return torch.from_dlpack(images.as_tensor()).chunk(sides)
@@ -138,16 +152,58 @@ class DALILoader(Loader):
         count = len(single) // sides
         return tuple(torch.stack(single[side * count :][:count]) for side in range(sides))
 
-    def batches(self) -> Iterator[RawBatch]:
-        # An epoch that was left early has batches in flight.
-        self.waiting = iter(())
-        while self._run() is not None:
-            pass
-        self.pipeline.reset()
+    def _recover(self, error: Exception) -> None:
+        """Go on at the batch that failed, without its bad samples; a pipeline is dead after an error.
+
+        Raises:
+            BadFileError: as `PlanSampler.set_aside`.
+            Exception: the error itself, if all files of the batches in flight can be decoded.
+        """
+        for rows in self.running:
+            if bad := bad_among(rows["sample"].tolist(), self.tree):
+                break
+        else:
+            raise error
+        self.sampler.set_aside(bad)
+        again = [rows for rows in map(self.sampler.without_bad, self.running) if len(rows)]
         self.running.clear()
+        self.waiting = chain(again, self.waiting)
+        self.pipeline = self._build()
+
+    def _leave_epoch(self) -> None:
+        """Throw away the batches in flight of an epoch that was left early."""
+        self.waiting = iter(())
+        try:
+            while True:
+                self.pipeline.run()
+        except StopIteration:
+            self.pipeline.reset()
+        except (RuntimeError, OSError):
+            self.pipeline = self._build()
+        self.running.clear()
+
+    def batches(self) -> Iterator[RawBatch]:
+        self._leave_epoch()
         self.waiting = iter(self.sampler)
         while (images := self._run()) is not None:
             yield self.running.popleft(), images
+
+
+def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
+    """Those of the samples that cannot be decoded, and why; decoded with all CPUs."""
+
+    def reason(sample: int) -> str | None:
+        try:
+            for side in range(len(index.scales)):
+                index.read(sample, side)
+        except BadFileError as error:
+            return str(error)
+        return None
+
+    samples = list(samples)
+    with ThreadPoolExecutor(cpus_per_rank()) as pool:
+        reasons = zip(samples, pool.map(reason, samples), strict=True)
+        return {sample: why for sample, why in reasons if why is not None}
 
 
 def _for_each(scales: tuple[int, ...], lengths: np.ndarray) -> np.ndarray:

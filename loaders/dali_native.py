@@ -75,6 +75,7 @@ class NativeDALILoader(DALILoader):
             "data.colour_jitter": any(data.colour_jitter),
             "target images of another size": max(self.index.scales) > 1,
             "TIFFs with any number of channels": self.index.as_stored,
+            "data.on_error=skip": data.on_error == "skip",
         }
         asked_for = [name for name, is_asked_for in unsupported.items() if is_asked_for]
         if asked_for:

@@ -1,13 +1,18 @@
 """Reading image files, from their header or whole, without DALI."""
 
+import errno
+import os
 from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 ORIENTATION = 0x0112  # the EXIF tag
-JPEG_START = b"\xff\xd8\xff"
+JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+
+# The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
+Image.MAX_IMAGE_PIXELS = None
 
 
 class Header(NamedTuple):
@@ -26,6 +31,9 @@ class Header(NamedTuple):
     """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
     dali_reads: bool = True
     """Whether DALI's decoder returns these channels and bits correctly."""
+    ends: bool = True
+    """False for a JPEG without the marker at its end: it may be cut short, which a decoder that only
+    needs the upper lines would not notice."""
 
 
 def read_photo_header(path: str) -> Header:
@@ -34,12 +42,17 @@ def read_photo_header(path: str) -> Header:
     Raises:
         OSError: the file cannot be read or is no image.
     """
-    with Image.open(path) as image:
-        orientation = image.getexif().get(ORIENTATION, 1)
-        width, height = image.size
+    with open(path, "rb") as file:
+        with Image.open(file) as image:
+            orientation = image.getexif().get(ORIENTATION, 1)
+            width, height = image.size
+        file.seek(0)
+        is_jpeg = file.read(len(JPEG_START)) == JPEG_START
+        file.seek(-len(JPEG_END), os.SEEK_END)
+        ends = not is_jpeg or file.read() == JPEG_END
     if orientation >= 5:
         width, height = height, width
-    return Header(height, width, 3, 8, orientation)
+    return Header(height, width, 3, 8, orientation, ends=ends)
 
 
 def decode_photo(path: str, orientation: int = 1) -> np.ndarray:
@@ -110,3 +123,35 @@ def decode_tiff(path: str, header: np.void) -> np.ndarray:
     if image.shape != shape[: image.ndim]:
         image = np.moveaxis(image, 0, -1)
     return np.ascontiguousarray(image.reshape(shape), dtype)
+
+
+def decode(path: str, header: np.void, as_stored: bool) -> np.ndarray:
+    """(height, width, channels) as `header` says: all channels as stored, or 8-bit RGB.
+
+    A damaged file makes decoders raise errors of any type; `reason_of` puts them into words.
+    """
+    image = (
+        decode_tiff(path, header) if as_stored else decode_photo(path, int(header["orientation"]))
+    )
+    height, width = header["height"], header["width"]
+    if image.shape[:2] != (height, width):
+        raise OSError(
+            f"{image.shape[0]}x{image.shape[1]} pixels but {height}x{width} when it was indexed"
+        )
+    return image
+
+
+def reason_of(error: Exception, path: str) -> str:
+    """Why reading a file failed, without its path.
+
+    Raises:
+        OSError, MemoryError: the error itself, if the machine is to blame and not the file.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise error
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image" if os.path.getsize(path) else "empty file"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).replace(path, "").strip() or type(error).__name__

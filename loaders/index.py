@@ -16,7 +16,7 @@ from filelock import FileLock
 from PIL import Image
 from tqdm import tqdm
 
-from loaders.decode import Header, decode_photo, decode_tiff, read_photo_header, read_tiff_header
+from loaders.decode import Header, decode, read_photo_header, read_tiff_header, reason_of
 
 if TYPE_CHECKING:
     from conf.schema import DataConfig
@@ -26,6 +26,15 @@ log = logging.getLogger(__name__)
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 VALIDATION_FOLDERS = ("val", "test")
 NAMED_IN_ERRORS = 10
+CALTECH256 = "caltech256/256_ObjectCategories"
+
+
+class BadFileError(OSError):
+    """A file that cannot be decoded; the message names it and the reason."""
+
+
+class BadHeadersError(ValueError):
+    """Files without a header that can be used; the message names the first ten."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,8 @@ class Index:
         """(height, width, channels) of dtype `dtype`: a sample's image, or with `side=1` its target.
 
         Raises:
-            OSError: the file cannot be decoded; the message names it.
+            BadFileError: the file cannot be decoded.
+            OSError, MemoryError: there are no file handles or no memory left.
         """
         if self.images is not None:
             return self.images[sample]
@@ -92,11 +102,11 @@ class Index:
             return image.reshape(height, width, self.channels)
         path, header = self.files[side][sample], self.headers[side][sample]
         try:
-            if self.as_stored:
-                return decode_tiff(path, header)
-            return decode_photo(path, int(header["orientation"]))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise OSError(f"{path} cannot be decoded ({error}); repair or remove it") from error
+            return decode(path, header, self.as_stored)
+        except Exception as error:
+            raise BadFileError(
+                f"{path} cannot be decoded ({reason_of(error, path)}); repair or remove it"
+            ) from error
 
     def fingerprint(self) -> str:
         """Hash of all that the plan depends on and of the file names: 16 hexadecimal digits."""
@@ -164,7 +174,7 @@ def _mnist(data: "DataConfig") -> tuple[Index, Index]:
 
 
 def _caltech256(data: "DataConfig") -> tuple[Index, Index]:
-    folder = Path(data.root, "caltech256", "256_ObjectCategories")
+    folder = Path(data.root, CALTECH256)
     if not folder.is_dir():
         from torchvision.datasets import Caltech256
 
@@ -203,7 +213,7 @@ def _class_folders(data: "DataConfig", root: Path, as_stored: bool = False) -> t
                 f"{split} has classes that {splits[0]} does not have: {_some(unknown)}; "
                 "remove them or add training images"
             )
-        by_class = [sorted(_images_below(split / name)) for name in classes]
+        by_class = [sorted(images_below(split / name)) for name in classes]
         empty = [name for name, found in zip(classes, by_class, strict=True) if not found]
         if empty and split == splits[0]:
             raise ValueError(
@@ -267,7 +277,7 @@ def _pairs_below(folder: Path, data: "DataConfig") -> list[tuple[str, str]]:
                 f"{folder}/{data.target_dir} (data.input_dir and data.target_dir)"
             )
         # By path without the ending: an input may be a JPEG and its target a PNG.
-        found = sorted(_images_below(folder / name))
+        found = sorted(images_below(folder / name))
         by_stem = {
             os.path.splitext(os.path.relpath(path, folder / name))[0]: path for path in found
         }
@@ -329,6 +339,16 @@ LAYOUTS: dict[str, Callable[["DataConfig"], tuple[Index, Index]]] = {
 }
 
 
+def image_folders(data: "DataConfig") -> list[Path]:
+    """The folders below which the data set's images lie; none if it does not come as image files."""
+    if data.layout in ("mnist_mini", "mnist"):
+        return []
+    splits = _split_folders(Path(data.root, CALTECH256 if data.layout == "caltech256" else ""))
+    if data.layout == "pairs":
+        return [split / side for split in splits for side in (data.input_dir, data.target_dir)]
+    return [Path(entry.path) for split in splits for entry in _folders(split)]
+
+
 def _split_folders(root: Path) -> list[Path]:
     """[train, validation], or [root] if there are no such folders."""
     if not root.is_dir():
@@ -360,7 +380,7 @@ def _folders(folder: Path) -> Iterator[os.DirEntry[str]]:
         yield from (e for e in entries if not e.name.startswith(".") and e.is_dir())
 
 
-def _images_below(folder: Path) -> list[str]:
+def images_below(folder: Path) -> list[str]:
     """Paths of all images below a folder, if there is one; hidden files and folders are left out."""
     found: list[str] = []
     pending = [str(folder)] if os.path.isdir(folder) else []
@@ -404,6 +424,7 @@ HEADER = np.dtype(
         ("orientation", "i4"),
         ("raw_offset", "i8"),
         ("dali_reads", "?"),
+        ("ends", "?"),
     ]
 )
 
@@ -414,15 +435,15 @@ def read_headers(files: list[str], data: "DataConfig", as_stored: bool) -> np.nd
     The answer is kept in `data.cache_dir` and used again until a file is added, removed or changed.
 
     Raises:
-        ValueError: files have no readable header or are too large; the first ten are named.
+        BadHeadersError: files have no readable header or are too large.
     """
     with ThreadPoolExecutor(32) as pool:
         stats = list(
-            _with_progress(pool.map(os.stat, files, chunksize=256), len(files), "looking at files")
+            _with_progress(pool.map(_stamp, files, chunksize=256), len(files), "looking at files")
         )
     digest = hashlib.sha256(f"{data.max_pixels} {as_stored} {HEADER}".encode())
-    for name, stat in zip(files, stats, strict=True):
-        digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    for name, stamp in zip(files, stats, strict=True):
+        digest.update(f"{name}\0{stamp}\n".encode())
     cached = Path(data.cache_dir, f"index-{digest.hexdigest()[:16]}.npy")
     with one_process_at_a_time(cached):
         if cached.exists():
@@ -431,7 +452,7 @@ def read_headers(files: list[str], data: "DataConfig", as_stored: bool) -> np.nd
         broken = []
         with ThreadPoolExecutor(32) as pool:
             answers = pool.map(
-                lambda name: _header_or_error(name, data.max_pixels, as_stored), files
+                lambda name: header_or_reason(name, data.max_pixels, as_stored), files
             )
             for i, answer in enumerate(_with_progress(answers, len(files), "reading headers")):
                 if isinstance(answer, Header):
@@ -439,7 +460,7 @@ def read_headers(files: list[str], data: "DataConfig", as_stored: bool) -> np.nd
                 else:
                     broken.append(f"{files[i]} ({answer})")
         if broken:
-            raise ValueError(
+            raise BadHeadersError(
                 f"{len(broken)} of {len(files)} files cannot be used: {_some(broken)}; repair or remove them"
             )
         unfinished = cached.with_suffix(f".{os.getpid()}.tmp")
@@ -449,11 +470,21 @@ def read_headers(files: list[str], data: "DataConfig", as_stored: bool) -> np.nd
     return headers
 
 
-def _header_or_error(name: str, max_pixels: int, as_stored: bool) -> Header | str:
+def _stamp(name: str) -> tuple[int, int]:
+    """Changes when the file does."""
+    try:
+        stat = os.stat(name)
+    except OSError:  # such as a link to nowhere; reading its header will say so
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
+
+
+def header_or_reason(name: str, max_pixels: int, as_stored: bool) -> Header | str:
+    """What the header says, or why it cannot be used."""
     try:
         header = read_tiff_header(name) if as_stored else read_photo_header(name)
-    except (OSError, ValueError, SyntaxError) as error:
-        return str(error).replace(name, "").strip() or type(error).__name__
+    except Exception as error:  # damaged bytes make the libraries raise errors of any type
+        return reason_of(error, name)
     if header.height * header.width > max_pixels:
         return (
             f"{header.height}x{header.width} pixels are more than data.max_pixels={max_pixels}; "
@@ -530,5 +561,5 @@ def as_image_tree(index: Index, cache_dir: str) -> Index:
     headers = np.zeros(len(index), HEADER)
     headers["height"], headers["width"] = index.sizes.T
     headers["channels"], headers["bits"], headers["orientation"] = index.channels, 8, 1
-    headers["raw_offset"], headers["dali_reads"] = -1, True
+    headers["raw_offset"], headers["dali_reads"], headers["ends"] = -1, True, True
     return replace(index, images=None, files=([str(tree / n) for n in names],), headers=(headers,))

@@ -6,16 +6,19 @@ counter-based generator, so no worker, rank or earlier batch can influence it: a
 `world_size`-th row, and a resumed run starts at a row.
 """
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from loaders.index import Index
+from loaders.index import BadFileError, Index
 
 if TYPE_CHECKING:
     from conf.schema import DataConfig
+
+log = logging.getLogger(__name__)
 
 ROW = np.dtype(
     [
@@ -154,8 +157,13 @@ class PlanSampler(DistributedSampler):
     fill a global batch is dropped; in evaluation every row is yielded exactly once over all ranks,
     so that the last batches can be smaller and a rank can have one batch less.
 
+    A sample that turns out to be undecodable joins `bad` (sample: reason). In training the next row of
+    this rank in the epoch whose sample is good takes the place of its row, in evaluation the row is left
+    out. This follows from the plan and the files alone: when the sample was found does not matter.
+
     Raises:
-        ValueError: the split has fewer samples than a global batch (training) or than ranks.
+        ValueError: the split has fewer samples than a global batch (training) or than ranks, or
+            `data.on_error` is unknown.
     """
 
     def __init__(
@@ -183,7 +191,10 @@ class PlanSampler(DistributedSampler):
             seed=seed,
             drop_last=train,
         )
+        if data.on_error not in ("raise", "skip"):
+            raise ValueError(f"data.on_error={data.on_error} is unknown; use raise or skip")
         self.index, self.data = index, data
+        self.bad: dict[int, str] = {}
         self.global_batch_size = global_batch_size
         self.start_row = 0
         self.plan()  # bad sizes are reported now, not in the first epoch
@@ -191,6 +202,20 @@ class PlanSampler(DistributedSampler):
     def plan(self) -> np.ndarray:
         """The whole table of the current epoch, of all ranks."""
         return epoch_plan(self.index, self.data, self.seed, self.epoch, self.shuffle)
+
+    def description(self) -> dict[str, str]:
+        """All that the plan of an epoch depends on: equal descriptions give equal plans."""
+        keys = (
+            "resize",
+            "crop",
+            "random_crop",
+            "random_resized_crop",
+            "hflip",
+            "vflip",
+            "colour_jitter",
+        )
+        settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
+        return {"files": self.index.fingerprint(), "seed": str(self.seed)} | settings
 
     @property
     def num_rows(self) -> int:
@@ -207,5 +232,44 @@ class PlanSampler(DistributedSampler):
         plan = self.plan()
         for start in range(self.start_row, self.num_rows, self.global_batch_size):
             rows = plan[start : min(start + self.global_batch_size, self.num_rows)]
-            if len(shard := rows[self.rank :: self.num_replicas]):
+            if len(shard := self.without_bad(rows[self.rank :: self.num_replicas])):
                 yield shard
+
+    def set_aside(self, failed: dict[int, str]) -> None:
+        """Add samples to `bad`, with the reasons.
+
+        Raises:
+            BadFileError: `data.on_error` is `raise`, or there are more than `data.max_bad_samples` now.
+        """
+        for sample, reason in failed.items():
+            if self.data.on_error == "raise":
+                raise BadFileError(f"{reason}, or leave out bad files with data.on_error=skip")
+            if sample not in self.bad:
+                log.warning("%s (%s)", reason, "replaced" if self.shuffle else "left out")
+                self.bad[sample] = reason
+        if len(self.bad) > self.data.max_bad_samples:
+            raise BadFileError(
+                f"{len(self.bad)} samples of {self.index.name} are bad, more than data.max_bad_samples="
+                f"{self.data.max_bad_samples}, the last one: {list(self.bad.values())[-1]}; "
+                "python -m loaders.check lists all of them"
+            )
+
+    def without_bad(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of this rank, those of `bad` samples replaced or left out.
+
+        Raises:
+            BadFileError: no good sample is left to replace one.
+        """
+        bad = np.array(list(self.bad), np.int64)
+        is_bad = np.isin(rows["sample"], bad)
+        if not self.shuffle or not is_bad.any():
+            return rows[~is_bad]
+        plan, rows = self.plan()[: self.num_rows], rows.copy()
+        is_good = ~np.isin(plan["sample"], bad)
+        for number in np.flatnonzero(is_bad):
+            place = np.flatnonzero(plan["sample"] == rows["sample"][number])[0]
+            following = np.arange(place, place + self.num_rows, self.num_replicas) % self.num_rows
+            if not is_good[following].any():
+                raise BadFileError(f"all samples of {self.index.name} on rank {self.rank} are bad")
+            rows[number] = plan[following[is_good[following].argmax()]]
+        return rows

@@ -1,19 +1,24 @@
 """PyTorch's own DataLoader as the backend."""
 
+import functools
+import os
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from queue import Empty, Full, Queue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from loaders.base import Loader, RawBatch, cpus_per_rank
-from loaders.index import Index
+from loaders.base import Loader, RawBatch, cpus_per_rank, limits_explained
+from loaders.index import BadFileError, Index
 from loaders.plan import PlanSampler
 
 if TYPE_CHECKING:
@@ -22,12 +27,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class PlannedImages(Dataset[RawBatch]):
+@dataclass
+class Failed:
+    """Rows of which some cannot be executed."""
+
+    rows: np.ndarray
+    reasons: dict[int, str]
+    """For each bad sample, why."""
+
+
+class PlannedImages(Dataset[RawBatch | Failed]):
     """Executes rows of the plan: item `rows` is the batch of their images.
 
     The DataLoader hands a whole batch of rows to `__getitems__`, so nothing is collated: threads
     decode, cut and resize the images straight into the batch. Decoding and resizing release Python's
-    interpreter lock.
+    interpreter lock. What is to be done about a bad sample is decided in the training process.
     """
 
     def __init__(self, index: Index, size: tuple[int, int], num_threads: int) -> None:
@@ -35,35 +49,46 @@ class PlannedImages(Dataset[RawBatch]):
         self.images = torch.from_numpy(index.images) if index.images is not None else None
         self.pool: ThreadPoolExecutor | None = None
 
-    def __getitems__(self, rows: np.ndarray) -> RawBatch:
+    @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
+    def __getitems__(self, rows: np.ndarray) -> RawBatch | Failed:
         if self.images is not None and self._are_whole(rows):
             images = self.images[torch.from_numpy(rows["sample"].copy())]
             for name, dim in [("vflip", 1), ("hflip", 2)]:
                 if rows[name].any():
                     flipped = torch.from_numpy(rows[name].copy())
                     images[flipped] = images[flipped].flip(dim)
-            return rows, (images,)
+            return rows, _shared((images,))
         if self.pool is None:  # made here, because threads do not survive the start of a worker
             self.pool = ThreadPoolExecutor(self.num_threads)
-        batch = tuple(
-            torch.empty(
-                (len(rows), self.size[0] * scale, self.size[1] * scale, self.index.channels),
-                dtype=getattr(torch, self.index.dtype),
+        batch = _shared(
+            tuple(
+                torch.empty(
+                    (len(rows), self.size[0] * scale, self.size[1] * scale, self.index.channels),
+                    dtype=getattr(torch, self.index.dtype),
+                )
+                for scale in self.index.scales
             )
-            for scale in self.index.scales
         )
-        for _ in self.pool.map(self._execute, rows, range(len(rows)), [batch] * len(rows)):
-            pass
-        return rows, batch
+        reasons = self.pool.map(self._execute, rows, range(len(rows)), [batch] * len(rows))
+        failed = {
+            int(row["sample"]): reason
+            for row, reason in zip(rows, reasons, strict=True)
+            if reason is not None
+        }
+        return Failed(rows, failed) if failed else (rows, batch)
 
     def _are_whole(self, rows: np.ndarray) -> bool:
         height, width = self.size
         whole = (rows["height"] == height) & (rows["width"] == width)
         return bool(whole.all() and (self.index.sizes == self.size).all())
 
-    def _execute(self, row: np.void, position: int, batch: tuple[Tensor, ...]) -> None:
+    def _execute(self, row: np.void, position: int, batch: tuple[Tensor, ...]) -> str | None:
+        """None, or why the sample is bad."""
         for side, scale in enumerate(self.index.scales):
-            image = torch.from_numpy(self.index.read(row["sample"], side))
+            try:
+                image = torch.from_numpy(self.index.read(row["sample"], side))
+            except BadFileError as error:
+                return str(error)
             y, x, height, width = (scale * int(row[name]) for name in ("y", "x", "height", "width"))
             image = image[y : y + height, x : x + width]
             target = batch[side][position]
@@ -77,6 +102,19 @@ class PlannedImages(Dataset[RawBatch]):
                 )[0].permute(1, 2, 0)
             flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
             target.copy_(image.flip(flips) if flips else image)
+        return None
+
+
+def _shared(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The batch, in a worker process moved to shared memory.
+
+    The DataLoader's queue would do this in a thread of its own, where a full /dev/shm loses the batch
+    and the training process waits for it forever.
+    """
+    if get_worker_info() is not None:
+        for images in batch:
+            images.share_memory_()
+    return batch
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -94,23 +132,62 @@ class PyTorchLoader(Loader):
         super().__init__(sampler, cfg, device)
         workers = cfg.loader.num_workers
         num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
-        dataset = PlannedImages(sampler.index, self.read_size, num_threads)
+        self.dataset = PlannedImages(sampler.index, self.read_size, num_threads)
         self.data_loader = DataLoader(
-            dataset,
+            self.dataset,
             batch_sampler=sampler,
             collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=cfg.loader.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
+            worker_init_fn=_init_worker,
         )
         # Images in memory are faster at hand than through another thread.
-        self.in_background = workers == 0 and dataset.images is None
+        self.in_background = workers == 0 and self.dataset.images is None
 
-    def batches(self) -> Iterator[RawBatch]:
+    def _answers(self) -> Iterator[RawBatch | Failed]:
         if self.in_background:
             return in_background(self.data_loader, self.cfg.loader.prefetch_factor)
-        return iter(self.data_loader)
+        answers = iter(self.data_loader)
+        if self.data_loader.num_workers and current_thread() is main_thread():
+            _explain_deaths_of_workers()
+        return answers
+
+    def batches(self) -> Iterator[RawBatch]:
+        for answer in self._answers():
+            while isinstance(answer, Failed):
+                self.sampler.set_aside(answer.reasons)
+                answer = self.dataset.__getitems__(self.sampler.without_bad(answer.rows))
+            if len(answer[0]):
+                yield answer
+
+
+def _init_worker(worker_id: int) -> None:
+    """The training process acts on signals that are sent to all, and ends its workers itself."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this worker when its parent is gone, even if it waits to hand over a batch."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+@functools.cache
+def _explain_deaths_of_workers() -> None:
+    """PyTorch notices them in a signal handler, that is, wherever the training loop happens to be."""
+    notice: Any = signal.getsignal(signal.SIGCHLD)
+
+    def handle(*arguments: Any) -> None:
+        with limits_explained():
+            notice(*arguments)
+
+    if callable(notice):
+        signal.signal(signal.SIGCHLD, handle)
 
 
 def in_background(items: "Iterator[T] | DataLoader[T]", depth: int) -> Iterator[T]:

@@ -1,8 +1,17 @@
 """The process group of a run that torchrun started."""
 
 import atexit
+import ctypes
+import faulthandler
+import functools
 import logging
 import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,6 +25,9 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+HEARTBEAT_S = 2.0
 
 
 def local_rank() -> int:
@@ -55,19 +67,132 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
             f"distributed.backend={backend} does not work with device={device}; use gloo, "
             "or nccl on CUDA"
         )
+    leave_with_the_launcher()
+    faulthandler.enable()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, timeout = _store(), timedelta(seconds=cfg.distributed.timeout_s)
     dist.init_process_group(
-        backend,
-        timeout=timedelta(seconds=cfg.distributed.timeout_s),
+        # With NCCL, gloo carries the small messages that lie on the host.
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
     atexit.register(leave_process_group)
-    return dist.get_rank(), dist.get_world_size()
+    threading.Thread(target=_tell_where_we_stand, args=(store, rank), daemon=True).start()
+    return rank, world_size
+
+
+def _store() -> dist.Store:
+    """The key-value store of torchrun; a part of its own for each restart.
+
+    A restarted rank would otherwise read the addresses of processes that are gone. On several nodes,
+    where agents may count restarts differently, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each
+    attempt another store, and rank 0 has to open it.
+    """
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=not is_shared and os.environ["RANK"] == "0",
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "0"
+    return dist.PrefixStore(f"attempt{attempt}", store)
 
 
 def leave_process_group() -> None:
     """Destroy the process group if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def leave_with_the_launcher() -> None:
+    """Ask Linux for SIGTERM when torchrun dies; otherwise its ranks would train on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def report_by_rank(main: Callable[["Config"], None]) -> Callable[["Config"], None]:
+    """Let an error in `main` be told once, with its rank, and end the process at once.
+
+    A rank whose partner failed says so in one line. When a collective timed out, each rank says where
+    it and the others stood, as far as they have told.
+    """
+
+    @functools.wraps(main)
+    def reporting(cfg: "Config") -> None:
+        try:
+            main(cfg)
+        except Exception as error:
+            rank = os.environ.get("RANK", "0")
+            text = str(error).lower()
+            if "timed out" in text or "timeout" in text:
+                print(f"[rank {rank}] {_who_is_missing(int(rank))}", file=sys.stderr)
+            if _is_about_a_partner(error):
+                reason = str(error).splitlines()[0][:200]
+                print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
+            else:
+                lines = traceback.format_exc().splitlines()
+                print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)
+            sys.stderr.flush()
+            # Without the usual way out, which would wait for the other ranks.
+            os._exit(1)
+
+    return reporting
+
+
+def _is_about_a_partner(error: Exception) -> bool:
+    if isinstance(error, dist.DistError):
+        return True
+    words = (
+        "connection closed by peer",
+        "connection reset by peer",
+        "timed out waiting",
+        "gloo/transport",
+    )
+    return any(word in str(error).lower() for word in words)
+
+
+def _tell_where_we_stand(store: dist.Store, rank: int) -> None:
+    """Put the line that this process is at into the store again and again."""
+    main_thread = threading.main_thread().ident
+    while True:
+        frame = sys._current_frames().get(main_thread or 0)
+        stack = traceback.extract_stack(frame)
+        ours = [line for line in stack if "site-packages" not in line.filename] or stack
+        place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
+        waits = any(f"torch{os.sep}distributed" in line.filename for line in stack)
+        try:
+            store.set(f"place{rank}", f"{int(waits)}{time.time():.0f} {place}")
+        except (RuntimeError, ValueError):
+            return  # the group is gone, and nobody will ask
+        time.sleep(HEARTBEAT_S)
+
+
+def _who_is_missing(rank: int) -> str:
+    """Where each rank stood when it told last, and which of them did not wait for the others."""
+    if not dist.is_initialized():
+        return "the process group could not be joined in time"
+    store = dist.distributed_c10d._get_default_store()
+    lines, missing = [], []
+    for other in range(dist.get_world_size()):
+        try:
+            store.wait([f"place{other}"], timedelta(seconds=5))
+            told = store.get(f"place{other}").decode()
+        except (RuntimeError, ValueError):
+            lines.append(f"  rank {other}: has told nothing")
+            missing.append(other)
+            continue
+        when, _, place = told[1:].partition(" ")
+        lines.append(f"  rank {other}, {time.time() - float(when):.0f} s ago: {place}")
+        if told[0] == "0" and other != rank:
+            missing.append(other)
+    who = ", ".join(str(other) for other in missing) or "unknown"
+    return "\n".join(
+        [f"a collective timed out; missing: rank {who}. Where each rank stood:", *lines]
+    )
 
 
 def convert_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:

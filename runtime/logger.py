@@ -70,6 +70,14 @@ class RunLogger:
             OmegaConf.save(cfg, self.folder / "config.yaml", resolve=True)
         _log_to(self.folder / "train.log", rank)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the closing summary says of the epochs so far."""
+        return {"best": self.best, "best_metrics": self.best_metrics, "metrics": self.metrics}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.best_metrics = state["best"], state["best_metrics"]
+        self.metrics = state["metrics"]
+
     @property
     def reached_max_steps(self) -> bool:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
@@ -179,8 +187,12 @@ class RunLogger:
         wait_s, compute_s = self.seconds.get("data_wait", 0.0), self.seconds.get("compute", 0.0)
         return wait_s / (wait_s + compute_s) if wait_s + compute_s else 0.0
 
-    def finish(self) -> None:
-        """Write `summary.json` and the closing summary."""
+    def finish(self, num_bad_steps: int = 0) -> None:
+        """Write `summary.json` and the closing summary.
+
+        Args:
+            num_bad_steps: steps that were skipped because their gradients were not finite.
+        """
         self.lap("other")
         if self.writer is None:
             return
@@ -191,6 +203,7 @@ class RunLogger:
             "perf/data_wait_share": self.data_wait_share,
             "seconds": {part: round(seconds, 3) for part, seconds in self.seconds.items()},
             "steps": self.step_number,
+            "bad_steps": num_bad_steps,
             "world_size": self.world_size,
             "device": str(self.device),
             "script": Path(sys.argv[0]).name,

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
@@ -18,6 +19,8 @@ def build_optimizer(
     The learning rate rises linearly from 1 % of its peak during `optimizer.warmup_epochs` and then
     follows a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR").
 
+    The optimizers are fused: one kernel for all weights, which can also skip a step on the device.
+
     Raises:
         ValueError: `optimizer.name` is unknown, `epochs` is less than 1, or the warm-up as long as the run.
     """
@@ -32,9 +35,15 @@ def build_optimizer(
             momentum=options.momentum,
             weight_decay=options.weight_decay,
             nesterov=options.momentum > 0,
+            fused=True,
         )
+        for parameter in model.parameters():
+            # Left uninitialised if the very first step is skipped, unless it is there already.
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     elif options.name == "adamw":
-        optimizer = AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+        optimizer = AdamW(
+            model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
+        )
     else:
         raise ValueError(f"optimizer.name={options.name} is unknown; use sgd or adamw")
 

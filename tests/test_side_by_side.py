@@ -55,7 +55,7 @@ def test_an_unmarked_edit_is_found(old: str, new: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_entry_points_stay_short_and_name_their_command(script: str) -> None:
     text = (REPOSITORY / script).read_text()
-    assert len(text.splitlines()) <= 125
+    assert len(text.splitlines()) <= 145
     assert f" {script}`" in split_docstring(text)[0]
 
 

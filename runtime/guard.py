@@ -1,0 +1,94 @@
+"""Steps whose gradients are not finite change nothing."""
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from loaders import Loader
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+log = logging.getLogger(__name__)
+
+NAMED_FILES = 8
+
+
+class NonFiniteGuard:
+    """Skips steps with a non-finite gradient norm, without waiting for the device in each step.
+
+    The norm is that of the gradients averaged over all ranks, so all ranks decide alike. The optimizer
+    itself skips the step (fused optimizers look at `found_inf`, as GradScaler uses it). Whether that
+    happened is looked at every `log.every_steps` steps and in `settle()`; the BatchNorm statistics are
+    then those from before the bad step.
+
+    Attributes:
+        num_bad_steps: skipped so far.
+    """
+
+    def __init__(
+        self, cfg: "Config", model: nn.Module, optimizer: Optimizer, train_loader: Loader
+    ) -> None:
+        self.cfg, self.optimizer, self.train_loader = cfg, optimizer, train_loader
+        self.num_bad_steps = 0
+        self.bad_in_a_row = 0
+        self.unchecked: list[tuple[Tensor, int, np.ndarray]] = []
+        layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self.statistics = [buffer for layer in layers for buffer in layer.buffers()]
+        self.known_good = [buffer.clone() for buffer in self.statistics]
+
+    def check(self, grad_norm: Tensor) -> None:
+        """To be called before `optimizer.step()` with the norm of all gradients.
+
+        Raises:
+            FloatingPointError: `max_bad_steps` steps in a row were bad.
+        """
+        is_bad = ~torch.isfinite(grad_norm)
+        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self.optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+        step = self.train_loader.epoch * len(self.train_loader) + self.train_loader.batches_done
+        self.unchecked.append((is_bad, step, self.train_loader.last_rows["sample"]))
+        if len(self.unchecked) >= self.cfg.log.every_steps:
+            self.settle()
+
+    def start_from_here(self) -> None:
+        """Take the statistics as they are now for good, after a checkpoint was loaded."""
+        for kept, current in zip(self.known_good, self.statistics, strict=True):
+            kept.copy_(current)
+
+    def settle(self) -> None:
+        """Look at the steps since the last time; to be called before the model is saved or evaluated."""
+        if not self.unchecked:
+            return
+        flags = torch.stack([is_bad for is_bad, _, _ in self.unchecked]).tolist()
+        for is_bad, (_, step, samples) in zip(flags, self.unchecked, strict=True):
+            self.bad_in_a_row = self.bad_in_a_row + 1 if is_bad else 0
+            if not is_bad:
+                continue
+            self.num_bad_steps += 1
+            message = (
+                f"step {step}: the gradient norm is not finite, the step was skipped; this rank's "
+                f"batch: {self._names(samples)}"
+            )
+            if self.bad_in_a_row >= self.cfg.max_bad_steps:
+                raise FloatingPointError(
+                    f"{message}; that were max_bad_steps={self.cfg.max_bad_steps} in a row: lower "
+                    "optimizer.lr, set clip_grad_norm or look at these files"
+                )
+            log.warning(message)
+        self.unchecked.clear()
+        if any(flags):
+            for current, kept in zip(self.statistics, self.known_good, strict=True):
+                current.copy_(kept)
+        else:
+            self.start_from_here()
+
+    def _names(self, samples: np.ndarray) -> str:
+        files = self.train_loader.index.files
+        names = [files[0][i] if files else f"sample {i}" for i in samples[:NAMED_FILES]]
+        return ", ".join(names) + (" ..." if len(samples) > NAMED_FILES else "")
