@@ -261,6 +261,11 @@ def run_stamp() -> str:
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return now
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise ValueError(
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE leaves no store in which the ranks could agree on a "
+            "name for the run; set output_dir=DIR or name=NAME"
+        )
     from torch.distributed import TCPStore
 
     store = TCPStore(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from loaders.index import Index, build_index
 from loaders.plan import ROW, PlanSampler, output_size
@@ -179,7 +178,9 @@ class Loader:
         channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         batch = self._empty_batch(channels_first.shape).copy_(channels_first)
         if tuple(batch.shape[2:]) != size:
-            batch = interpolate(batch, size, mode="bilinear")
+            enlarged = self._empty_batch(torch.Size([*batch.shape[:2], *size]))
+            # interpolate(mode="bilinear") into memory that is there already
+            batch = torch.ops.aten.upsample_bilinear2d.out(batch, size, False, out=enlarged)
         if any((rows[name] != 1).any() for name in ("brightness", "contrast", "saturation")):
             batch = self._jitter_colours(rows, batch.div_(full_intensity))
             return _scale_and_shift(batch, scale, shift)

@@ -108,6 +108,29 @@ class Index:
                 f"{path} cannot be decoded ({reason_of(error, path)}); repair or remove it"
             ) from error
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether every file holds its pixels uncompressed, interleaved and in one piece."""
+        return self.as_stored and all((header["raw_offset"] >= 0).all() for header in self.headers)
+
+    def read_raw(self, sample: int, image: np.ndarray) -> None:
+        """Fill the contiguous `image` with the pixels of a raw file.
+
+        Raises:
+            BadFileError: the file is gone or cut short.
+        """
+        path = self.files[0][sample]
+        try:
+            with open(path, "rb", buffering=0) as file:
+                file.seek(self.headers[0]["raw_offset"][sample])
+                is_whole = file.readinto(image.data) == image.nbytes
+        except FileNotFoundError as error:
+            raise BadFileError(
+                f"{path} cannot be decoded ({error.strerror}); repair or remove it"
+            ) from error
+        if not is_whole:
+            raise BadFileError(f"{path} cannot be decoded (it is cut short); repair or remove it")
+
     def fingerprint(self) -> str:
         """Hash of all that the plan depends on and of the file names: 16 hexadecimal digits."""
         digest = hashlib.sha256(self.sizes.astype(np.int32).tobytes())

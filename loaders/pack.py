@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,18 +24,16 @@ from PIL import Image
 from torch.nn.functional import interpolate
 from tqdm import tqdm
 
+from conf.schema import Config, DataConfig
 from loaders.base import cpus_per_rank
 from loaders.index import Index, build_index
 from loaders.packed import SPLITS, settings_of
 from loaders.plan import resized_sizes
 
-if TYPE_CHECKING:
-    from conf.schema import Config, DataConfig
-
 FORMATS = ("pixels", "jpeg")
 
 
-def pack(data: "DataConfig", out: Path, format: str = "pixels") -> None:
+def pack(data: DataConfig, out: Path, format: str = "pixels") -> None:
     """Write the data set, resized by `data.resize`, into the folder `out`.
 
     Raises:
@@ -80,7 +78,7 @@ def pack(data: "DataConfig", out: Path, format: str = "pixels") -> None:
         begun.rename(finished)
 
 
-def _pack_pixels(data: "DataConfig", index: Index, out: Path, split: str) -> None:
+def _pack_pixels(data: DataConfig, index: Index, out: Path, split: str) -> None:
     sizes = resized_sizes(data, index.sizes)
     lengths = sizes.prod(axis=1, dtype=np.int64) * index.channels
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
@@ -110,7 +108,7 @@ def _pack_pixels(data: "DataConfig", index: Index, out: Path, split: str) -> Non
     (out / f"{split}-done.npy").unlink()
 
 
-def _pack_jpeg(data: "DataConfig", index: Index, out: Path, split: str) -> None:
+def _pack_jpeg(data: DataConfig, index: Index, out: Path, split: str) -> None:
     if index.as_stored or not index.files:
         raise ValueError(
             f"format=jpeg holds 8-bit RGB files only, not {index.name}; use format=pixels"
@@ -140,7 +138,7 @@ def _pack_jpeg(data: "DataConfig", index: Index, out: Path, split: str) -> None:
     _run(write, list(range(len(index))), f"packing {index.name}", lambda samples: None)
 
 
-def _folder_of(paths: list[str], data: "DataConfig", side: int) -> Path:
+def _folder_of(paths: list[str], data: DataConfig, side: int) -> Path:
     """The folder below which the paths tell class or partner."""
     root = Path(data.root)
     for name in ("train", "val", "test"):
@@ -184,9 +182,8 @@ def _open(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
     return np.lib.format.open_memmap(path, "w+", dtype, shape)
 
 
-def main() -> None:
-    """Command line: Hydra overrides of the data, `out=DIR` and `format=pixels|jpeg`."""
-    options = {"out": None, "format": "pixels"}
+def command_line(options: dict[str, str | None]) -> Config:
+    """The configuration that the Hydra overrides among the arguments give; others go to `options`."""
     overrides = []
     for argument in sys.argv[1:]:
         key, _, value = argument.partition("=")
@@ -194,10 +191,16 @@ def main() -> None:
             options[key] = value
         else:
             overrides.append(argument)
+    with initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"):
+        return cast(Config, compose("config", overrides))
+
+
+def main() -> None:
+    """Command line: Hydra overrides of the data, `out=DIR` and `format=pixels|jpeg`."""
+    options = {"out": None, "format": "pixels"}
+    cfg = command_line(options)
     if options["out"] is None:
         sys.exit(f"{__doc__}\nout=DIR is missing")
-    with initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"):
-        cfg = cast("Config", compose("config", overrides))
     try:
         pack(cfg.data, Path(options["out"]), str(options["format"]))
     except (ValueError, OSError) as error:

@@ -1,9 +1,9 @@
 """PyTorch's own DataLoader as the backend."""
 
 import functools
+import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,12 +47,17 @@ class PlannedImages(Dataset[RawBatch | Failed]):
     def __init__(self, index: Index, size: tuple[int, int], num_threads: int) -> None:
         self.index, self.size, self.num_threads = index, size, num_threads
         self.images = torch.from_numpy(index.images) if index.images is not None else None
+        # Then a batch needs no threads: copying is quicker than handing it to them.
+        self.are_alike = bool((index.sizes == index.sizes[0]).all()) and (
+            self.images is not None or index.is_raw
+        )
         self.pool: ThreadPoolExecutor | None = None
 
     @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
     def __getitems__(self, rows: np.ndarray) -> RawBatch | Failed:
-        if self.images is not None and self._are_whole(rows):
-            images = self.images[torch.from_numpy(rows["sample"].copy())]
+        images = self._read_alike(rows) if self.are_alike and self._are_only_cut(rows) else None
+        if images is not None:
+            images = _cut_alike(images, rows, self.size)
             for name, dim in [("vflip", 1), ("hflip", 2)]:
                 if rows[name].any():
                     flipped = torch.from_numpy(rows[name].copy())
@@ -77,10 +82,24 @@ class PlannedImages(Dataset[RawBatch | Failed]):
         }
         return Failed(rows, failed) if failed else (rows, batch)
 
-    def _are_whole(self, rows: np.ndarray) -> bool:
-        height, width = self.size
-        whole = (rows["height"] == height) & (rows["width"] == width)
-        return bool(whole.all() and (self.index.sizes == self.size).all())
+    def _are_only_cut(self, rows: np.ndarray) -> bool:
+        """Whether no image is to be resized."""
+        return bool(
+            (rows["height"] == self.size[0]).all() and (rows["width"] == self.size[1]).all()
+        )
+
+    def _read_alike(self, rows: np.ndarray) -> Tensor | None:
+        """(B, height, width, C): whole images, which are all of one size; None if one is bad."""
+        if self.images is not None:
+            return self.images[torch.from_numpy(rows["sample"].copy())]
+        height, width = self.index.sizes[0]
+        images = np.empty((len(rows), height, width, self.index.channels), self.index.dtype)
+        try:
+            for sample, image in zip(rows["sample"], images, strict=True):
+                self.index.read_raw(sample, image)
+        except BadFileError:
+            return None
+        return torch.from_numpy(images)
 
     def _execute(self, row: np.void, position: int, batch: tuple[Tensor, ...]) -> str | None:
         """None, or why the sample is bad."""
@@ -103,6 +122,22 @@ class PlannedImages(Dataset[RawBatch | Failed]):
             flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
             target.copy_(image.flip(flips) if flips else image)
         return None
+
+
+def _cut_alike(images: Tensor, rows: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """The rows' rectangles, all of `size`, of images of one size."""
+    height, width = size
+    if (height, width) == images.shape[1:3]:
+        return images
+    corners = rows[["y", "x"]]
+    if (corners == corners[0]).all():
+        y, x = corners[0].item()
+        return images[:, y : y + height, x : x + width].contiguous()
+    parts = [
+        image[y : y + height, x : x + width]
+        for image, (y, x) in zip(images, corners.tolist(), strict=True)
+    ]
+    return torch.stack(parts)
 
 
 def _shared(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -164,17 +199,22 @@ class PyTorchLoader(Loader):
 
 
 def _init_worker(worker_id: int) -> None:
-    """The training process acts on signals that are sent to all, and ends its workers itself."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    """Leave it to the training process to act on signals that are sent to all its processes."""
+    if not hasattr(signal, "sigtimedwait"):  # macOS
+        return
+    # Blocked in this thread, and so in those that it will start.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+    Thread(target=_end_with_training, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    """End this worker when its parent is gone, even if it waits to hand over a batch."""
+def _end_with_training(parent: int) -> None:
+    """End this worker when the training process is gone or ends it, which it does with SIGTERM."""
+    training = multiprocessing.parent_process()
     while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+        received = signal.sigtimedwait([signal.SIGTERM], 1.0)
+        if received and training and received.si_pid == training.pid:
+            break
+    os._exit(0)
 
 
 @functools.cache

@@ -67,6 +67,7 @@ class Checkpoint:
             "optimizer": optimizer,
             "scheduler": scheduler,
             "loader": train_loader,
+            "guard": guard,
             "logger": logger,
         }
         if scaler is not None:
@@ -97,6 +98,9 @@ class Checkpoint:
             self.save()
         if leave:
             self.close()
+            if dist.is_initialized():
+                # torchrun ends all ranks as soon as one has left: not before the file is whole.
+                dist.barrier()
             if self.rank == 0:
                 (self.run_folder / REQUEUE_MARKER).touch()
                 log.warning(
@@ -146,6 +150,8 @@ class Checkpoint:
         path = self.folder / f"step-{state['step']:08d}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            for unfinished in self.folder.glob(".*.pt.*"):  # of a run that was killed
+                unfinished.unlink()
             write_atomically(path, lambda temporary: torch.save(state, temporary))
             _link(path, self.folder / "last.pt")
             if is_best and self.cfg.checkpoint.best:
@@ -159,7 +165,7 @@ class Checkpoint:
                 old.unlink()
         except Exception as error:
             needed = sum(tensor.nbytes for tensor in _tensors(state))
-            free = shutil.disk_usage(self.folder).free
+            free = shutil.disk_usage(self.run_folder).free
             self.write_error = OSError(
                 f"{path} could not be written ({str(error).splitlines()[0]}): about {needed / 1e6:.1f} MB "
                 f"needed, {free / 1e6:.1f} MB free; earlier checkpoints are untouched"

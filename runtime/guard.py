@@ -23,9 +23,9 @@ class NonFiniteGuard:
     """Skips steps with a non-finite gradient norm, without waiting for the device in each step.
 
     The norm is that of the gradients averaged over all ranks, so all ranks decide alike. The optimizer
-    itself skips the step (fused optimizers look at `found_inf`, as GradScaler uses it). Whether that
-    happened is looked at every `log.every_steps` steps and in `settle()`; the BatchNorm statistics are
-    then those from before the bad step.
+    itself skips the step (fused optimizers look at `found_inf`, as GradScaler uses it), and the running
+    statistics of BatchNorm become those from before it, also on the device: the outcome does not depend
+    on when somebody looks. That happens every `log.every_steps` steps and in `settle()`.
 
     Attributes:
         num_bad_steps: skipped so far.
@@ -42,6 +42,12 @@ class NonFiniteGuard:
         self.statistics = [buffer for layer in layers for buffer in layer.buffers()]
         self.known_good = [buffer.clone() for buffer in self.statistics]
 
+    def state_dict(self) -> dict[str, int]:
+        return {"num_bad_steps": self.num_bad_steps, "bad_in_a_row": self.bad_in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_bad_steps, self.bad_in_a_row = state["num_bad_steps"], state["bad_in_a_row"]
+
     def check(self, grad_norm: Tensor) -> None:
         """To be called before `optimizer.step()` with the norm of all gradients.
 
@@ -51,6 +57,9 @@ class NonFiniteGuard:
         is_bad = ~torch.isfinite(grad_norm)
         self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         self.optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+        for current, kept in zip(self.statistics, self.known_good, strict=True):
+            torch.where(is_bad, kept, current, out=current)
+        self.start_from_here()
         step = self.train_loader.epoch * len(self.train_loader) + self.train_loader.batches_done
         self.unchecked.append((is_bad, step, self.train_loader.last_rows["sample"]))
         if len(self.unchecked) >= self.cfg.log.every_steps:
@@ -82,11 +91,6 @@ class NonFiniteGuard:
                 )
             log.warning(message)
         self.unchecked.clear()
-        if any(flags):
-            for current, kept in zip(self.statistics, self.known_good, strict=True):
-                current.copy_(kept)
-        else:
-            self.start_from_here()
 
     def _names(self, samples: np.ndarray) -> str:
         files = self.train_loader.index.files

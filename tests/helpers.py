@@ -7,6 +7,7 @@ import runpy
 import socket
 import subprocess
 import sys
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 # Children are forked from a process that has imported torch already, which saves 10 s a run.
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["torch", "torch._dynamo", "runtime.logger"])
+FORKSERVER.set_forkserver_preload(["torch", "torch._dynamo", "runtime.logger", "nvidia.dali.fn"])
 
 
 def make_config(*overrides: str) -> Config:
@@ -48,35 +49,55 @@ def start(
     )
 
 
-def train(script: str, output_dir: Path, *overrides: str, folder: Path = REPOSITORY) -> str:
-    """Run an entry point quickly: forked, its ranks without torchrun, on the CPU.
+def fork(
+    script: str,
+    output_dir: Path,
+    *overrides: str,
+    folder: Path = REPOSITORY,
+    num_ranks: int | None = None,
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Start an entry point quickly: forked, its ranks without torchrun, on the CPU.
 
     Returns:
-        What rank 0 printed.
+        The process of each rank, and the file that it prints to.
     """
-    num_ranks = 2 if "ddp" in script else 1
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    num_ranks = num_ranks or (2 if "ddp" in script else 1)
     output_dir.mkdir(parents=True, exist_ok=True)
     prints = [
         output_dir.parent / f"{output_dir.name}-{script}-{rank}.txt" for rank in range(num_ranks)
     ]
     processes = []
+    port = free_port()
     for rank in range(num_ranks):
         env = dict(ENVIRONMENT)
-        if num_ranks > 1:
+        if "ddp" in script:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         arguments = [script, f"output_dir={output_dir}", *overrides]
         process = FORKSERVER.Process(target=_run, args=(folder, arguments, env, prints[rank]))
         process.start()
         processes.append(process)
+    return processes, prints
+
+
+def train(script: str, output_dir: Path, *overrides: str, folder: Path = REPOSITORY) -> str:
+    """Run what `fork()` starts to its end.
+
+    Returns:
+        What rank 0 printed.
+    """
+    processes, prints = fork(script, output_dir, *overrides, folder=folder)
     for process in processes:
         process.join(240)
     texts = [path.read_text() for path in prints]
     assert all(process.exitcode == 0 for process in processes), "\n".join([script, *texts])
     return texts[0]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) -> None:

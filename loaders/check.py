@@ -1,0 +1,86 @@
+"""Decode every file of a data set and list those that are broken.
+
+    python -m loaders.check data=imagefolder data.root=photos out=broken.json
+
+Ends with exit code 1 if anything is broken. `out=FILE` also writes the list as JSON: `{"files": 3,
+"broken": [{"path": "photos/a/2.jpg", "reason": "empty file"}]}`.
+"""
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from conf.schema import DataConfig
+from loaders.base import cpus_per_rank
+from loaders.decode import decode, reason_of
+from loaders.index import (
+    HEADER,
+    BadHeadersError,
+    build_index,
+    header_or_reason,
+    image_folders,
+    images_below,
+)
+from loaders.pack import command_line
+
+
+def check(data: DataConfig) -> tuple[int, dict[str, str]]:
+    """The number of files, and for each broken one its path and the reason.
+
+    What the index refuses for another reason than single files, such as images without a partner,
+    stands under the path of the data set.
+    """
+
+    def problem_of(path: str) -> str | None:
+        as_stored = data.layout == "cells"
+        header = header_or_reason(path, data.max_pixels, as_stored)
+        if isinstance(header, str):
+            return header
+        try:
+            decode(path, np.array([tuple(header)], HEADER)[0], as_stored)
+        except Exception as error:  # damaged bytes make decoders raise errors of any type
+            return reason_of(error, path)
+        return None
+
+    problems = {}
+    try:
+        build_index(data)
+    except BadHeadersError:
+        pass  # the first ten of what is found below
+    except (ValueError, OSError) as error:
+        problems[data.root] = str(error)
+    files: list[str] = []
+    try:
+        for folder in image_folders(data):
+            files += sorted(images_below(folder))
+    except (ValueError, OSError) as error:
+        problems[data.root] = str(error)
+    with ThreadPoolExecutor(cpus_per_rank()) as pool:
+        reasons = tqdm(pool.map(problem_of, files), total=len(files), desc="decoding")
+        for path, reason in zip(files, reasons, strict=True):
+            if reason is not None:
+                problems[path] = reason
+    return len(files), problems
+
+
+def main() -> None:
+    """Command line: Hydra overrides of the data, and `out=FILE`."""
+    options: dict[str, str | None] = {"out": None}
+    data = command_line(options).data
+    num_files, problems = check(data)
+    if options["out"] is not None:
+        broken = [{"path": path, "reason": reason} for path, reason in problems.items()]
+        report = {"files": num_files, "broken": broken}
+        Path(options["out"]).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    for path, reason in problems.items():
+        print(f"{path}: {reason}")
+    print(f"{num_files} files were decoded, {len(problems)} problems were found")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
