@@ -278,9 +278,12 @@ def limits_explained() -> Iterator[None]:
     except LimitError:
         raise
     except (OSError, RuntimeError) as error:
+        if isinstance(error.__cause__, LimitError):  # which PyTorch wrapped
+            raise error.__cause__ from None
         for sign, advice in LIMITS.items():
             if sign in str(error):
-                raise LimitError(f"{str(error).strip().splitlines()[-1]}: {advice}") from error
+                what = str(error).strip(" .\n").splitlines()[-1]
+                raise LimitError(f"{what}: {advice}") from error
         raise
 
 

@@ -163,6 +163,7 @@ class DALILoader(Loader):
             if bad := bad_among(rows["sample"].tolist(), self.tree):
                 break
         else:
+            error.add_note("Without DALI, all files in flight can be decoded; try loader=pytorch.")
             raise error
         self.sampler.set_aside(bad)
         again = [rows for rows in map(self.sampler.without_bad, self.running) if len(rows)]

@@ -2,7 +2,8 @@
 
 import errno
 import os
-from typing import NamedTuple
+import struct
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -10,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 ORIENTATION = 0x0112  # the EXIF tag
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+PNG_START, CHECKSUM_BYTES = b"\x89PNG\r\n\x1a\n", 4
 
 # The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
 Image.MAX_IMAGE_PIXELS = None
@@ -44,8 +46,12 @@ def read_photo_header(path: str) -> Header:
     """
     with open(path, "rb") as file:
         with Image.open(file) as image:
-            orientation = image.getexif().get(ORIENTATION, 1)
             width, height = image.size
+            # The base class's method: that of PNG decodes the image to find tags behind the pixels.
+            tags = Image.Image.getexif(image)
+            if image.format == "PNG" and ORIENTATION not in tags:
+                tags.load(_png_exif(file))
+            orientation = tags.get(ORIENTATION, 1)
         file.seek(0)
         is_jpeg = file.read(len(JPEG_START)) == JPEG_START
         file.seek(-len(JPEG_END), os.SEEK_END)
@@ -53,6 +59,17 @@ def read_photo_header(path: str) -> Header:
     if orientation >= 5:
         width, height = height, width
     return Header(height, width, 3, 8, orientation, ends=ends)
+
+
+def _png_exif(file: BinaryIO) -> bytes:
+    """The EXIF tags of a PNG, wherever they stand; empty if there are none."""
+    file.seek(len(PNG_START))
+    while len(start := file.read(8)) == 8:
+        length, name = struct.unpack(">I4s", start)
+        if name == b"eXIf":
+            return file.read(length)
+        file.seek(length + CHECKSUM_BYTES, os.SEEK_CUR)
+    return b""
 
 
 def decode_photo(path: str, orientation: int = 1) -> np.ndarray:

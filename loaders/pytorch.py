@@ -209,10 +209,11 @@ def _init_worker(worker_id: int) -> None:
 
 def _end_with_training(parent: int) -> None:
     """End this worker when the training process is gone or ends it, which it does with SIGTERM."""
-    training = multiprocessing.parent_process()
-    while os.getppid() == parent:
+    training = multiprocessing.parent_process()  # not the parent, where a fork server is
+    assert training is not None
+    while os.getppid() == parent and training.is_alive():
         received = signal.sigtimedwait([signal.SIGTERM], 1.0)
-        if received and training and received.si_pid == training.pid:
+        if received and received.si_pid == training.pid:
             break
     os._exit(0)
 

@@ -101,6 +101,8 @@ def free_port() -> int:
 
 
 def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) -> None:
+    # Processes started by this one, such as DataLoader workers, would otherwise import torch again.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(env)
     os.chdir(folder)
     sys.argv = arguments

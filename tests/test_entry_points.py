@@ -214,7 +214,11 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_
         ("train.py", ["device=cuda"], "needs GPU 0, but 0 are visible"),
         ("train.py", ["optimizer.name=foo"], "optimizer.name=foo is unknown; use sgd or adamw"),
         ("train.py", ["optimizer.warmup_epochs=9"], "warmup_epochs=9.0 leaves nothing of epochs=4"),
-        ("train.py", ["resume=nowhere.pt"], "nowhere.pt is no file; give a checkpoint"),
+        (
+            "train.py",
+            ["resume=nowhere.pt"],
+            "resume=nowhere.pt: there is no checkpoint; give a checkpoint",
+        ),
         ("train.py", ["epochs=0"], "epochs=0 is less than 1"),
         ("train_amp.py", ["amp.dtype=int8"], "amp.dtype=int8 is unknown; use float16 or bfloat16"),
         (

@@ -1,0 +1,566 @@
+"""Files that cannot be decoded, and machines that run out of something."""
+
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tifffile
+import torch
+
+import loaders.check
+from loaders import build_loaders
+from loaders.base import LimitError, limits_explained
+from loaders.index import BadFileError, BadHeadersError, build_index
+from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, make_config
+from tests.test_datasets import save, smooth
+
+CPU = torch.device("cpu")
+WAYS = {
+    "threads": ["loader=pytorch"],
+    "workers": ["loader=pytorch", "loader.num_workers=2"],
+    "dali": ["loader=dali"],
+}
+HTML = b"<html>404 not found</html>" * 20
+
+
+def make_photos(root: Path, count: int) -> Path:
+    """Class folders a, b and c of JPEGs with names like `foto ä 7.jpg`."""
+    for number in range(count):
+        path = root / "abc"[number % 3] / f"foto ä {number}.jpg"
+        save(path, smooth(number, 60 + number % 5, 80), quality=90)
+    return root
+
+
+def options_for(root: Path, tmp_path: Path, *overrides: str) -> list[str]:
+    """Centre crops of 40x40 pixels, half of the samples for evaluation."""
+    return [
+        "data=imagefolder",
+        f"data.root={root}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "data.resize=null",
+        "data.crop=[40,40]",
+        "data.random_resized_crop=null",
+        "data.val_fraction=0.5",
+        "data.colour_jitter=[0,0,0]",
+        "global_batch_size=4",
+        *overrides,
+    ]
+
+
+def replace_file(path: str, content: bytes) -> None:
+    """As a new file: the old one may be mapped into memory."""
+    os.unlink(path)
+    Path(path).write_bytes(content)
+
+
+def cut_short(path: str) -> None:
+    """Only the last lines are missing, which are far below every centre crop."""
+    content = Path(path).read_bytes()
+    replace_file(path, content[: len(content) * 97 // 100])
+
+
+def shrink(path: str) -> None:
+    os.unlink(path)
+    save(Path(path), smooth(0, 30, 30))
+
+
+DAMAGE: dict[str, tuple[Callable[[str], None], str]] = {
+    "cut short": (cut_short, "image file is truncated"),
+    "deleted": (os.unlink, "No such file or directory"),
+    "web page": (lambda path: replace_file(path, HTML), "not an image"),
+    "empty": (lambda path: replace_file(path, b""), "empty file"),
+    "other size": (shrink, "30x30 pixels but .* when it was indexed"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_file_damaged_after_indexing_is_named_alike(kind: str, tmp_path: Path) -> None:
+    root = make_photos(tmp_path / "photos", 16)
+    options = options_for(root, tmp_path)
+    both = [build_loaders(make_config(*options, *WAYS[way]), CPU) for way in ("threads", "dali")]
+    both.append(build_loaders(make_config(*options, *WAYS["workers"]), CPU))
+    damage, reason = DAMAGE[kind]
+    name = both[0][0].index.files[0][3]
+    damage(name)
+    messages = []
+    for train, _ in both:
+        with pytest.raises(
+            BadFileError, match=rf"cannot be decoded \(.*{reason}.*repair or"
+        ) as caught:
+            list(train)
+        messages.append(str(caught.value))
+    assert messages[0].startswith(name)
+    assert len(set(messages)) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_jpeg_cut_short_before_indexing_is_refused_whatever_part_is_used(way, tmp_path) -> None:
+    """DALI alone would deliver the upper lines; bytes behind the end do no harm in either."""
+    root = make_photos(tmp_path / "photos", 16)
+    options = options_for(root, tmp_path, *WAYS[way])
+    names = build_index(make_config(*options).data)[0].files[0]
+    for name in names[1:]:
+        replace_file(name, Path(name).read_bytes() + b"behind the end")
+    list(build_loaders(make_config(*options), CPU)[0])
+    cut_short(names[0])
+    with pytest.raises(BadFileError, match="image file is truncated"):
+        list(build_loaders(make_config(*options), CPU)[0])
+
+
+def rows_and_images(loader) -> tuple[list[int], torch.Tensor]:
+    batches = [(rows["sample"].tolist(), images[0].clone()) for rows, images in loader.batches()]
+    samples = [sample for samples, _ in batches for sample in samples]
+    return samples, torch.cat([images for _, images in batches])
+
+
+def expected_rows(sampler, bad: set[int]) -> list[int]:
+    """The rank's samples of the epoch, each bad one replaced by the next good one, around the end."""
+    samples = sampler.plan()["sample"][: sampler.num_rows][sampler.rank :: sampler.num_replicas]
+    return [
+        next(int(s) for s in np.roll(samples, -place) if s not in bad)
+        for place in range(len(samples))
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_skipped_samples_are_replaced_alike_in_training_and_left_out_in_evaluation(
+    rank: int, tmp_path: Path, caplog
+) -> None:
+    """Two bad samples in a row, the epoch's last one, and others: two epochs in every backend."""
+    root = make_photos(tmp_path / "photos", 50)
+    options = options_for(root, tmp_path, "data.on_error=skip", "data.hflip=0.5")
+    all_loaders = {
+        way: build_loaders(make_config(*options, *WAYS[way]), CPU, rank, 2) for way in WAYS
+    }
+    train, val = all_loaders["threads"]
+    mine = train.sampler.plan()["sample"][: train.sampler.num_rows]
+    bad = {int(mine[place]) for place in (5, 7, 8, len(mine) - 1, len(mine) - 2)}
+    kinds = [damage for damage, _ in DAMAGE.values()]
+    for sample, damage in zip(sorted(bad), kinds, strict=True):
+        damage(train.index.files[0][sample])
+    cut_short(val.index.files[0][2])
+    os.unlink(val.index.files[0][3])
+
+    first_epoch = {}
+    for way, (train, val) in all_loaders.items():
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            for epoch in (0, 1):
+                train.set_epoch(epoch)
+                train.sampler.start_row = 0
+                samples, images = rows_and_images(train)
+                assert samples == expected_rows(train.sampler, bad), (way, epoch)
+                if epoch == 0:
+                    first_epoch[way] = images
+            # A loader that knows nothing yet goes on in the middle with the same rows.
+            late, _ = build_loaders_as_indexed(train, rank)
+            late.set_epoch(1)
+            late.sampler.start_row = 12
+            assert rows_and_images(late)[0] == samples[6:]
+            val_samples, _ = rows_and_images(val)
+            assert val_samples == [s for s in range(rank, 25, 2) if s not in (2, 3)], way
+            assert sum(len(labels) for _, labels in val) == len(val_samples)
+        seen = set(train.sampler.bad)
+        assert seen <= bad
+        assert seen >= bad & set(mine[rank::2].tolist())
+        warned = [record.message.partition(" cannot")[0] for record in caplog.records]
+        assert warned.count(val.index.files[0][2 + rank % 2]) == 1
+        for sample in train.sampler.bad:
+            # Once by each of the two training loaders, if both met it.
+            assert 1 <= warned.count(train.index.files[0][sample]) <= 2
+    assert torch.equal(first_epoch["threads"], first_epoch["workers"])
+    difference = (first_epoch["threads"].int() - first_epoch["dali"].int()).abs()
+    assert difference.max() <= 4
+
+
+def build_loaders_as_indexed(loader, rank: int):
+    """Loaders of the same kind for the index of an existing one, whose files were damaged since."""
+    kind, sampler = type(loader), type(loader.sampler)
+    shards = loader.cfg.global_batch_size, rank, loader.sampler.num_replicas
+    fresh = [
+        sampler(loader.index, loader.cfg.data, loader.cfg.seed, *shards, train=train)
+        for train in (True, False)
+    ]
+    return kind(fresh[0], loader.cfg, CPU), kind(fresh[1], loader.cfg, CPU)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_too_many_bad_samples_stop_the_run(way: str, tmp_path: Path) -> None:
+    root = make_photos(tmp_path / "photos", 24)
+    options = options_for(root, tmp_path, "data.on_error=skip", *WAYS[way])
+    train, val = build_loaders(make_config(*options, "data.max_bad_samples=2"), CPU)
+    for name in (*train.index.files[0][:3], *val.index.files[0][:2]):
+        replace_file(name, HTML)
+    assert sum(len(labels) for _, labels in val) == 10
+    with pytest.raises(
+        BadFileError, match="3 samples of photos/train are bad, more than .*=2, the"
+    ):
+        list(train)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_of_bad_samples_only(way: str, tmp_path: Path) -> None:
+    """Evaluation has fewer batches; training takes the next good one, as long as there is any."""
+    root = make_photos(tmp_path / "photos", 8)
+    options = options_for(root, tmp_path, "data.on_error=skip", "global_batch_size=1", *WAYS[way])
+    train, val = build_loaders(make_config(*options), CPU)
+    for name in (*train.index.files[0][1:], *val.index.files[0][:2]):
+        replace_file(name, HTML)
+    assert [len(labels) for _, labels in val] == [1, 1]
+    assert [rows["sample"].tolist() for rows, _ in train.batches()] == [[0]] * 4
+    os.unlink(train.index.files[0][0])
+    with pytest.raises(BadFileError, match="all samples of photos/train on rank 0 are bad"):
+        list(build_loaders_as_indexed(train, 0)[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bad_sample_in_flight_of_an_epoch_that_was_left_does_not_matter(way, tmp_path) -> None:
+    root = make_photos(tmp_path / "photos", 32)
+    options = options_for(root, tmp_path, "data.on_error=skip", *WAYS[way])
+    train, _ = build_loaders(make_config(*options), CPU)
+    bad = int(train.sampler.plan()["sample"][9])
+    os.unlink(train.index.files[0][bad])
+    for _ in train:
+        break
+    train.set_epoch(1)
+    train.sampler.start_row = 0
+    assert rows_and_images(train)[0] == expected_rows(train.sampler, {bad})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_either_side_of_a_pair_can_be_bad(way: str, tmp_path: Path) -> None:
+    for number in range(12):
+        for side in ("input", "target"):
+            save(tmp_path / "p" / side / f"{number:02d}.png", smooth(number, 50, 60))
+    options = ["data=pairs", f"data.root={tmp_path / 'p'}", "data.crop=[20,20]", *WAYS[way]]
+    options += [f"data.cache_dir={tmp_path}", "data.on_error=skip", "global_batch_size=2"]
+    train, _ = build_loaders(make_config(*options, "data.val_count=2"), CPU)
+    for position, sample in ((0, 1), (1, 6)):
+        name = train.index.files[position][sample]
+        replace_file(name, Path(name).read_bytes()[:2000])
+    assert rows_and_images(train)[0] == expected_rows(train.sampler, {1, 6})
+    for inputs, targets in train:
+        assert torch.equal(inputs, targets)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("planar", [False, True], ids=["interleaved", "planar"])
+def test_tiffs_cut_short_are_skipped(planar: bool, way: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for number in range(12):
+        path = tmp_path / "t" / "ab"[number % 2] / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = random.integers(0, 255, (5, 12, 14) if planar else (12, 14, 5), dtype=np.uint8)
+        tifffile.imwrite(path, image, planarconfig="separate" if planar else "contig")
+    options = ["data=cells", f"data.root={tmp_path / 't'}", f"data.cache_dir={tmp_path}"]
+    options += ["data.mean=null", "data.std=null", "data.val_fraction=0.5", "data.on_error=skip"]
+    train, _ = build_loaders(make_config(*options, "global_batch_size=3", *WAYS[way]), CPU)
+    name = train.index.files[0][2]
+    replace_file(name, Path(name).read_bytes()[:-300])
+    assert rows_and_images(train)[0] == expected_rows(train.sampler, {2})
+    assert "is cut short" in train.sampler.bad[2] or "decoded" in train.sampler.bad[2]
+
+
+def test_what_cannot_be_skipped_is_refused(tmp_path: Path) -> None:
+    options = options_for(make_photos(tmp_path / "photos", 12), tmp_path)
+    with pytest.raises(ValueError, match="data.on_error=ignore is unknown; use raise or skip"):
+        build_loaders(make_config(*options, "data.on_error=ignore"), CPU)
+    native = ["loader=dali", "loader.reader=native", "data.on_error=skip"]
+    with pytest.raises(
+        ValueError, match="native does not have data.on_error=skip; use loader.read"
+    ):
+        build_loaders(make_config(*options, *native), CPU)
+
+
+def png_of(height: int, width: int) -> bytes:
+    """A PNG of one colour, whose pixels are missing."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + checksum
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def test_files_that_are_no_images_or_far_too_large_are_refused_from_their_headers(tmp_path) -> None:
+    root = make_photos(tmp_path / "photos", 6)
+    (root / "a" / "bomb.png").write_bytes(png_of(40_000, 30_000))
+    (root / "a" / "page.jpg").write_bytes(HTML)
+    (root / "b" / "empty.jpg").write_bytes(b"")
+    (root / "b" / "link.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    options = options_for(root, tmp_path, "data.on_error=skip")
+    with pytest.raises(BadHeadersError) as caught:
+        build_index(make_config(*options).data)
+    for part in (
+        "4 of 10 files cannot be used",
+        "bomb.png (40000x30000 pixels are more than data.max_pixels=100000000",
+        "page.jpg (not an image)",
+        "empty.jpg (empty file)",
+        "link.jpg (No such file or directory)",
+    ):
+        assert part in str(caught.value)
+    for name in ("a/page.jpg", "b/empty.jpg", "b/link.jpg"):
+        (root / name).unlink()
+    train, val = build_index(make_config(*options, "data.max_pixels=2_000_000_000").data)
+    assert max(*train.sizes[:, 0], *val.sizes[:, 0]) == 40_000
+
+
+def run_check(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["check", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        loaders.check.main()
+    return int(str(ended.value.code))
+
+
+def test_the_check_lists_everything_that_is_broken(tmp_path, monkeypatch, capsys) -> None:
+    root, out = make_photos(tmp_path / "photos", 30), tmp_path / "report.json"
+    overrides = [*options_for(root, tmp_path), f"out={out}"]
+    assert run_check(monkeypatch, *overrides) == 0
+    assert json.loads(out.read_text()) == {"files": 30, "broken": []}
+
+    expected = {}
+    for number in range(13):
+        path = root / "a" / f"page {number}.jpg"
+        path.write_bytes(HTML)
+        expected[str(path)] = "not an image"
+    (root / "b" / "bomb.png").write_bytes(png_of(40_000, 30_000))
+    expected[str(root / "b" / "bomb.png")] = (
+        "40000x30000 pixels are more than data.max_pixels=100000000; raise it if the file is meant"
+    )
+    cut_short(str(root / "c" / "foto ä 2.jpg"))
+    capsys.readouterr()
+    assert run_check(monkeypatch, *overrides) == 1
+    report = json.loads(out.read_text())
+    found = {entry["path"]: entry["reason"] for entry in report["broken"]}
+    assert "image file is truncated" in found.pop(str(root / "c" / "foto ä 2.jpg"))
+    assert found == expected
+    assert report["files"] == 44
+    printed = capsys.readouterr()
+    assert all(f"{path}: {reason}" in printed.out for path, reason in expected.items())
+    assert "44 files were decoded, 15 problems were found" in printed.out
+    assert "44/44" in printed.err
+
+
+def test_the_check_also_says_what_the_index_refuses(tmp_path, monkeypatch, capsys) -> None:
+    for number in range(4):
+        for side in ("input", "target"):
+            save(tmp_path / "p" / side / f"{number}.png", smooth(number, 20, 20))
+    (tmp_path / "p" / "target" / "3.png").unlink()
+    cut = tmp_path / "p" / "input" / "1.png"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    overrides = ["data=pairs", f"data.root={tmp_path / 'p'}", f"data.cache_dir={tmp_path}"]
+    assert run_check(monkeypatch, *overrides) == 1
+    printed = capsys.readouterr().out
+    assert "1 images in" in printed
+    assert "input/3.png; add the partners" in printed
+    assert f"{cut}: image file is truncated" in printed
+    assert run_check(monkeypatch, "data=mnist_mini") == 0
+
+
+# What real processes show. The functions below run in processes of their own.
+
+
+def train_and_tell(told: Path, task: Callable[..., None], *arguments) -> None:
+    """Run the task; what it raises goes to the file `told`."""
+    os.environ.update(ENVIRONMENT)
+    multiprocessing.set_start_method("fork", force=True)  # as in a process of the user's
+    torch.set_num_threads(1)
+    try:
+        task(told, *arguments)
+    except Exception as error:
+        told.write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+def in_process(told: Path, task: Callable[..., None], *arguments):
+    process = FORKSERVER.Process(target=train_and_tell, args=(told, task, *arguments))
+    process.start()
+    return process
+
+
+def text_of(path: Path, patience_s: float = 60) -> str:
+    """The file's content, as soon as it has any."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if path.exists() and (text := path.read_text()):
+            return text
+        time.sleep(0.05)
+    raise TimeoutError(f"{path} stayed empty for {patience_s} s")
+
+
+def run_out_of_file_handles(told: Path, options: list[str]) -> None:
+    train, _ = build_loaders(make_config(*options), CPU)
+    rows = train.sampler.num_rows
+    if train.cfg.loader.num_workers == 0:
+        for _ in train:  # the backend has opened what it needs for itself
+            pass
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+    try:
+        for _ in train:
+            pass
+        raise AssertionError(f"{rows} rows were read without file handles")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+        assert not train.sampler.bad
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_too_many_open_files_name_the_setting_and_are_not_the_files_fault(way, tmp_path) -> None:
+    root = make_photos(tmp_path / "photos", 24)
+    options = options_for(root, tmp_path, "data.on_error=skip", *WAYS[way])
+    process = in_process(tmp_path / "told", run_out_of_file_handles, options)
+    process.join(60)
+    told = text_of(tmp_path / "told")
+    assert "LimitError" in told
+    assert "Too many open files" in told
+    assert "raise the limit with ulimit -n 65536, or lower loader.num_workers" in told
+
+
+SMALL_SHARED_MEMORY = """
+import torch
+from loaders import build_loaders
+from tests.helpers import make_config
+
+options = ["global_batch_size=2000", "loader.num_workers=2"]
+for inputs, _ in build_loaders(make_config(*options), torch.device("cpu"))[0]:
+    pass
+"""
+
+
+def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
+    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-Ur", "--mount"]
+    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*namespace, "sh", "-c", mount], capture_output=True).returncode
+    ):
+        pytest.skip("this machine does not allow a /dev/shm of one's own")
+    result = subprocess.run(
+        [
+            *namespace,
+            "sh",
+            "-c",
+            f'{mount} && exec "$@"',
+            "sh",
+            sys.executable,
+            "-c",
+            SMALL_SHARED_MEMORY,
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert "LimitError" in result.stderr
+    assert "--shm-size=8g" in result.stderr
+    assert "loader.num_workers=0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's "
+            "workers are out of shared memory. Please try to raise your shared memory limit.",
+            "--shm-size",
+        ),
+        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "lower loader.num_workers"),
+        ("Too many open files. Communication with the workers is no longer possible.", "ulimit -n"),
+    ],
+)
+def test_pytorchs_own_messages_are_recognised(text: str, advice: str) -> None:
+    with pytest.raises(LimitError, match=advice), limits_explained(), limits_explained():
+        raise RuntimeError(text)
+
+
+def feed_until_killed(told: Path, in_training: bool) -> None:
+    loader, _ = build_loaders(make_config("loader.num_workers=2"), CPU)
+    for _ in loader:
+        told.with_name("workers").write_text(" ".join(worker_ids()))
+        while in_training:
+            time.sleep(0.01)
+
+
+def worker_ids() -> list[str]:
+    return [str(child.pid) for child in psutil.Process().children()]
+
+
+@pytest.mark.parametrize("in_training", [True, False], ids=["in training", "in the loader"])
+def test_a_killed_worker_names_the_setting(in_training: bool, tmp_path: Path) -> None:
+    process = in_process(tmp_path / "told", feed_until_killed, in_training)
+    workers = [int(pid) for pid in text_of(tmp_path / "workers").split()]
+    os.kill(workers[0], signal.SIGKILL)
+    told = text_of(tmp_path / "told")
+    process.join(30)
+    assert process.exitcode == 1
+    assert told.startswith("LimitError: DataLoader worker (pid")
+    assert "killed by signal: Killed: most likely for lack of memory: lower loader.num_w" in told
+    assert gone(workers, 10)
+
+
+def gone(pids: list[int], patience_s: float) -> bool:
+    end = time.monotonic() + patience_s
+    while any(psutil.pid_exists(pid) for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def feed_in_steps(told: Path) -> None:
+    """Two batches; a file tells when to go on. Each batch is too large for the workers' pipe."""
+    options = ["loader.num_workers=2", "global_batch_size=2000", "loader.prefetch_factor=4"]
+    loader, _ = build_loaders(make_config(*options), CPU)
+    batches = iter(loader)
+    next(batches)
+    told.with_name("workers").write_text(" ".join(worker_ids()))
+    text_of(told.with_name("go on"))
+    for _ in batches:
+        pass
+    told.write_text("finished")
+    raise SystemExit("with a loader that is still alive")
+
+
+def test_workers_ignore_signals_that_are_not_theirs_and_end_with_the_training(tmp_path) -> None:
+    process = in_process(tmp_path / "told", feed_in_steps)
+    workers = [int(pid) for pid in text_of(tmp_path / "workers").split()]
+    assert len(workers) == 2
+    for worker in workers:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(worker, number)
+    time.sleep(0.5)
+    assert all(psutil.pid_exists(worker) for worker in workers)
+    (tmp_path / "go on").write_text("yes")
+    assert text_of(tmp_path / "told") == "finished"
+    process.join(15)
+    assert process.exitcode == 1
+    assert gone(workers, 1)
+
+
+@pytest.mark.parametrize("repeat", range(3))
+def test_no_worker_outlives_a_killed_training(repeat: int, tmp_path: Path) -> None:
+    process = in_process(tmp_path / "told", feed_in_steps)
+    workers = [int(pid) for pid in text_of(tmp_path / "workers").split()]
+    os.kill(process.pid, signal.SIGKILL)
+    assert gone(workers, 10)
