@@ -89,8 +89,9 @@ class LoaderConfig:
     name: str = MISSING
     """The backend that executes the plan: `pytorch`, `dali`, `packed` or `synthetic`."""
 
-    num_workers: int = 0
-    """pytorch, packed: worker processes per rank; 0 loads with threads of the training process."""
+    num_workers: Any = 0
+    """pytorch, packed: worker processes per rank; 0 loads with threads of the training process. `auto`:
+    a measurement of some seconds chooses the workers and threads (dali: the threads), and is kept."""
 
     prefetch_factor: int = 2
     """pytorch, packed: batches that each worker prepares ahead."""
@@ -243,7 +244,7 @@ class Config:
 
     resume: str | None = None
     """null: start anew; `auto`: go on with the newest checkpoint in `output_dir`, if there is one;
-    or the path of a checkpoint."""
+    or the path of a checkpoint or another run, from which this run starts and, restarted, goes on."""
 
     device: str = "auto"
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`."""

@@ -14,6 +14,7 @@ import torch
 
 from loaders.base import Loader, limits_explained
 from loaders.plan import PlanSampler
+from loaders.tune import with_fastest_parallelism
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -58,15 +59,23 @@ def build_loaders(
         )
     if cfg.loader.reader not in ("plan", "native"):
         raise ValueError(f"loader.reader={cfg.loader.reader} is unknown; use plan or native")
+    num_workers = cfg.loader.num_workers
+    if num_workers != "auto" and (not isinstance(num_workers, int) or num_workers < 0):
+        raise ValueError(f"loader.num_workers={num_workers}: use 0, 1, 2 ... or auto")
     val_backend = train_backend = _backend(cfg.loader.name)
     if cfg.loader.name == "dali" and cfg.loader.reader == "native":
         train_backend = _backend("dali native")
     with limits_explained():
         train_index, val_index = train_backend.find(cfg)
     shards = cfg.global_batch_size, rank, world_size
-    train_sampler = PlanSampler(train_index, cfg.data, cfg.seed, *shards, train=True)
+
+    def train_sampler() -> PlanSampler:
+        return PlanSampler(train_index, cfg.data, cfg.seed, *shards, train=True)
+
     val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *shards, train=False)
-    return train_backend(train_sampler, cfg, device), val_backend(val_sampler, cfg, device)
+    if cfg.loader.num_workers == "auto":
+        cfg = with_fastest_parallelism(cfg, train_backend, train_sampler, device)
+    return train_backend(train_sampler(), cfg, device), val_backend(val_sampler, cfg, device)
 
 
 def _backend(name: str) -> type[Loader]:

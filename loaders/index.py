@@ -118,15 +118,16 @@ class Index:
 
         Raises:
             BadFileError: the file is gone or cut short.
+            OSError: there are no file handles left.
         """
         path = self.files[0][sample]
         try:
             with open(path, "rb", buffering=0) as file:
                 file.seek(self.headers[0]["raw_offset"][sample])
                 is_whole = file.readinto(image.data) == image.nbytes
-        except FileNotFoundError as error:
+        except OSError as error:
             raise BadFileError(
-                f"{path} cannot be decoded ({error.strerror}); repair or remove it"
+                f"{path} cannot be decoded ({reason_of(error, path)}); repair or remove it"
             ) from error
         if not is_whole:
             raise BadFileError(f"{path} cannot be decoded (it is cut short); repair or remove it")

@@ -44,11 +44,8 @@ def output_size(data: "DataConfig", index: Index) -> tuple[int, int]:
     """
     if data.crop is not None:
         return data.crop[0], data.crop[1]
-    resize = None if index.resized else data.resize
-    if resize is not None and not isinstance(resize, int):
-        return resize[0], resize[1]
-    sizes = np.unique(index.sizes, axis=0)
-    if len(sizes) > 1 or resize is not None:
+    sizes = np.unique(index.sizes if index.resized else resized_sizes(data, index.sizes), axis=0)
+    if len(sizes) > 1:
         raise ValueError(
             f"the images of {index.name} have different sizes, from {sizes.min(axis=0).tolist()} to "
             f"{sizes.max(axis=0).tolist()} (height, width); set data.crop=[H,W] or data.resize=[H,W]"
@@ -113,13 +110,15 @@ def _crop_before_resize(
     index: Index, data: "DataConfig", heights: np.ndarray, widths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Size of the source's rectangle that becomes the crop once the whole image is resized."""
+    crop_height, crop_width = output_size(data, index)
+    if data.crop is None:
+        return heights, widths
     if data.resize is None or index.resized:
         scale_y = scale_x = np.ones(len(heights))
     elif isinstance(data.resize, int):
         scale_y = scale_x = np.minimum(heights, widths) / data.resize
     else:
         scale_y, scale_x = heights / data.resize[0], widths / data.resize[1]
-    crop_height, crop_width = output_size(data, index)
     height = np.maximum(1, np.rint(crop_height * scale_y)).astype(int)
     width = np.maximum(1, np.rint(crop_width * scale_x)).astype(int)
     too_small = np.flatnonzero((height > heights) | (width > widths))

@@ -117,11 +117,13 @@ class Checkpoint:
         an earlier write has ended.
         """
         self.guard.settle()
+        self.logger.lap("compute")
         is_best = value is not None and value > self.best
         self.best = max(self.best, value if value is not None else float("-inf"))
         rng = _gather(_rng_state())
         self.last_save = time.monotonic()
         if self.rank != 0:
+            self.logger.lap("saving")
             return
         self._wait()
         state = {name: _on_host(part.state_dict()) for name, part in self.parts.items()}
@@ -130,6 +132,7 @@ class Checkpoint:
         state["versions"] = {"torch": str(torch.__version__), "python": platform.python_version()}
         self.writer = threading.Thread(target=self._write, args=(state, is_best))
         self.writer.start()
+        self.logger.lap("saving")
 
     def close(self) -> None:
         """Wait until everything is written."""
@@ -237,6 +240,9 @@ class Checkpoint:
         if self.cfg.resume is None:
             return None
         path = self.folder if self.cfg.resume == "auto" else Path(self.cfg.resume)
+        if self.cfg.resume != "auto" and _newest_first(self.folder):
+            log.info("not resume=%s, but where this run was: it was started before", path)
+            path = self.folder  # a restart repeats the command
         if path.is_file():
             candidates = [path]
         else:

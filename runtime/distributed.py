@@ -29,6 +29,11 @@ log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
 HEARTBEAT_S = 2.0
 
+_board: dist.Store | None = None
+"""Where the ranks tell each other where they stand."""
+
+_has_failed = threading.Event()
+
 
 def local_rank() -> int:
     """Number of this process on its machine, from torchrun.
@@ -67,6 +72,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
             f"distributed.backend={backend} does not work with device={device}; use gloo, "
             "or nccl on CUDA"
         )
+    global _board
     leave_with_the_launcher()
     faulthandler.enable()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -81,7 +87,8 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
         device_id=device if backend == "nccl" else None,
     )
     atexit.register(leave_process_group)
-    threading.Thread(target=_tell_where_we_stand, args=(store, rank), daemon=True).start()
+    _board = store
+    threading.Thread(target=_tell_where_we_stand, args=(rank,), daemon=True).start()
     return rank, world_size
 
 
@@ -128,8 +135,10 @@ def report_by_rank(main: Callable[["Config"], None]) -> Callable[["Config"], Non
         except Exception as error:
             rank = os.environ.get("RANK", "0")
             text = str(error).lower()
+            _has_failed.set()
+            _tell(f"failed{rank}")
             if "timed out" in text or "timeout" in text:
-                print(f"[rank {rank}] {_who_is_missing(int(rank))}", file=sys.stderr)
+                print(f"[rank {rank}] {_who_is_missing()}", file=sys.stderr)
             if _is_about_a_partner(error):
                 reason = str(error).splitlines()[0][:200]
                 print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
@@ -155,40 +164,46 @@ def _is_about_a_partner(error: Exception) -> bool:
     return any(word in str(error).lower() for word in words)
 
 
-def _tell_where_we_stand(store: dist.Store, rank: int) -> None:
+def _tell_where_we_stand(rank: int) -> None:
     """Put the line that this process is at into the store again and again."""
     main_thread = threading.main_thread().ident
-    while True:
+    while not _has_failed.is_set():
         frame = sys._current_frames().get(main_thread or 0)
         stack = traceback.extract_stack(frame)
         ours = [line for line in stack if "site-packages" not in line.filename] or stack
         place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
-        waits = any(f"torch{os.sep}distributed" in line.filename for line in stack)
-        try:
-            store.set(f"place{rank}", f"{int(waits)}{time.time():.0f} {place}")
-        except (RuntimeError, ValueError):
-            return  # the group is gone, and nobody will ask
-        time.sleep(HEARTBEAT_S)
+        if not _tell(f"place{rank}", f"{time.time():.0f} {place}"):
+            return
+        _has_failed.wait(HEARTBEAT_S)
 
 
-def _who_is_missing(rank: int) -> str:
-    """Where each rank stood when it told last, and which of them did not wait for the others."""
-    if not dist.is_initialized():
+def _tell(key: str, value: str = "") -> bool:
+    """Whether it could be told; otherwise the group is gone, and nobody will ask."""
+    try:
+        if _board is not None:
+            _board.set(key, value)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _who_is_missing() -> str:
+    """Where each rank stood when it told last, and which of them did not notice that others waited."""
+    if _board is None:
         return "the process group could not be joined in time"
-    store = dist.distributed_c10d._get_default_store()
     lines, missing = [], []
-    for other in range(dist.get_world_size()):
-        try:
-            store.wait([f"place{other}"], timedelta(seconds=5))
-            told = store.get(f"place{other}").decode()
-        except (RuntimeError, ValueError):
-            lines.append(f"  rank {other}: has told nothing")
-            missing.append(other)
-            continue
-        when, _, place = told[1:].partition(" ")
-        lines.append(f"  rank {other}, {time.time() - float(when):.0f} s ago: {place}")
-        if told[0] == "0" and other != rank:
-            missing.append(other)
+    try:
+        time.sleep(HEARTBEAT_S)  # the others that waited notice at about the same time
+        for other in range(dist.get_world_size()):
+            if not _board.check([f"failed{other}"]):
+                missing.append(other)
+            place = "has told nothing"
+            if _board.check([f"place{other}"]):
+                when, _, place = _board.get(f"place{other}").decode().partition(" ")
+                place = f"{time.time() - float(when):.0f} s ago at {place}"
+            lines.append(f"  rank {other}: {place}")
+    except (RuntimeError, ValueError):
+        lines.append("  the store that would tell more is gone")
     who = ", ".join(str(other) for other in missing) or "unknown"
     return "\n".join(
         [f"a collective timed out; missing: rank {who}. Where each rank stood:", *lines]

@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
+WORTH_MENTIONING = 0.1
+"""Share of the time waiting for data above which a run is called input-bound."""
 
 
 def run_folder(cfg: "Config") -> Path:
@@ -101,7 +104,8 @@ class RunLogger:
                 break
             if self.writer is not None and self.step_number == 0 and self.cfg.log.images:
                 images = loader.denormalize(batch[0][: self.cfg.log.images])
-                self.writer.add_images("train/inputs", images, 0)
+                with self._without_tensorboard_if_it_fails():
+                    self.writer.add_images("train/inputs", images, 0)
             self.num_images += len(batch[0]) * self.world_size
             yield batch
             self.lap("compute")
@@ -131,7 +135,7 @@ class RunLogger:
             mean_loss /= self.world_size
         self.loss_sum.zero_()
         self.steps_in_sum = 0
-        if self.writer is None:
+        if self.rank != 0:
             return
         loss = mean_loss.item()
         self._scalars(
@@ -177,7 +181,7 @@ class RunLogger:
 
     @property
     def images_per_s(self) -> float:
-        """Training images of all ranks per second of training, evaluation left out."""
+        """Training images of all ranks per second of training; evaluation and saving are left out."""
         train_s = self.seconds.get("data_wait", 0.0) + self.seconds.get("compute", 0.0)
         return self.num_images / train_s if train_s else 0.0
 
@@ -194,7 +198,7 @@ class RunLogger:
             num_bad_steps: steps that were skipped because their gradients were not finite.
         """
         self.lap("other")
-        if self.writer is None:
+        if self.rank != 0 or self.step_number == 0:
             return
         summary = {
             **self.metrics,
@@ -216,18 +220,20 @@ class RunLogger:
             if isinstance(value, int | float | str | bool)
         }
         # add_hparams() would write to a run of its own; this refers to the metrics written already.
-        for summary_part in hparams(flat, dict.fromkeys(self.metrics)):
-            self.writer._get_file_writer().add_summary(summary_part)
-        self.writer.close()
+        with self._without_tensorboard_if_it_fails():
+            if self.writer is not None:
+                for summary_part in hparams(flat, dict.fromkeys(self.metrics)):
+                    self.writer._get_file_writer().add_summary(summary_part)
+                self.writer.close()
 
         total = sum(self.seconds.values())
         log.info("time by part:")
         for part, seconds in self.seconds.items():
             log.info("  %-12s %8.1f s  %4.0f %%", part, seconds, 100 * seconds / total)
         log.info(
-            "%.0f images/s in training, %.0f %% of it waiting for data",
+            "%.0f images/s in training, %s",
             self.images_per_s,
-            100 * self.data_wait_share,
+            verdict(self.data_wait_share, self.cfg),
         )
         values = ", ".join(f"{name} {value:.4f}" for name, value in self.best_metrics.items())
         log.info("best: %s", values)
@@ -239,7 +245,8 @@ class RunLogger:
         if self.writer is None:
             # Points that a resumed run is about to write again are hidden.
             purge_step = self.step_number + 1 if self.step_number else None
-            self.writer = SummaryWriter(str(self.folder), purge_step=purge_step)
+            with self._without_tensorboard_if_it_fails():
+                self.writer = SummaryWriter(str(self.folder), purge_step=purge_step)
         if self.cfg.log.progress and sys.stderr.isatty():
             self.bar = tqdm(
                 total=len(loader),
@@ -250,9 +257,38 @@ class RunLogger:
             )
 
     def _scalars(self, values: dict[str, float]) -> None:
-        if self.writer is not None:
-            for name, value in values.items():
-                self.writer.add_scalar(name, value, self.step_number)
+        with self._without_tensorboard_if_it_fails():
+            if self.writer is not None:
+                for name, value in values.items():
+                    self.writer.add_scalar(name, value, self.step_number)
+
+    @contextmanager
+    def _without_tensorboard_if_it_fails(self) -> Iterator[None]:
+        """A full disk is no reason to stop training here; the next epoch tries again."""
+        try:
+            yield
+        except OSError as error:
+            log.warning("TensorBoard events are lost until the next epoch: %s", error)
+            self.writer = None
+
+
+def verdict(data_wait_share: float, cfg: "Config") -> str:
+    """What binds a training run, in short; `python -m benchmarks bottleneck` measures it closely.
+
+    Args:
+        data_wait_share: share of the training time in which the loop waited for a batch, in [0, 1].
+        cfg: what is set already is not recommended.
+    """
+    waits = f"{data_wait_share:.0%} of the time waiting for data"
+    if data_wait_share < WORTH_MENTIONING:
+        return f"compute-bound: {waits}"
+    options = {
+        "loader.num_workers=auto": cfg.loader.num_workers != "auto",
+        "loader=dali": cfg.loader.name == "pytorch",
+        "loader=packed": cfg.loader.name != "packed" and not cfg.data.layout.startswith("mnist"),
+    }
+    advice = ", ".join(option for option, is_new in options.items() if is_new)
+    return f"input-bound: {waits}; try {advice or 'a smaller data.resize'}"
 
 
 def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

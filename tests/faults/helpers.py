@@ -1,0 +1,192 @@
+"""What the tests of faults need: runs that can be hit, scripts with a fault put in, and comparisons."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from tests.helpers import ENVIRONMENT, REPOSITORY, checkpoint_of, fork
+
+NUM_TRAIN = 64
+NUM_STEPS = 16
+
+SAVED = ("model", "optimizer", "scheduler", "scaler", "loader", "guard")
+"""All that decides how a run goes on; the rest of a checkpoint tells what was."""
+
+LOOP = "        for inputs, targets in logger.track(train_loader, epoch):\n"
+
+
+def script_with(folder: Path, script: str, *lines: str) -> Path:
+    """A folder like the repository's, with these lines put in at the top of the training loop.
+
+    `step` counts the steps from 1 there.
+    """
+    folder.mkdir()
+    for name in ("conf", "loaders", "models", "runtime", "data"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    text = (REPOSITORY / script).read_text()
+    assert LOOP in text
+    added = ["step = logger.step_number + 1", *lines]
+    indented = "".join(f"            {line}\n" for line in added)
+    head = "import time\n" if "ddp" not in script else "import os\nimport time\n"
+    (folder / script).write_text(head + text.replace(LOOP, LOOP + indented))
+    return folder
+
+
+def slow(folder: Path, script: str, seconds: float = 0.1) -> Path:
+    """The script with steps that last long enough to be hit."""
+    return script_with(folder, script, f"time.sleep({seconds})")
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
+    end = time.monotonic() + timeout
+    while not (answer := condition()):
+        assert time.monotonic() < end, f"waited {timeout} s for {what}"
+        time.sleep(0.02)
+    return answer
+
+
+def steps_saved(output_dir: Path) -> list[int]:
+    return sorted(int(path.stem[5:]) for path in (output_dir / "checkpoints").glob("step-*.pt"))
+
+
+def wait_for_step(output_dir: Path, step: int, timeout: float = 150) -> None:
+    """Until a checkpoint of this step or a later one is there."""
+    wait_for(lambda: any(s >= step for s in steps_saved(output_dir)), f"step {step}", timeout)
+
+
+def run_to_end(
+    script: str,
+    output_dir: Path,
+    *overrides: str,
+    folder: Path = REPOSITORY,
+    num_ranks: int | None = None,
+) -> tuple[list[int | None], list[str]]:
+    """Exit codes and prints of all ranks."""
+    processes, prints = fork(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
+    return join(processes), [path.read_text() for path in prints]
+
+
+def send(process: ForkServerProcess, number: int) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, number)
+
+
+def join(processes: list[ForkServerProcess], timeout: float = 60) -> list[int | None]:
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+class Torchrun:
+    """An entry point under torchrun, all of whose processes can be found."""
+
+    def __init__(
+        self, folder: Path, output_dir: Path, script: str, launcher: list[str], *overrides: str
+    ) -> None:
+        self.mark = uuid.uuid4().hex
+        self.prints = output_dir.with_name(f"{output_dir.name}-{self.mark[:6]}.txt")
+        with self.prints.open("w") as file:
+            self.agent = subprocess.Popen(
+                [
+                    *[sys.executable, "-m", "torch.distributed.run", *launcher],
+                    *[script, f"output_dir={output_dir}", *overrides],
+                ],
+                cwd=folder,
+                env={**os.environ, **ENVIRONMENT, "TEST_MARK": self.mark},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> "Torchrun":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for process in self.processes():
+            process.kill()
+        self.agent.wait()
+
+    def processes(self) -> list[psutil.Process]:
+        """The agent, its ranks and their workers, as far as they live."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                is_ours = process.environ().get("TEST_MARK") == self.mark
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def rank(self, rank: int) -> psutil.Process:
+        """The process of a rank; it can take a moment until a restarted one is there."""
+
+        def find() -> psutil.Process | None:
+            for process in self.processes():
+                try:
+                    is_rank = process.ppid() == self.agent.pid
+                    if is_rank and process.environ().get("RANK") == str(rank):
+                        return process
+                except psutil.Error:
+                    continue
+            return None
+
+        return wait_for(find, f"rank {rank}")
+
+    def wait(self, timeout: float = 120) -> int:
+        return self.agent.wait(timeout)
+
+    def all_gone(self, timeout: float) -> None:
+        """Wait until no process is left; otherwise say where each of them stands."""
+        try:
+            wait_for(lambda: not self.processes(), "the end of all processes", timeout)
+        except AssertionError as error:
+            for process in self.processes():
+                process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+            time.sleep(1)
+            raise AssertionError(f"{error}\n{self.text()}") from error
+
+    def text(self) -> str:
+        return self.prints.read_text()
+
+
+TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    """Equal to the last bit, all tensors in them included."""
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for number, pair in enumerate(zip(one, other, strict=True)):
+            assert_same(*pair, f"{where}/{number}")
+    else:
+        assert one == other, where
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    """The newest checkpoints of two runs are equal in all that decides how a run goes on."""
+    first, second = checkpoint_of(one), checkpoint_of(other)
+    assert first["step"] == second["step"]
+    for name in SAVED:
+        assert_same(first.get(name), second.get(name), name)

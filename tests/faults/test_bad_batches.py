@@ -1,0 +1,143 @@
+"""Batches whose loss is not finite, ranks that raise and ranks that hang."""
+
+import json
+import re
+import time
+
+import pytest
+import torch
+
+from tests.faults.helpers import (
+    NUM_STEPS,
+    assert_same_state,
+    join,
+    run_to_end,
+    script_with,
+)
+from tests.helpers import checkpoint_of, fork, scalars_of, summary_of, train
+
+
+def poison(folder, script: str, condition: str, record: str = "None"):
+    """The script with inputs that are not numbers in the steps of `condition`."""
+    return script_with(
+        folder,
+        script,
+        record,
+        f"if {condition}:",
+        "    inputs = inputs * float('nan')",
+    )
+
+
+def all_finite(state) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in state.values())
+
+
+def test_a_batch_of_nan_changes_nothing_and_is_named(options, photos, tmp_path) -> None:
+    """Step 5 has no effect; what is looked at every 20 steps only does not poison those between."""
+    names = tmp_path / "names.json"
+    record = (
+        f"step == 5 and open({str(names)!r}, 'w').write(__import__('json').dumps("
+        "[train_loader.index.files[0][i] for i in train_loader.last_rows['sample'].tolist()]))"
+    )
+    folder = poison(tmp_path / "s", "train.py", "step == 5", record)
+    run, before = tmp_path / "run", tmp_path / "before"
+    seldom = [*options, "log.every_steps=20"]
+    printed = train("train.py", run, *seldom, "max_steps=5", folder=folder)
+    train("train.py", before, *seldom, "max_steps=4")
+    for name in ("model", "optimizer"):
+        one, other = checkpoint_of(run)[name], checkpoint_of(before)[name]
+        tensors = zip(flat_tensors(one), flat_tensors(other), strict=True)
+        assert all(torch.equal(*pair) for pair in tensors), name
+    assert summary_of(run)["bad_steps"] == 1
+    assert summary_of(before)["bad_steps"] == 0
+    line = next(line for line in printed.splitlines() if "gradient norm is not finite" in line)
+    assert line.startswith("step 5: ")
+    assert all(name in line for name in json.loads(names.read_text()))
+    assert line.count(str(photos)) == 8
+
+
+def flat_tensors(state) -> list[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, dict):
+        state = list(state.values())
+    return [x for value in state for x in flat_tensors(value)] if isinstance(state, list) else []
+
+
+def test_bad_steps_are_counted_over_a_resume_with_the_same_bits(options, tmp_path) -> None:
+    folder = poison(tmp_path / "s", "train.py", "step in (2, 3, 9)")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train("train.py", whole, *options, folder=folder)
+    for last_step in (3, NUM_STEPS):
+        train("train.py", stopped, *options, f"max_steps={last_step}", "resume=auto", folder=folder)
+    assert_same_state(stopped, whole)
+    assert summary_of(stopped)["bad_steps"] == summary_of(whole)["bad_steps"] == 3
+    assert all_finite(checkpoint_of(whole)["model"])
+    assert 0 < summary_of(whole)["val/loss"] < 10
+
+
+@pytest.mark.parametrize("script", ["train_ddp.py", "train_ddp_amp.py"])
+def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(script: str, options, tmp_path) -> None:
+    folder = poison(tmp_path / "s", script, "step == 5 and rank == 1")
+    codes, prints = run_to_end(
+        script, tmp_path / "run", *options, "max_steps=6", "amp.init_scale=256", folder=folder
+    )
+    assert codes == [0, 0], prints
+    for rank, text in enumerate(prints):
+        lines = [line for line in text.splitlines() if "gradient norm is not finite" in line]
+        assert len(lines) == 1
+        assert "step 5: " in lines[0]
+        assert lines[0].startswith("[rank 1] ") == (rank == 1)
+        assert lines[0].count(".jpg") == 4  # its own half of the batch
+    assert summary_of(tmp_path / "run")["bad_steps"] == 1
+    assert all_finite(checkpoint_of(tmp_path / "run")["model"])
+    assert scalars_of(tmp_path / "run", "val/loss")[0][1] < 10
+
+
+def test_too_many_bad_steps_in_a_row_stop_the_run(options, tmp_path) -> None:
+    folder = poison(tmp_path / "s", "train.py", "step != 3 and step != 4")
+    codes, [text] = run_to_end(
+        "train.py", tmp_path / "run", *options, "max_bad_steps=3", folder=folder
+    )
+    assert codes == [1]
+    error = next(line for line in text.splitlines() if line.startswith("FloatingPointError"))
+    assert "step 7: " in error
+    assert error.count(".jpg") == 8
+    assert "max_bad_steps=3 in a row" in error
+
+
+def test_a_rank_that_raises_shows_its_traceback_once_and_the_other_ends_too(
+    options, tmp_path
+) -> None:
+    folder = script_with(tmp_path / "s", "train_ddp.py", "assert step < 3 or rank == 0, 'ouch'")
+    start = time.monotonic()
+    codes, prints = run_to_end("train_ddp.py", tmp_path / "run", *options, folder=folder)
+    assert time.monotonic() - start < 60
+    assert codes == [1, 1]
+    assert prints[1].count("[rank 1] Traceback") == 1
+    assert prints[1].count("[rank 1] AssertionError: ouch") == 1
+    assert "Traceback" not in prints[0]
+    assert prints[0].count("[rank 0] stops, because another rank has:") == 1
+
+
+def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_path) -> None:
+    folder = script_with(
+        tmp_path / "s", "train_ddp.py", "if step == 3 and rank == 1:", "    time.sleep(1000)"
+    )
+    start = time.monotonic()
+    overrides = [*options, "global_batch_size=9", "distributed.timeout_s=10"]
+    processes, prints = fork(
+        "train_ddp.py", tmp_path / "run", *overrides, folder=folder, num_ranks=3
+    )
+    for rank in (0, 2):
+        processes[rank].join(60)
+    codes = join(processes, timeout=0)
+    assert codes == [1, None, 1]  # torchrun ends the rank that sleeps, with SIGKILL
+    assert time.monotonic() - start < 60
+    text = prints[0].read_text() + prints[2].read_text()
+    assert "a collective timed out; missing: rank 1. Where each rank stood:" in text
+    assert "missing: rank 0" not in text
+    assert "missing: rank 2" not in text
+    assert re.search(r"rank 1: \d+ s ago at train_ddp.py:\d+ \(time.sleep\(1000\)\)", text)
+    for rank in (0, 2):
+        assert re.search(rf"rank {rank}: \d+ s ago at (train_ddp|checkpoint).py", text)

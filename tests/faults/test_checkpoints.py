@@ -1,0 +1,233 @@
+"""Damaged checkpoints, a full disk, and when what is kept."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import runtime.checkpoint
+from models import build_model
+from tests.faults.helpers import (
+    NUM_STEPS,
+    assert_same,
+    assert_same_state,
+    run_to_end,
+    script_with,
+    slow,
+    steps_saved,
+)
+from tests.helpers import checkpoint_of, make_config, scalars_of, summary_of, train
+
+
+@pytest.fixture(scope="module")
+def finished(options, tmp_path_factory):
+    """Output folder of a run that kept its last three steps."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train("train.py", folder, *options, "checkpoint.every_steps=1", "checkpoint.keep=3")
+    return folder
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run", copy_function=shutil.copy))
+
+
+def step_file(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}.pt"
+
+
+def flip_byte(path: Path, share: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(share * (len(content) - 1))] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def read(run: Path, resume: str = "auto"):
+    """What `Checkpoint.resume()` would load."""
+    checkpoint = object.__new__(runtime.checkpoint.Checkpoint)
+    checkpoint.cfg = make_config(f"resume={resume}")
+    checkpoint.folder = run / "checkpoints"
+    return checkpoint._read()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 1.0])
+def test_one_flipped_byte_is_found_and_the_checkpoint_before_is_used(
+    share: float, copy, caplog
+) -> None:
+    whole = torch.load(step_file(copy, NUM_STEPS), weights_only=True)
+    flip_byte(step_file(copy, NUM_STEPS), share)
+    state = read(copy)
+    if state["step"] == NUM_STEPS:  # a byte that means nothing, such as a date in the archive
+        whole["path"] = state["path"]
+        assert_same(state, whole)
+    else:
+        assert state["step"] == NUM_STEPS - 1
+        assert f"{step_file(copy, NUM_STEPS)} is damaged" in caplog.text
+        assert "trying the one before it" in caplog.text
+
+
+def test_a_flipped_byte_in_the_weights_is_not_loaded(copy, caplog) -> None:
+    path = step_file(copy, NUM_STEPS)
+    weight = checkpoint_of(copy)["model"]["classifier.weight"].numpy().tobytes()
+    content = path.read_bytes()
+    assert content.count(weight) == 1
+    flip_byte(path, (content.index(weight) + 5) / (len(content) - 1))
+    assert torch.load(path, weights_only=True)["step"] == NUM_STEPS  # torch.load does not see it
+    assert read(copy)["step"] == NUM_STEPS - 1
+    assert f"{path} is damaged (wrong checksum of" in caplog.text
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_truncated_one(copy, finished, options) -> None:
+    cut_short(step_file(copy, NUM_STEPS))
+    flip_byte(step_file(copy, NUM_STEPS - 1), 0.5)
+    printed = train("train.py", copy, *options, "resume=auto")
+    for step in (NUM_STEPS, NUM_STEPS - 1):
+        assert f"{step_file(copy, step)} is damaged" in printed
+    assert f"resumed from {step_file(copy, NUM_STEPS - 2)}: step {NUM_STEPS - 2}" in printed
+    assert_same_state(copy, finished)
+
+
+def test_when_all_checkpoints_are_damaged_the_run_stops(copy, options) -> None:
+    for step in steps_saved(copy):
+        cut_short(step_file(copy, step))
+    with pytest.raises(ValueError, match="resume=auto: all 3 checkpoints are damaged"):
+        read(copy)
+    codes, prints = run_to_end("train.py", copy, *options, "resume=auto")
+    assert codes == [1]
+    assert "all 3 checkpoints are damaged" in prints[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system with room for one checkpoint of `WIDE`, but not for two."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+WIDE = ["model.kwargs.width=30", "checkpoint.best=false", "log.images=0"]  # 0.7 MB
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_full_disk_leaves_the_checkpoint_before_intact(
+    on_error: str, small_disk, options
+) -> None:
+    """TensorBoard and the log lie on the same disk."""
+    run = small_disk / "run"
+    overrides = [*WIDE, "checkpoint.every_steps=5", f"checkpoint.on_error={on_error}"]
+    codes, [text] = run_to_end("train.py", run, *options, *overrides)
+    assert codes == [0 if on_error == "warn" else 1], text
+    failed = [8, 10, 15, 16] if on_error == "warn" else [8]
+    for step in failed:
+        message = (
+            rf"step-{step:08d}.pt could not be written \(.*\): about 0.\d MB needed, 0.\d MB free"
+        )
+        assert re.search(message, text), text
+    assert "earlier checkpoints are untouched" in text
+    assert ("training goes on (checkpoint.on_error=warn)" in text) == (on_error == "warn")
+    assert steps_saved(run) == [5]
+    assert read(run)["step"] == 5
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    assert names == {"step-00000005.pt", "last.pt"}  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        (["checkpoint.every_steps=3", "checkpoint.keep=3"], [12, 15, 16]),
+        (["checkpoint.every_steps=5", "checkpoint.keep=99"], [5, 8, 10, 15, 16]),
+        (["checkpoint.keep=1"], [16]),
+    ],
+)
+def test_checkpoints_are_kept_as_configured(overrides, steps, options, tmp_path) -> None:
+    run = tmp_path / "run"
+    train("train.py", run, *options, *overrides)
+    assert steps_saved(run) == steps
+    newest = step_file(run, NUM_STEPS)
+    assert (run / "checkpoints" / "last.pt").read_bytes() == newest.read_bytes()
+    best = checkpoint_of(run, "best.pt")
+    assert best["step"] in (8, 16)  # at the end of an epoch
+    cfg = make_config(*options, *overrides)
+    model = build_model(cfg.model, 3, 2)
+    model.load_state_dict(load_file(run / "checkpoints" / "model.safetensors"))
+    assert_same(dict(model.state_dict()), dict(best["model"]))
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    assert names == {step_file(run, step).name for step in steps} | {
+        "last.pt",
+        "best.pt",
+        "model.safetensors",
+    }
+
+
+def test_checkpoints_are_saved_by_the_clock(options, tmp_path) -> None:
+    run = tmp_path / "run"
+    folder = slow(tmp_path / "s", "train.py", 0.3)
+    overrides = ["checkpoint.every_minutes=0.01", "checkpoint.keep=99"]  # every 0.6 s
+    train("train.py", run, *options, *overrides, folder=folder)
+    steps = steps_saved(run)
+    assert {8, 16} < set(steps)
+    assert 5 <= len(steps) <= 12
+
+
+def test_the_remains_of_a_write_that_was_killed_are_removed(copy, options) -> None:
+    rest = copy / "checkpoints" / ".step-00000017.pt.4711"
+    rest.write_bytes(b"half")
+    train("train.py", copy, *options, "epochs=3", "max_steps=17", "resume=auto")
+    assert checkpoint_of(copy)["step"] == 17
+    assert not rest.exists()
+
+
+def test_training_goes_on_while_one_checkpoint_is_written(tmp_path, options) -> None:
+    """A write takes 1.5 s here, and the steps 4 and 8 want one; nothing else holds up a step."""
+    folder = script_with(
+        tmp_path / "s",
+        "train.py",
+        "import json, torch",
+        "seen = globals().setdefault('seen', [])",
+        "seen.append((time.monotonic(), f'step {step}'))",
+        "if step == 1:",
+        "    real = torch.save",
+        "    def slow_save(*arguments):",
+        "        seen.append((time.monotonic(), 'begin'))",
+        "        time.sleep(1.5)",
+        "        real(*arguments)",
+        "        seen.append((time.monotonic(), 'end'))",
+        "    torch.save = slow_save",
+        f"open({str(tmp_path / 'seen.json')!r}, 'w').write(json.dumps(seen))",
+    )
+    train("train.py", tmp_path / "run", *options, "checkpoint.every_steps=4", folder=folder)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    order = [what for _, what in sorted(seen)]
+    begin, end = order.index("begin"), order.index("end")
+    assert {"step 5", "step 6", "step 7", "step 8"} <= set(order[begin:end])
+    writes = [what for what in order if not what.startswith("step")]
+    assert writes[:4] == ["begin", "end", "begin", "end"]  # never two at a time
+
+
+def test_training_goes_on_while_tensorboard_cannot_write(options, tmp_path) -> None:
+    folder = script_with(
+        tmp_path / "s",
+        "train.py",
+        "def fail(*unused):",
+        "    raise OSError(28, 'No space left on device')",
+        "if step == 4:",
+        "    logger.writer.add_scalar = fail",
+    )
+    printed = train("train.py", tmp_path / "run", *options, folder=folder)
+    assert printed.count("TensorBoard events are lost until the next epoch") == 1
+    steps = [step for step, _ in scalars_of(tmp_path / "run", "train/loss")]
+    assert steps == [1, 2, 3, *range(9, NUM_STEPS + 1)]
+    assert summary_of(tmp_path / "run")["steps"] == NUM_STEPS

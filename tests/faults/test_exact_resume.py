@@ -1,0 +1,67 @@
+"""A run that was stopped and resumed ends with the same bits as one that was not."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.helpers import NUM_STEPS, assert_same_state
+from tests.helpers import checkpoint_of, scalars_of, train
+
+FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]  # overflows at first: those steps are skipped
+
+
+@pytest.fixture(scope="module")
+def whole(options, tmp_path_factory):
+    """Output folder of an uninterrupted run, each made when first asked for."""
+    folders: dict[tuple[str, ...], Path] = {}
+
+    def folder_of(script: str, *overrides: str) -> Path:
+        key = (script, *overrides)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("whole") / "run"
+            train(script, folders[key], *options, *overrides)
+        return folders[key]
+
+    return folder_of
+
+
+@pytest.mark.parametrize(
+    ("script", "loader", "num_workers"),
+    [
+        ("train.py", "pytorch", 0),
+        ("train.py", "pytorch", 2),
+        ("train.py", "dali", 0),
+        ("train_dp.py", "pytorch", 0),
+        ("train_amp.py", "pytorch", 0),
+        ("train_amp.py", "dali", 0),
+        ("train_ddp.py", "pytorch", 0),
+        ("train_ddp.py", "pytorch", 2),
+        ("train_ddp.py", "dali", 0),
+        ("train_ddp_amp.py", "pytorch", 0),
+    ],
+)
+def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
+    script: str, loader: str, num_workers: int, whole, options, tmp_path
+) -> None:
+    """The uninterrupted run has no worker processes: they change nothing either."""
+    overrides = [f"loader={loader}", *(FLOAT16 if "amp" in script else [])]
+    stopped = tmp_path / "run"
+    for last_step in (3, 13, NUM_STEPS):
+        train(
+            script,
+            stopped,
+            *options,
+            *overrides,
+            f"loader.num_workers={num_workers}",
+            f"max_steps={last_step}",
+            "resume=auto",
+        )
+        assert checkpoint_of(stopped)["step"] == last_step
+    assert_same_state(stopped, whole(script, *overrides))
+    losses = scalars_of(whole(script, *overrides), "train/loss")
+    assert scalars_of(stopped, "train/loss") == losses
+    assert len(losses) == NUM_STEPS
+    if "amp" in script:
+        assert checkpoint_of(stopped)["scaler"]["scale"] < 1e8  # it did overflow
+    log = (stopped / "train.log").read_text()
+    assert log.count("resumed from") == 2  # one log over all attempts

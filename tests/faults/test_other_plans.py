@@ -1,0 +1,166 @@
+"""Resuming with other data, on another number of processes, and training on two nodes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults.helpers import (
+    NUM_STEPS,
+    NUM_TRAIN,
+    Torchrun,
+    run_to_end,
+    script_with,
+)
+from tests.helpers import checkpoint_of, events_of, free_port, scalars_of, summary_of, train
+
+PER_EPOCH = NUM_STEPS // 2
+
+
+def recording(folder: Path, script: str) -> Path:
+    """The script, with each rank's samples of each step written to `<folder>/seen.txt`."""
+    seen = folder / "seen.txt"
+    rank = "rank" if "ddp" in script else "0"
+    return script_with(
+        folder,
+        script,
+        f"with open({str(seen)!r}, 'a') as file:",
+        f"    samples = [step, {rank}, train_loader.last_rows['sample'].tolist()]",
+        "    file.write(f'{samples}\\n')",
+    )
+
+
+def seen_by(folder: Path) -> dict[int, list[int]]:
+    """The global batch of each step, its ranks' samples in turn, as the plan deals them."""
+    by_step: dict[int, dict[int, list[int]]] = {}
+    for line in (folder / "seen.txt").read_text().splitlines():
+        step, rank, samples = json.loads(line)
+        assert rank not in by_step.setdefault(step, {})
+        by_step[step][rank] = samples
+    return {
+        step: [
+            sample
+            for turn in zip(*[ranks[r] for r in sorted(ranks)], strict=True)
+            for sample in turn
+        ]
+        for step, ranks in by_step.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def no_batch_norm(options) -> list[str]:
+    """BatchNorm on the CPU depends on the number of ranks."""
+    return [*options, "model.kwargs.batch_norm=false"]
+
+
+@pytest.fixture(scope="module")
+def whole(no_batch_norm, tmp_path_factory):
+    """Output folder of an uninterrupted run of train.py; the samples are beside it."""
+    folder = tmp_path_factory.mktemp("whole")
+    script = recording(folder / "s", "train.py")
+    train("train.py", folder / "run", *no_batch_norm, folder=script)
+    return folder / "run"
+
+
+def assert_like(run: Path, whole: Path) -> None:
+    for tag in ("train/loss", "val/loss"):
+        points, expected = scalars_of(run, tag), scalars_of(whole, tag)
+        assert [step for step, _ in points] == [step for step, _ in expected]
+        values = [value for _, value in expected]
+        assert [value for _, value in points] == pytest.approx(values, abs=1e-4)
+    one, other = checkpoint_of(run)["model"], checkpoint_of(whole)["model"]
+    assert max((one[key] - other[key]).abs().max().item() for key in one) < 1e-3
+
+
+@pytest.mark.parametrize("scripts", [("train.py", "train_ddp.py"), ("train_ddp.py", "train.py")])
+def test_a_run_goes_on_in_mid_epoch_on_another_number_of_ranks(
+    scripts: tuple[str, str], whole, no_batch_norm, tmp_path
+) -> None:
+    run = tmp_path / "run"
+    seen: dict[int, list[int]] = {}
+    for script, last_step in zip(scripts, (PER_EPOCH + 3, NUM_STEPS), strict=True):
+        folder = recording(tmp_path / script, script)
+        overrides = ["resume=auto", f"max_steps={last_step}"]
+        train(script, run, *no_batch_norm, *overrides, folder=folder)
+        steps = seen_by(folder)
+        assert not steps.keys() & seen.keys()
+        seen |= steps
+    assert seen == seen_by(whole.parent / "s")  # each once, in the global order
+    for epoch in range(2):
+        steps_of_epoch = range(1 + epoch * PER_EPOCH, 1 + (epoch + 1) * PER_EPOCH)
+        samples = [sample for step in steps_of_epoch for sample in seen[step]]
+        assert sorted(samples) == list(range(NUM_TRAIN))
+    one, other = checkpoint_of(run)["model"], checkpoint_of(whole)["model"]
+    assert max((one[key] - other[key]).abs().max().item() for key in one) < 1e-3
+    losses = [value for _, value in scalars_of(whole, "train/loss")]
+    assert [value for _, value in scalars_of(run, "train/loss")] == pytest.approx(losses, abs=1e-4)
+
+
+def test_two_nodes_train_like_one_process_and_write_once(whole, no_batch_norm, tmp_path) -> None:
+    """Two agents on this machine, each with one rank, whose local rank is 0."""
+    run, script = tmp_path / "run", recording(tmp_path / "s", "train_ddp.py")
+    launcher = ["--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", "--rdzv_id=test"]
+    launcher += [f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--local_addr=127.0.0.1"]
+    overrides = ["train_ddp.py", launcher, *no_batch_norm]
+    with (
+        Torchrun(script, run, *overrides) as one,
+        Torchrun(script, run, *overrides) as other,
+    ):
+        assert [one.wait(180), other.wait(60)] == [0, 0], one.text() + other.text()
+        one.all_gone(5)
+        other.all_gone(5)
+    assert seen_by(script) == seen_by(whole.parent / "s")  # disjoint and complete in each epoch
+    assert_like(run, whole)
+    assert summary_of(run)["world_size"] == 2
+    assert len(list(run.glob("events.*"))) == 1
+    log = (run / "train.log").read_text()
+    assert log.count("epoch 1 of 2:") == log.count("epoch 2 of 2:") == 1
+    assert (one.text() + other.text()).count("epoch 2 of 2:") == 1
+    assert events_of(run).Tags()["images"] == ["train/inputs"]
+
+
+@pytest.fixture
+def stopped(options, tmp_path):
+    """Output folder of a run that stopped in its first epoch."""
+    run = tmp_path / "run"
+    train("train.py", run, *options, "max_steps=3")
+    return run
+
+
+def test_another_seed_is_refused_unless_a_fresh_epoch_is_allowed(stopped, options) -> None:
+    other = [*options, "resume=auto", "seed=1"]
+    codes, [text] = run_to_end("train.py", stopped, *other)
+    assert codes == [1]
+    assert "made with another plan of the data (seed: 0 then, 1 now)" in text
+    assert "checkpoint.fresh_epoch=true" in text
+    assert checkpoint_of(stopped)["step"] == 3
+
+    text = train("train.py", stopped, *other, "checkpoint.fresh_epoch=true", "epochs=1")
+    assert "another plan of the data: epoch 1 starts anew" in text
+    assert checkpoint_of(stopped)["step"] == PER_EPOCH
+
+
+def test_an_added_file_is_refused_naming_the_files(options, photos, tmp_path) -> None:
+    data, run = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos, data)
+    overrides = [*options, f"data.root={data}", "resume=auto"]
+    train("train.py", run, *overrides, "max_steps=3")
+    shutil.copy(data / "train" / "class0" / "000.jpg", data / "train" / "class0" / "new.jpg")
+    codes, [text] = run_to_end("train.py", run, *overrides)
+    assert codes == [1]
+    assert "made with another plan of the data (files: " in text
+    assert "seed" not in text.split("another plan of the data")[1].splitlines()[0]
+    train("train.py", run, *overrides, "checkpoint.fresh_epoch=true", "epochs=1")
+    assert checkpoint_of(run)["step"] == PER_EPOCH
+
+
+def test_a_restarted_run_goes_on_where_it_was_not_where_it_branched_off(
+    stopped, options, tmp_path
+) -> None:
+    """As after a requeue: the same command again."""
+    run = tmp_path / "branch"
+    for last_step, resumed_from in ((5, stopped), (7, run)):
+        text = train("train.py", run, *options, f"resume={stopped}", f"max_steps={last_step}")
+        assert f"resumed from {resumed_from}" in text
+        assert checkpoint_of(run)["step"] == last_step
