@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup train test lint requirements
+.PHONY: help setup train test bench lint requirements
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -24,11 +24,14 @@ train: setup  ## train the default model on the embedded digits
 test: setup  ## run all tests
 	$(BIN)/python -m pytest
 
+bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
+	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
+
 lint: setup  ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 requirements:  ## pin the newest versions that pyproject.toml allows (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-emit-index-url \
+	uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra bench --no-emit-index-url \
 		--custom-compile-command "make requirements" pyproject.toml -o requirements.txt

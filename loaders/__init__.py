@@ -69,13 +69,14 @@ def build_loaders(
         train_index, val_index = train_backend.find(cfg)
     shards = cfg.global_batch_size, rank, world_size
 
-    def train_sampler() -> PlanSampler:
+    def new_train_sampler() -> PlanSampler:
         return PlanSampler(train_index, cfg.data, cfg.seed, *shards, train=True)
 
+    train_sampler = new_train_sampler()
     val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *shards, train=False)
     if cfg.loader.num_workers == "auto":
-        cfg = with_fastest_parallelism(cfg, train_backend, train_sampler, device)
-    return train_backend(train_sampler(), cfg, device), val_backend(val_sampler, cfg, device)
+        cfg = with_fastest_parallelism(cfg, train_backend, new_train_sampler, device)
+    return train_backend(train_sampler, cfg, device), val_backend(val_sampler, cfg, device)
 
 
 def _backend(name: str) -> type[Loader]:

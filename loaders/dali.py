@@ -30,34 +30,34 @@ log = logging.getLogger(__name__)
 
 
 @pipeline_def
-def planned_images(source, decode, device, dtype, output_type, hw_decoder_load):  # type: ignore[no-untyped-def]
+def planned_images(source, decode, cut, resize, device, dtype, output_type, hw_decoder_load):  # type: ignore[no-untyped-def]
     """Read files, decode only the rectangles, resize them with antialiasing and flip them.
 
-    `source` gives (mirror, size, paths, start, shape) of each batch or, without `decode`, (mirror,
-    size, pixels).
+    `source` gives, of each batch, the mirrorings, with `resize` the sizes, then either the pixels or,
+    with `decode`, the paths and, with `cut`, the rectangles' starts and shapes. Without `cut` these are
+    the whole images; without `resize` they have the right size.
     """
-    content_types = [types.UINT8, types.INT32, types.INT32] if decode else [dtype]
-    mirror, size, *content = fn.external_source(
-        source=source,
-        num_outputs=2 + len(content_types),
-        batch=True,
-        dtype=[types.INT32, types.FLOAT, *content_types],
+    content_types = [types.UINT8] + cut * [types.INT32, types.INT32] if decode else [dtype]
+    input_types = [types.INT32] + resize * [types.FLOAT] + content_types
+    mirror, *inputs = fn.external_source(
+        source=source, num_outputs=len(input_types), batch=True, dtype=input_types
     )
+    size = inputs.pop(0) if resize else None
     if decode:
-        paths, start, shape = content
-        images = fn.decoders.image_slice(
-            fn.io.file.read(paths),
-            start,
-            shape,
-            axis_names="HW",
-            device="mixed" if device == "gpu" else "cpu",
-            dtype=dtype,
-            output_type=output_type,
-            **({"hw_decoder_load": hw_decoder_load} if device == "gpu" else {}),
-        )
+        encoded = fn.io.file.read(inputs[0])
+        options = {"dtype": dtype, "output_type": output_type, "device": "cpu"}
+        if device == "gpu":
+            options |= {"device": "mixed", "hw_decoder_load": hw_decoder_load}
+        if cut:
+            start, shape = inputs[1:]
+            images = fn.decoders.image_slice(encoded, start, shape, axis_names="HW", **options)
+        else:
+            images = fn.decoders.image(encoded, **options)
     else:
-        (pixels,) = content
+        (pixels,) = inputs
         images = fn.reinterpret(pixels.gpu() if device == "gpu" else pixels, layout="HWC")
+    if not resize:
+        return fn.flip(images, horizontal=mirror & 1, vertical=mirror // 2)
     return fn.resize_crop_mirror(
         images, size=size, crop=size, mirror=mirror, interp_type=types.INTERP_LINEAR, antialias=True
     )
@@ -85,6 +85,12 @@ class DALILoader(Loader):
         self.doubtful: set[int] = set()
         for headers in self.tree.headers:
             self.doubtful.update(np.flatnonzero(~headers["ends"]).tolist())
+        # The sizes of the rectangles are the same in every epoch, unless they are random.
+        plan, sizes = self.sampler.plan(), self.index.sizes
+        shapes = np.stack([plan["height"], plan["width"]], axis=1)
+        is_random = self.sampler.shuffle and cfg.data.random_resized_crop is not None
+        self.cuts = is_random or bool((shapes != sizes[plan["sample"]]).any())
+        self.resizes = is_random or bool((shapes != self.read_size).any())
         self.waiting: Iterator[np.ndarray] = iter(())
         self.running: deque[np.ndarray] = deque()
         self.pipeline = self._build()
@@ -95,6 +101,8 @@ class DALILoader(Loader):
         pipeline = planned_images(
             self._feed,
             self.decodes,
+            self.cuts,
+            self.resizes,
             "gpu" if on_gpu else "cpu",
             types.UINT16 if self.index.dtype == "uint16" else types.UINT8,
             types.ANY_DATA if self.index.as_stored else photo_type,
@@ -118,22 +126,23 @@ class DALILoader(Loader):
         scales = self.index.scales
         start = _for_each(scales, np.stack([rows["y"], rows["x"]], axis=1))
         shape = _for_each(scales, np.stack([rows["height"], rows["width"]], axis=1))
-        size = _for_each(scales, np.tile(np.array(self.read_size, np.float32), (len(rows), 1)))
-        mirror = np.tile((rows["hflip"] + 2 * rows["vflip"]).astype(np.int32), len(scales))
+        inputs: list[Any] = [
+            np.tile((rows["hflip"] + 2 * rows["vflip"]).astype(np.int32), len(scales))
+        ]
+        if self.resizes:
+            size = np.tile(np.array(self.read_size, np.float32), (len(rows), 1))
+            inputs.append(_for_each(scales, size))
         samples = [(side, sample) for side in range(len(scales)) for sample in rows["sample"]]
         if self.decodes:
-            return (
-                mirror,
-                size,
-                [self.paths[side][sample] for side, sample in samples],
-                start,
-                shape,
-            )
+            inputs.append([self.paths[side][sample] for side, sample in samples])
+            if self.cuts:
+                inputs += [start, shape]
+            return tuple(inputs)
         pixels = []
         for (side, sample), (y, x), (height, width) in zip(samples, start, shape, strict=True):
             image = self.tree.read(sample, side)
             pixels.append(np.ascontiguousarray(image[y : y + height, x : x + width]))
-        return mirror, size, pixels
+        return (*inputs, pixels)
 
     def _run(self) -> tuple[Tensor, ...] | None:
         """The images and, for pairs, the targets of the next batch; None at the end of the epoch."""

@@ -64,7 +64,7 @@ class PlannedImages(Dataset[RawBatch | Failed]):
                     images[flipped] = images[flipped].flip(dim)
             return rows, _shared((images,))
         if self.pool is None:  # made here, because threads do not survive the start of a worker
-            self.pool = ThreadPoolExecutor(self.num_threads)
+            self.pool = ThreadPoolExecutor(self.num_threads, initializer=_compute_alone)
         batch = _shared(
             tuple(
                 torch.empty(
@@ -122,6 +122,11 @@ class PlannedImages(Dataset[RawBatch | Failed]):
             flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
             target.copy_(image.flip(flips) if flips else image)
         return None
+
+
+def _compute_alone() -> None:
+    """Let this thread's operations not be split among further threads, which takes longer."""
+    torch.set_num_threads(1)
 
 
 def _cut_alike(images: Tensor, rows: np.ndarray, size: tuple[int, int]) -> Tensor:

@@ -1,0 +1,85 @@
+"""Run benchmarks and draw the report.
+
+    python -m benchmarks                                  all, small sizes
+    python -m benchmarks loaders alternatives             these two
+    python -m benchmarks full=true                        published sizes
+    python -m benchmarks bottleneck experiment=caltech256 data.root=photos
+
+Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
+(default: all data sets), `data=...` and any other Hydra override of the training configuration.
+Started again with the same results folder, it goes on where it was stopped.
+"""
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+# benchmark -> what it answers, in the order in which they run
+BENCHMARKS = {
+    "loaders": "images/s of each loader on each experiment's data",
+    "workers": "images/s by number of workers and threads",
+    "out_of_band": "training from files that were decoded ahead of time",
+    "entry_points": "every script with every loader on 1 to N devices",
+    "bottleneck": "where a step's time goes, and what to change",
+    "loop_overhead": "what the training loop costs beside forward, backward and step",
+    "alternatives": "our loaders beside all others",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit status: 1 if a benchmark failed."""
+    names, settings = split(arguments)
+    from benchmarks import report
+    from benchmarks.cases import CASES
+    from benchmarks.run import SIZES_FULL, SIZES_SMALL, Run, is_first_rank, results_folder, say
+
+    folder = Path(settings["results"]) if "results" in settings else results_folder()
+    run = Run(
+        folder,
+        SIZES_FULL if settings.get("full", "false").lower() in ("true", "1") else SIZES_SMALL,
+        tuple(settings["overrides"].split("\n")) if settings["overrides"] else (),
+        tuple(settings["cases"].split(",")) if "cases" in settings else tuple(CASES),
+    )
+    unknown = [name for name in run.cases if name not in CASES]
+    if unknown:
+        sys.exit(f"cases={settings['cases']}: {', '.join(unknown)} unknown; use {', '.join(CASES)}")
+    failed = []
+    for number, name in enumerate(names, start=1):
+        say(f"[{number} of {len(names)}] {name}: {BENCHMARKS[name]}")
+        try:
+            importlib.import_module(f"benchmarks.{name}").main(run)
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+    if is_first_rank():
+        say(f"report: {report.draw(folder)}")
+    if failed:
+        say(f"failed: {', '.join(failed)}; started again, only these are measured again")
+    return int(bool(failed))
+
+
+def split(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Names of benchmarks (all if there are none), and the settings; Hydra's as `overrides`."""
+    names: list[str] = []
+    overrides: list[str] = []
+    settings: dict[str, str] = {}
+    for argument in arguments:
+        key, is_setting, value = argument.partition("=")
+        if key in ("-h", "--help"):
+            lines = [f"    {name:<15} {text}" for name, text in BENCHMARKS.items()]
+            sys.exit("\n".join([__doc__ or "", "Benchmarks:", *lines]))
+        if key in ("full", "results", "cases") and is_setting:
+            settings[key] = value
+        elif is_setting:
+            overrides.append(argument)
+        elif argument in BENCHMARKS:
+            names.append(argument)
+        else:
+            sys.exit(f"{argument} is no benchmark; use one of {', '.join(BENCHMARKS)}")
+    settings["overrides"] = "\n".join(overrides)
+    return names or list(BENCHMARKS), settings
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

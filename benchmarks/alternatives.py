@@ -1,0 +1,210 @@
+"""Our loaders beside all others that can be had: same files, same steps, same output, in one run.
+
+Whatever is not installed is listed with the reason. Before a way of loading is timed, its centre
+crops of validation images are compared with those of PIL.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.baselines import Recipe
+from benchmarks.cases import WHOLE_IMAGES, Case, endless, loader_overrides
+from benchmarks.loaders import baseline, decoding, files_of
+from benchmarks.out_of_band import pack
+from benchmarks.run import Run, Subject, draw_from, number
+from benchmarks.timing import Draw
+from loaders import build_loaders
+
+MOST_COMPARED = 32  # images
+# Mean absolute difference from PIL's pixels, of 255. Who cuts before resizing is off by a fraction of
+# a pixel, which makes up to 7 in these sharp-edged images; another crop, a flip or swapped channels
+# make more than 30.
+TOLERANCE = 10.0
+MOST_COPIED = 4000  # images
+PIXELS = "pixel difference"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A module of `benchmarks.baselines` and how it is called."""
+
+    name: str
+    module: str
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of its `batches()`."""
+
+    by_processes: bool = True
+    """Parallel by `num_workers` processes; else by `num_threads` threads."""
+
+    own_format: bool = False
+    """Converts the files first, into a folder that it is given."""
+
+
+PHOTOS = [
+    Way("PIL + DataLoader", "pil_imagefolder"),
+    Way("torchvision v2 + DataLoader", "torchvision_v2"),
+    Way("torchvision v2, uint8 batches", "torchvision_v2", {"uint8_batches": True}),
+    Way("WebDataset", "webdataset_shards", own_format=True),
+    Way("LitData", "litdata_chunks", own_format=True),
+    Way("SPDL", "spdl_threads", by_processes=False),
+    Way("SPDL around torchvision", "spdl_threads", {"own_decoder": False}, by_processes=False),
+    Way("FFCV, JPEG mode", "ffcv_beton", by_processes=False, own_format=True),
+    Way("minimal DALI", "dali_minimal", by_processes=False),
+]
+PAIRS = [
+    Way("PIL pairs + DataLoader", "pil_pairs"),
+    Way("DALI external source", "dali_external_source", by_processes=False),
+]
+CELLS = [
+    Way("tifffile + DataLoader", "tifffile_cells"),
+    Way("minimal DALI", "dali_minimal", {"channels": 5}, by_processes=False),
+]
+
+
+def main(run: Run) -> None:
+    """Photographs, pairs, and five-channel TIFFs with and without resizing."""
+    comparisons: list[tuple[str, str, list[Way], tuple[str, ...]]] = [
+        ("caltech256", "JPEGs, resize 256, random crop 224", PHOTOS, ()),
+        ("pairs", "pairs of JPEGs, resize 256, random crop 224", PAIRS, ()),
+        ("cells", "5-channel TIFFs, reading only", CELLS, WHOLE_IMAGES),
+        ("cells", "5-channel TIFFs, resize and crop", CELLS, ()),
+    ]
+    for name, title, ways, overrides in comparisons:
+        for case in run.chosen(name):
+            compare(run, case, title, ways, overrides)
+
+
+def compare(run: Run, case: Case, title: str, ways: list[Way], overrides: tuple[str, ...]) -> None:
+    """Measure all ways and our loaders side by side; the pixels are compared while building."""
+    builders: dict[Subject, Callable[[], Draw]] = {}
+    reference: list[torch.Tensor] = []
+    differences: dict[Subject, float] = {}
+
+    def checked(subject: Subject, build: Callable[[bool], Any]) -> Callable[[], Draw]:
+        """Build the loader for validation, compare its pixels, then build it for training."""
+
+        def build_checked() -> Draw:
+            images = first_images(build(False))
+            if not reference:
+                reference.append(images)
+            data = run.config(case.name, *overrides).data
+            differences[subject] = difference(images, reference[0], Recipe.of(data))
+            if not differences[subject] <= TOLERANCE:
+                raise ValueError(
+                    f"its pixels differ from those of {ways[0].name} by "
+                    f"{number(differences[subject])} of 255 on average, more than {TOLERANCE:g}"
+                )
+            return draw_from(build(True), run.device)
+
+        return build_checked
+
+    for way in ways:
+        if way.by_processes:
+            subject = Subject(way.name, num_workers=run.num_cores)
+        else:
+            subject = Subject(way.name, num_threads=run.num_cores)
+        builders[subject] = checked(subject, loader_of(run, case, way, overrides))
+    if case.name != "cells":
+        limit = Subject("limit: decoding alone", num_threads=run.num_cores)
+        builders[limit] = decoding(run, case, "decode")
+    if case.name == "caltech256":
+        for as_float in (False, True):
+            name = "limit: copying bytes" + (", to float32" if as_float else "")
+            builders[Subject(name, num_threads=run.num_cores)] = copying(run, case, as_float)
+    for name in ("pytorch", "dali", "packed"):
+        subject = Subject(f"loader={name}", num_threads=run.num_cores)
+        builders[subject] = checked(subject, template_loader(run, case, name, overrides))
+
+    run.compare(
+        "alternatives", title, builders, unit=f"{case.unit}/s", epoch_size=case.published_size
+    )
+    for subject, value in differences.items():
+        if not run.is_done("alternatives", title, [subject], PIXELS):
+            run.record(*("alternatives", title, subject, PIXELS, "of 255", [value]))
+
+
+def loader_of(run: Run, case: Case, way: Way, overrides: tuple[str, ...]) -> Callable[[bool], Any]:
+    """Builds a way of loading for training, or for validation in this process."""
+    parallel = {"num_workers" if way.by_processes else "num_threads": run.num_cores}
+
+    def build(train: bool) -> Any:
+        cfg = run.config(case.name, *overrides)
+        options = {**way.options, **(parallel if train else {})}
+        if way.own_format:
+            split = "train" if train else "val"
+            folder = f"{way.module}-{split}-{case.name}-{run.sizes.data.get(case.generator)}"
+            options["folder"] = run.data_dir / folder
+        files = files_of(cfg, train)
+        try:
+            return baseline(cfg, way.module, options, files, train)
+        except Exception as error:  # what other libraries raise is theirs to choose
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+    return build
+
+
+def template_loader(
+    run: Run, case: Case, name: str, overrides: tuple[str, ...]
+) -> Callable[[bool], Any]:
+    def build(train: bool) -> Any:
+        chosen = [*loader_overrides(name, run.num_cores), *overrides]
+        if name == "packed":
+            chosen.append(f"loader.pack={pack(run, case, overrides)[0]}")
+        loaders = build_loaders(run.config(case.name, *chosen), run.device)
+        return endless(loaders[0]) if train else loaders[1]
+
+    return build
+
+
+def copying(run: Run, case: Case, as_float: bool) -> Callable[[], Draw]:
+    """Builds the limit on noise of the size that the case's images have after resizing."""
+
+    def build() -> Draw:
+        from benchmarks.baselines import copy_bytes
+
+        cfg = run.config(case.name)
+        count = min(MOST_COPIED, len(files_of(cfg)[0]))
+        shape = (count, cfg.data.resize, cfg.data.resize * 4 // 3, 3)
+        pixels = copy_bytes.write_pixels(run.data_dir / f"noise-{count}.bin", shape)
+        crop = (cfg.data.crop[0], cfg.data.crop[1])
+        return draw_from(
+            copy_bytes.batches(
+                *(pixels, crop, cfg.global_batch_size, run.num_cores), as_float=as_float
+            )
+        )
+
+    return build
+
+
+def first_images(loader: Iterable[Any]) -> torch.Tensor:
+    """Up to MOST_COMPARED images on the CPU, those of a pair one behind the other as channels."""
+    images: list[torch.Tensor] = []
+    count = 0
+    for batch in loader:
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        # Copied, because some loaders write the next batch over this one.
+        images.append(torch.cat([part for part in parts if part.ndim == 4], dim=1).cpu().clone())
+        count += len(images[-1])
+        if count >= MOST_COMPARED:
+            break
+    return torch.cat(images)[:MOST_COMPARED]
+
+
+def difference(images: torch.Tensor, reference: torch.Tensor, recipe: Recipe) -> float:
+    """Mean absolute difference of normalised images, in units of 1/255 of full intensity.
+
+    Raises:
+        ValueError: they differ in number, shape or type.
+    """
+    if images.shape != reference.shape or images.dtype != reference.dtype:
+        raise ValueError(
+            f"its output is {images.dtype} {tuple(images.shape)}, not {reference.dtype} "
+            f"{tuple(reference.shape)}"
+        )
+    std = torch.tensor(recipe.std).view(1, -1, 1, 1)
+    if len(recipe.std) > 1 and images.shape[1] != len(recipe.std):
+        std = std.repeat(1, images.shape[1] // len(recipe.std), 1, 1)
+    return float((255 * std * (images - reference).abs()).mean())

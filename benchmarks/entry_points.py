@@ -1,0 +1,270 @@
+"""Every script with every loader on 1 to N devices, each run in a process of its own.
+
+On a machine without GPUs a device is one CPU core: a run on n devices gets n cores, and each of its
+processes computes with one thread.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.baselines import optional
+from benchmarks.cases import REPOSITORY, make_config
+from benchmarks.run import Run, Subject, now, progress, say
+
+LOADERS = ("pytorch", "dali", "synthetic")
+# Without `sizes.every_combination`: the loaders of these scripts, and of all others.
+SMALL_CHOICE = {"train.py": LOADERS, "train_ddp.py": ("pytorch", "synthetic")}
+SMALL_LOADERS = ("pytorch",)
+SAMPLE_EVERY_S = 0.25
+# What is recorded, with its unit; the last one marks a combination as finished.
+SPEED, WAIT, MEMORY = "speed", "data wait", "peak memory"
+GPU_MEMORY, GPU_USE, METRIC, WALL = "peak GPU memory", "GPU utilisation", "final metric", "run time"
+UNITS = {SPEED: "images/s", WAIT: "%", MEMORY: "GiB", GPU_MEMORY: "GiB", GPU_USE: "%", WALL: "s"}
+
+
+@dataclass
+class Usage:
+    """What a run used, sampled while it runs."""
+
+    memory_gib: float = 0.0
+    """Largest sum over the run's processes; pages that they share are counted once."""
+
+    gpu_memory_gib: float = 0.0
+    """Largest sum over the GPUs, less what was in use before."""
+
+    gpu_percent: list[float] = field(default_factory=list)
+    """Mean over the GPUs of the time in which a kernel ran, sample by sample."""
+
+    @property
+    def gpu_mean_percent(self) -> float | None:
+        """Between the first and the last sample in which a GPU was used; None without GPU."""
+        used = [number for number, value in enumerate(self.gpu_percent) if value > 0]
+        return mean(self.gpu_percent[used[0] : used[-1] + 1]) if used else None
+
+
+def main(run: Run) -> None:
+    """The overrides of the command line choose data and model; by default digits and a small CNN."""
+    jobs = [
+        (script, loader, devices)
+        for script in scripts()
+        for loader in loaders_of(script, run.sizes.every_combination)
+        for devices in device_counts(script, run.device)
+    ]
+    case = " ".join(run.overrides) or "default configuration"
+    with progress(len(jobs) * run.sizes.run_repeats, "entry_points") as bar:
+        for script, loader, devices in jobs:
+            subject = Subject(script, num_devices=devices, settings=f"loader={loader}")
+            if run.is_done("entry_points", case, [subject], WALL):
+                say(f"entry_points {subject} on {devices}: measured already")
+            else:
+                measure(run, case, subject, loader)
+            bar.update(run.sizes.run_repeats)
+
+
+def scripts() -> list[str]:
+    """Names of all entry points, the baseline first."""
+    return sorted((path.name for path in REPOSITORY.glob("train*.py")), key=lambda name: name[:-3])
+
+
+def loaders_of(script: str, every_combination: bool) -> tuple[str, ...]:
+    return LOADERS if every_combination else SMALL_CHOICE.get(script, SMALL_LOADERS)
+
+
+def device_counts(script: str, device: torch.device) -> list[int]:
+    """1, 2, 4 ... up to all; 1 for scripts that use only one device."""
+    source = (REPOSITORY / script).read_text()
+    if device.type == "cuda":
+        most = torch.cuda.device_count() if "Parallel(" in source else 1
+    else:
+        most = len(cores()) if starts_with_torchrun(script) else 1
+    return sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
+
+
+def starts_with_torchrun(script: str) -> bool:
+    return "init_process_group" in (REPOSITORY / script).read_text()
+
+
+def measure(run: Run, case: str, subject: Subject, loader: str) -> None:
+    """Run one combination as often as asked for and write its rows."""
+    summaries: list[dict[str, Any]] = []
+    usages: list[Usage] = []
+    for _ in range(run.sizes.run_repeats):
+        try:
+            summary, usage = run_once(run, subject, loader)
+        except ValueError as error:
+            run.record(
+                *("entry_points", case, subject, WALL, "s", []), note=f"not measured: {error}"
+            )
+            return
+        summaries.append(summary)
+        usages.append(usage)
+    values: dict[str, list[float | None]] = {
+        SPEED: [summary["perf/images_per_s"] for summary in summaries],
+        WAIT: [100 * summary["perf/data_wait_share"] for summary in summaries],
+        MEMORY: [usage.memory_gib for usage in usages],
+        GPU_MEMORY: [usage.gpu_memory_gib or None for usage in usages],
+        GPU_USE: [usage.gpu_mean_percent for usage in usages],
+        METRIC: [None if loader == "synthetic" else final_metric(s)[1] for s in summaries],
+        WALL: [sum(summary["seconds"].values()) for summary in summaries],
+    }
+    units = UNITS | {METRIC: final_metric(summaries[0])[0]}
+    steps = f"{summaries[0]['steps']} steps"
+    date = now()
+    for quantity, samples in values.items():
+        known = [sample for sample in samples if sample is not None]
+        if known:
+            run.record(
+                *("entry_points", case, subject, quantity, units[quantity], known),
+                note=steps,
+                date=date,
+            )
+
+
+def final_metric(summary: dict[str, Any]) -> tuple[str, float]:
+    """Name and value of the metric that the task is judged by."""
+    for name in ("val/top1", "val/psnr"):
+        if name in summary:
+            return name.removeprefix("val/"), summary[name]
+    name = next(key for key in summary if key.startswith("val/"))
+    return name.removeprefix("val/"), summary[name]
+
+
+def run_once(run: Run, subject: Subject, loader: str) -> tuple[dict[str, Any], Usage]:
+    """Start the script as a user does.
+
+    Returns:
+        Its `summary.json`, and what it used.
+
+    Raises:
+        ValueError: it failed; the message holds the end of what it wrote.
+    """
+    devices, on_gpu = subject.num_devices, run.device.type == "cuda"
+    cfg = make_config(*run.overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable]
+        if starts_with_torchrun(subject.name):
+            command += [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc_per_node={devices}",
+            ]
+        command += [
+            *(subject.name, *run.overrides, f"loader={loader}", f"output_dir={folder}/run"),
+            f"global_batch_size={devices * cfg.global_batch_size}",
+            f"epochs={run.sizes.epochs}",
+            *([f"max_steps={run.sizes.max_steps}"] if run.sizes.max_steps else []),
+        ]
+        env = dict(os.environ)
+        if on_gpu:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus()[:devices])
+        else:
+            env["OMP_NUM_THREADS"] = "1"
+        text = Path(folder, "output.txt")
+        with text.open("w") as output, only_cores(None if on_gpu else devices):
+            process = subprocess.Popen(
+                command, cwd=REPOSITORY, env=env, stdout=output, stderr=subprocess.STDOUT
+            )
+        usage = watch(process, visible_gpus()[:devices] if on_gpu else [])
+        if process.returncode:
+            raise ValueError(" ".join(text.read_text().split()[-40:]))
+        return json.loads(Path(folder, "run", "summary.json").read_text()), usage
+
+
+def cores() -> list[int]:
+    """Numbers of the CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+@contextlib.contextmanager
+def only_cores(count: int | None) -> Iterator[None]:
+    """What is started meanwhile may use so many cores only, where the system can do that."""
+    if count is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    mine = cores()
+    os.sched_setaffinity(0, mine[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def visible_gpus() -> list[str]:
+    """Numbers (or names) of the GPUs in the order in which torch counts them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name for name in chosen.split(",") if name]
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def watch(process: "subprocess.Popen[bytes]", gpus: list[str]) -> Usage:
+    """Sample what the process and its children use until it ends."""
+    usage = Usage()
+    over = threading.Event()
+    sampler = threading.Thread(target=_sample, args=(process.pid, gpus, usage, over), daemon=True)
+    sampler.start()
+    try:
+        process.wait()
+    finally:
+        over.set()
+        sampler.join()
+        if process.poll() is None:  # interrupted: torchrun ends its ranks itself
+            process.terminate()
+            process.wait()
+    return usage
+
+
+def _sample(pid: int, gpus: list[str], usage: Usage, over: threading.Event) -> None:
+    nvml: Any = None
+    handles: list[Any] = []
+    if gpus:
+        nvml = optional("pynvml", "nvidia-ml-py")
+        nvml.nvmlInit()
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(int(gpu))
+            if gpu.isdigit()
+            else nvml.nvmlDeviceGetHandleByUUID(gpu)
+            for gpu in gpus
+        ]
+    before = sum(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
+    while not over.wait(SAMPLE_EVERY_S):
+        usage.memory_gib = max(usage.memory_gib, _memory(pid) / 2**30)
+        if handles:
+            used = sum(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles) - before
+            usage.gpu_memory_gib = max(usage.gpu_memory_gib, used / 2**30)
+            usage.gpu_percent.append(
+                mean(nvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in handles)
+            )
+
+
+def _memory(pid: int) -> int:
+    """Bytes of the process and its children."""
+    total = 0
+    try:
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    for process in processes:
+        try:
+            info = process.memory_full_info()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        # The proportional size, where the system knows it.
+        total += getattr(info, "pss", 0) or info.uss
+    return total

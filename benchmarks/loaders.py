@@ -1,0 +1,166 @@
+"""How fast each loader delivers each experiment's data, beside the write-ups' own ways of loading."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from benchmarks.baselines import Recipe
+from benchmarks.cases import WHOLE_IMAGES, Case, endless, loader_overrides, train_loader
+from benchmarks.out_of_band import pack
+from benchmarks.run import Run, Subject, draw_from
+from benchmarks.timing import Draw
+from conf.schema import Config
+from loaders.index import build_index
+
+READ, DECODE, ALL = "step=read", "step=decode", "step=resize+crop"
+
+
+def main(run: Run) -> None:
+    """Reading only, decoding, and with resize and crop; all loaders on all CPU cores of a device."""
+    for case in run.chosen("mnist", "caltech256", "cells", "deblur", "lowlight"):
+        run.compare(
+            "loaders",
+            case.name,
+            {**baselines(run, case), **limits(run, case), **ours(run, case)},
+            unit=f"{case.unit}/s",
+            epoch_size=case.published_size,
+        )
+
+
+def baselines(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
+    """The write-ups' own ways; worker processes come before threads."""
+    workers, threads = {"num_workers": run.num_cores}, {"num_threads": run.num_cores}
+    builders: dict[Subject, Callable[[], Draw]] = {}
+    if case.name == "caltech256":
+        builders[Subject("PIL + DataLoader", settings=ALL, **workers)] = plain(
+            run, case, "pil_imagefolder", workers
+        )
+    if case.name == "cells":
+        for step, extra in [(DECODE, WHOLE_IMAGES), (ALL, ())]:
+            builders[Subject("tifffile + DataLoader", settings=step, **workers)] = plain(
+                run, case, "tifffile_cells", workers, *extra
+            )
+    if case.unit == "pairs":
+        builders[Subject("PIL pairs + DataLoader", settings=ALL, **workers)] = plain(
+            run, case, "pil_pairs", workers
+        )
+        builders[Subject("DALI external source", settings=ALL, **threads)] = plain(
+            run, case, "dali_external_source", threads
+        )
+    return builders
+
+
+def limits(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
+    """What a loader that reads or decodes the files with these cores cannot beat.
+
+    Of Pillow, which decodes PNG, and tifffile there are faster relatives: they set no limit.
+    """
+    if not case.generator:
+        return {}
+    threads = {"num_threads": run.num_cores}
+    names = {"deblur": "decoding alone (Pillow)", "cells": "decoding alone (tifffile)"}
+    decode = names.get(case.name, "limit: decoding alone")
+    return {
+        Subject("limit: reading files", settings=READ, **threads): decoding(run, case, "read"),
+        Subject(decode, settings=DECODE, **threads): decoding(run, case, "decode"),
+    }
+
+
+def ours(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
+    threads = {"num_threads": run.num_cores}
+    builders: dict[Subject, Callable[[], Draw]] = {}
+    for name in ("pytorch", "dali"):
+        if case.generator and case.name != "caltech256":  # Caltech's images differ in size
+            builders[Subject(f"loader={name}", settings=DECODE, **threads)] = our_loader(
+                run, case, name, *WHOLE_IMAGES
+            )
+        builders[Subject(f"loader={name}", settings=ALL, **threads)] = our_loader(run, case, name)
+    if case.generator:
+        builders[Subject("loader=packed", settings=ALL, **threads)] = packed_loader(run, case)
+    return builders
+
+
+def our_loader(run: Run, case: Case, name: str, *overrides: str) -> Callable[[], Draw]:
+    """Builds one of the template's loaders with all CPU cores of a device."""
+
+    def build() -> Draw:
+        cfg = run.config(case.name, *loader_overrides(name, run.num_cores), *overrides)
+        return draw_from(endless(train_loader(cfg, run.device)))
+
+    return build
+
+
+def packed_loader(run: Run, case: Case) -> Callable[[], Draw]:
+    """Builds `loader=packed`; packs first if there is no pack of this data yet."""
+
+    def build() -> Draw:
+        folder, _ = pack(run, case)
+        return our_loader(run, case, "packed", f"loader.pack={folder}")()
+
+    return build
+
+
+def plain(
+    run: Run, case: Case, module: str, options: dict[str, Any], *overrides: str
+) -> Callable[[], Draw]:
+    """Builds a baseline on the files of the case's training split.
+
+    Args:
+        run: sizes and overrides.
+        case: the data.
+        module: name in `benchmarks.baselines`; its `batches()` takes the files, for pairs also the
+            targets' files, a recipe, the batch size and the options.
+        options: further arguments of `batches()`.
+        overrides: of the case's configuration.
+    """
+
+    def build() -> Draw:
+        cfg = run.config(case.name, *overrides)
+        return draw_from(baseline(cfg, module, options, files_of(cfg)), run.device)
+
+    return build
+
+
+def files_of(cfg: Config, train: bool = True) -> tuple[list[str], ...]:
+    """Paths of a split's images and, for pairs, of their targets."""
+    return tuple(list(paths) for paths in build_index(cfg.data)[0 if train else 1].files)
+
+
+def baseline(
+    cfg: Config,
+    module: str,
+    options: dict[str, Any],
+    files: tuple[list[str], ...],
+    train: bool = True,
+) -> Iterable[Any]:
+    """Batches of these files through a baseline, with the configuration's steps and batch size."""
+    import importlib
+
+    recipe = Recipe.of(cfg.data)
+    return importlib.import_module(f"benchmarks.baselines.{module}").batches(
+        *files,
+        recipe if train else recipe.for_evaluation(),
+        cfg.global_batch_size,
+        **options,
+    )
+
+
+def decoding(run: Run, case: Case, function: str) -> Callable[[], Draw]:
+    """Builds the limit; a sample of a pair counts once, although two files are read."""
+
+    def build() -> Draw:
+        from benchmarks.baselines import decode_only
+
+        cfg = run.config(case.name)
+        files = [path for sample in zip(*files_of(cfg), strict=True) for path in sample]
+        sides = 2 if case.unit == "pairs" else 1
+        draw = draw_from(
+            decode_only.batches(
+                files,
+                sides * cfg.global_batch_size,
+                run.num_cores,
+                {"read": decode_only.read, "decode": decode_only.decode}[function],
+            )
+        )
+        return lambda: draw() // sides
+
+    return build
