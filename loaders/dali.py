@@ -30,18 +30,21 @@ log = logging.getLogger(__name__)
 
 
 @pipeline_def
-def planned_images(source, decode, cut, resize, device, dtype, output_type, hw_decoder_load):  # type: ignore[no-untyped-def]
+def planned_images(  # type: ignore[no-untyped-def]
+    source, decode, cut, resize, flip, device, dtype, output_type, hw_decoder_load
+):
     """Read files, decode only the rectangles, resize them with antialiasing and flip them.
 
-    `source` gives, of each batch, the mirrorings, with `resize` the sizes, then either the pixels or,
-    with `decode`, the paths and, with `cut`, the rectangles' starts and shapes. Without `cut` these are
-    the whole images; without `resize` they have the right size.
+    `source` gives, of each batch, with `flip` the mirrorings, with `resize` the sizes, then either the
+    pixels or, with `decode`, the paths and, with `cut`, the rectangles' starts and shapes. Without `cut`
+    these are the whole images; without `resize` they have the right size.
     """
     content_types = [types.UINT8] + cut * [types.INT32, types.INT32] if decode else [dtype]
-    input_types = [types.INT32] + resize * [types.FLOAT] + content_types
-    mirror, *inputs = fn.external_source(
+    input_types = flip * [types.INT32] + resize * [types.FLOAT] + content_types
+    inputs = fn.external_source(
         source=source, num_outputs=len(input_types), batch=True, dtype=input_types
     )
+    mirror = inputs.pop(0) if flip else 0
     size = inputs.pop(0) if resize else None
     if decode:
         encoded = fn.io.file.read(inputs[0])
@@ -56,11 +59,16 @@ def planned_images(source, decode, cut, resize, device, dtype, output_type, hw_d
     else:
         (pixels,) = inputs
         images = fn.reinterpret(pixels.gpu() if device == "gpu" else pixels, layout="HWC")
-    if not resize:
-        return fn.flip(images, horizontal=mirror & 1, vertical=mirror // 2)
-    return fn.resize_crop_mirror(
-        images, size=size, crop=size, mirror=mirror, interp_type=types.INTERP_LINEAR, antialias=True
-    )
+    if resize:
+        return fn.resize_crop_mirror(
+            images,
+            size=size,
+            crop=size,
+            mirror=mirror,
+            interp_type=types.INTERP_LINEAR,
+            antialias=True,
+        )
+    return fn.flip(images, horizontal=mirror & 1, vertical=mirror // 2) if flip else images
 
 
 class DALILoader(Loader):
@@ -91,6 +99,7 @@ class DALILoader(Loader):
         is_random = self.sampler.shuffle and cfg.data.random_resized_crop is not None
         self.cuts = is_random or bool((shapes != sizes[plan["sample"]]).any())
         self.resizes = is_random or bool((shapes != self.read_size).any())
+        self.flips = self.sampler.shuffle and cfg.data.hflip + cfg.data.vflip > 0
         self.waiting: Iterator[np.ndarray] = iter(())
         self.running: deque[np.ndarray] = deque()
         self.pipeline = self._build()
@@ -103,6 +112,7 @@ class DALILoader(Loader):
             self.decodes,
             self.cuts,
             self.resizes,
+            self.flips,
             "gpu" if on_gpu else "cpu",
             types.UINT16 if self.index.dtype == "uint16" else types.UINT8,
             types.ANY_DATA if self.index.as_stored else photo_type,
@@ -126,9 +136,10 @@ class DALILoader(Loader):
         scales = self.index.scales
         start = _for_each(scales, np.stack([rows["y"], rows["x"]], axis=1))
         shape = _for_each(scales, np.stack([rows["height"], rows["width"]], axis=1))
-        inputs: list[Any] = [
-            np.tile((rows["hflip"] + 2 * rows["vflip"]).astype(np.int32), len(scales))
-        ]
+        inputs: list[Any] = []
+        if self.flips:
+            mirror = (rows["hflip"] + 2 * rows["vflip"]).astype(np.int32)
+            inputs.append(np.tile(mirror, len(scales)))
         if self.resizes:
             size = np.tile(np.array(self.read_size, np.float32), (len(rows), 1))
             inputs.append(_for_each(scales, size))
@@ -191,6 +202,15 @@ class DALILoader(Loader):
         except (RuntimeError, OSError):
             self.pipeline = self._build()
         self.running.clear()
+
+    def finish(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """As every loader, but on the CPU by this thread alone: the pipeline keeps the others busy."""
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return super().finish(rows, images)
+        finally:
+            torch.set_num_threads(num_threads)
 
     def batches(self) -> Iterator[RawBatch]:
         self._leave_epoch()
