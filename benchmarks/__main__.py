@@ -6,13 +6,15 @@
     python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
 Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
-(default: all data sets), `data=...` and any other Hydra override of the training configuration.
-Started again with the same results folder, it goes on where it was stopped.
+(default: all data sets), `repeats=12` (samples of each figure), `data=...` and any other Hydra
+override of the training configuration. Started again with the same results folder, it goes on where it
+was stopped.
 """
 
 import importlib
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 # benchmark -> what it answers, in the order in which they run
@@ -35,9 +37,14 @@ def main(arguments: list[str]) -> int:
     from benchmarks.run import SIZES_FULL, SIZES_SMALL, Run, is_first_rank, results_folder, say
 
     folder = Path(settings["results"]) if "results" in settings else results_folder()
+    sizes = SIZES_FULL if settings.get("full", "false").lower() in ("true", "1") else SIZES_SMALL
+    if repeats := settings.get("repeats"):
+        if not repeats.isdecimal() or int(repeats) < 1:
+            sys.exit(f"repeats={repeats} is no count; use a number from 1 on")
+        sizes = replace(sizes, repeats=int(repeats), run_repeats=int(repeats))
     run = Run(
         folder,
-        SIZES_FULL if settings.get("full", "false").lower() in ("true", "1") else SIZES_SMALL,
+        sizes,
         tuple(settings["overrides"].split("\n")) if settings["overrides"] else (),
         tuple(settings["cases"].split(",")) if "cases" in settings else tuple(CASES),
     )
@@ -69,7 +76,7 @@ def split(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         if key in ("-h", "--help"):
             lines = [f"    {name:<15} {text}" for name, text in BENCHMARKS.items()]
             sys.exit("\n".join([__doc__ or "", "Benchmarks:", *lines]))
-        if key in ("full", "results", "cases") and is_setting:
+        if key in ("full", "results", "cases", "repeats") and is_setting:
             settings[key] = value
         elif is_setting:
             overrides.append(argument)

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -28,6 +29,9 @@ LOADERS = ("pytorch", "dali", "synthetic")
 # Without `sizes.every_combination`: the loaders of these scripts, and of all others.
 SMALL_CHOICE = {"train.py": LOADERS, "train_ddp.py": ("pytorch", "synthetic")}
 SMALL_LOADERS = ("pytorch",)
+# As many baselines at once as there are devices: cores that share caches, memory or a clock limit let
+# no script scale better.
+COPIES = "limit: train.py on each device"
 SAMPLE_EVERY_S = 0.25
 # What is recorded, with its unit; the last one marks a combination as finished.
 SPEED, WAIT, MEMORY = "speed", "data wait", "peak memory"
@@ -58,20 +62,41 @@ class Usage:
 def main(run: Run) -> None:
     """The overrides of the command line choose data and model; by default digits and a small CNN."""
     jobs = [
-        (script, loader, devices)
+        Subject(script, num_devices=devices, settings=f"loader={loader}")
         for script in scripts()
         for loader in loaders_of(script, run.sizes.every_combination)
         for devices in device_counts(script, run.device)
     ]
+    jobs += [
+        Subject(COPIES, num_devices=devices, settings="loader=synthetic")
+        for devices in device_counts("train_ddp.py", run.device)
+        if devices > 1
+    ]
     case = " ".join(run.overrides) or "default configuration"
-    with progress(len(jobs) * run.sizes.run_repeats, "entry_points") as bar:
-        for script, loader, devices in jobs:
-            subject = Subject(script, num_devices=devices, settings=f"loader={loader}")
-            if run.is_done("entry_points", case, [subject], WALL):
-                say(f"entry_points {subject} on {devices}: measured already")
-            else:
-                measure(run, case, subject, loader)
-            bar.update(run.sizes.run_repeats)
+    answers: dict[Subject, list[tuple[dict[str, Any], Usage]]] = {}
+    for subject in jobs:
+        if run.is_done("entry_points", case, [subject], WALL):
+            say(f"entry_points {subject}: measured already")
+        else:
+            answers[subject] = []
+    repeats = run.sizes.run_repeats
+    with progress(len(answers) * repeats, "entry_points") as bar:
+        for repeat in range(repeats):
+            for subject in list(answers):
+                start = run_copies if subject.name == COPIES else run_once
+                try:
+                    answers[subject].append(start(run, subject))
+                except ValueError as error:
+                    del answers[subject]
+                    run.record(
+                        *("entry_points", case, subject, WALL, "s", []),
+                        note=f"not measured: {error}",
+                    )
+                    continue
+                finally:
+                    bar.update()
+                if repeat == repeats - 1:
+                    record(run, case, subject, answers[subject])
 
 
 def scripts() -> list[str]:
@@ -97,27 +122,20 @@ def starts_with_torchrun(script: str) -> bool:
     return "init_process_group" in (REPOSITORY / script).read_text()
 
 
-def measure(run: Run, case: str, subject: Subject, loader: str) -> None:
-    """Run one combination as often as asked for and write its rows."""
-    summaries: list[dict[str, Any]] = []
-    usages: list[Usage] = []
-    for _ in range(run.sizes.run_repeats):
-        try:
-            summary, usage = run_once(run, subject, loader)
-        except ValueError as error:
-            run.record(
-                *("entry_points", case, subject, WALL, "s", []), note=f"not measured: {error}"
-            )
-            return
-        summaries.append(summary)
-        usages.append(usage)
+def record(
+    run: Run, case: str, subject: Subject, answers: list[tuple[dict[str, Any], Usage]]
+) -> None:
+    """Write the rows of one combination, from its runs' summaries and what they used."""
+    summaries = [summary for summary, _ in answers]
+    usages = [usage for _, usage in answers]
+    is_synthetic = subject.settings == "loader=synthetic"
     values: dict[str, list[float | None]] = {
         SPEED: [summary["perf/images_per_s"] for summary in summaries],
         WAIT: [100 * summary["perf/data_wait_share"] for summary in summaries],
         MEMORY: [usage.memory_gib for usage in usages],
         GPU_MEMORY: [usage.gpu_memory_gib or None for usage in usages],
         GPU_USE: [usage.gpu_mean_percent for usage in usages],
-        METRIC: [None if loader == "synthetic" else final_metric(s)[1] for s in summaries],
+        METRIC: [None if is_synthetic else final_metric(s)[1] for s in summaries],
         WALL: [sum(summary["seconds"].values()) for summary in summaries],
     }
     units = UNITS | {METRIC: final_metric(summaries[0])[0]}
@@ -142,8 +160,27 @@ def final_metric(summary: dict[str, Any]) -> tuple[str, float]:
     return name.removeprefix("val/"), summary[name]
 
 
-def run_once(run: Run, subject: Subject, loader: str) -> tuple[dict[str, Any], Usage]:
-    """Start the script as a user does.
+def run_copies(run: Run, subject: Subject) -> tuple[dict[str, Any], Usage]:
+    """Independent runs of `train.py` at once, one on each device.
+
+    Returns:
+        The summary of the first one with the speed of all, and what they used together.
+
+    Raises:
+        ValueError: one failed.
+    """
+    copy = replace(subject, name="train.py", num_devices=1)
+    devices = range(subject.num_devices)
+    with ThreadPoolExecutor(len(devices)) as pool:
+        runs = list(pool.map(lambda device: run_once(run, copy, first_device=device), devices))
+    summaries, usages = zip(*runs, strict=True)
+    speed = sum(summary["perf/images_per_s"] for summary in summaries)
+    memory = sum(usage.memory_gib for usage in usages)
+    return {**summaries[0], "perf/images_per_s": speed}, Usage(memory_gib=memory)
+
+
+def run_once(run: Run, subject: Subject, first_device: int = 0) -> tuple[dict[str, Any], Usage]:
+    """Start the script as a user does, on `subject.num_devices` devices from `first_device` on.
 
     Returns:
         Its `summary.json`, and what it used.
@@ -152,6 +189,8 @@ def run_once(run: Run, subject: Subject, loader: str) -> tuple[dict[str, Any], U
         ValueError: it failed; the message holds the end of what it wrote.
     """
     devices, on_gpu = subject.num_devices, run.device.type == "cuda"
+    chosen = slice(first_device, first_device + devices)
+    gpus = visible_gpus()[chosen] if on_gpu else []
     cfg = make_config(*run.overrides)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable]
@@ -163,22 +202,22 @@ def run_once(run: Run, subject: Subject, loader: str) -> tuple[dict[str, Any], U
                 f"--nproc_per_node={devices}",
             ]
         command += [
-            *(subject.name, *run.overrides, f"loader={loader}", f"output_dir={folder}/run"),
+            *(subject.name, *run.overrides, subject.settings, f"output_dir={folder}/run"),
             f"global_batch_size={devices * cfg.global_batch_size}",
             f"epochs={run.sizes.epochs}",
             *([f"max_steps={run.sizes.max_steps}"] if run.sizes.max_steps else []),
         ]
         env = dict(os.environ)
         if on_gpu:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus()[:devices])
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         else:
             env["OMP_NUM_THREADS"] = "1"
         text = Path(folder, "output.txt")
-        with text.open("w") as output, only_cores(None if on_gpu else devices):
+        with text.open("w") as output, only_cores(None if on_gpu else chosen):
             process = subprocess.Popen(
                 command, cwd=REPOSITORY, env=env, stdout=output, stderr=subprocess.STDOUT
             )
-        usage = watch(process, visible_gpus()[:devices] if on_gpu else [])
+        usage = watch(process, gpus)
         if process.returncode:
             raise ValueError(" ".join(text.read_text().split()[-40:]))
         return json.loads(Path(folder, "run", "summary.json").read_text()), usage
@@ -192,13 +231,13 @@ def cores() -> list[int]:
 
 
 @contextlib.contextmanager
-def only_cores(count: int | None) -> Iterator[None]:
-    """What is started meanwhile may use so many cores only, where the system can do that."""
-    if count is None or not hasattr(os, "sched_setaffinity"):
+def only_cores(chosen: slice | None) -> Iterator[None]:
+    """What this thread starts meanwhile may use these cores only, where the system can do that."""
+    if chosen is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
     mine = cores()
-    os.sched_setaffinity(0, mine[:count])
+    os.sched_setaffinity(0, mine[chosen])
     try:
         yield
     finally:

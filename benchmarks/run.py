@@ -54,7 +54,7 @@ class Sizes:
     epochs: int = 1
     """Epochs of each of these runs."""
 
-    max_steps: int | None = None
+    max_steps: int | None = 80
     """Optimizer steps after which such a run ends early."""
 
     every_combination: bool = False
@@ -70,6 +70,7 @@ SIZES_FULL = Sizes(
     repeats=9,
     run_repeats=3,
     epochs=3,
+    max_steps=None,
     every_combination=True,
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks import plots
 from benchmarks.bottleneck import GIVEN, PARTS, STEP, SYNTHETIC, verdict
-from benchmarks.entry_points import GPU_USE, MEMORY, METRIC, SPEED, WAIT
+from benchmarks.entry_points import COPIES, GPU_USE, MEMORY, METRIC, SPEED, WAIT
 from benchmarks.loop_overhead import ACCELERATE, BARE, LIGHTNING
 from benchmarks.loop_overhead import OURS as OUR_LOOP
 from benchmarks.plots import LIMIT, OTHERS, OURS, Bar, Line, Lines, Panel
@@ -291,11 +291,22 @@ def entry_points(rows: Rows, folder: Path) -> Section:
             and (base := cell(("train.py", loader, 1), SPEED))
             and cell(run, SPEED)
         ]
+        independent = [
+            f"{quotient(cell(run, SPEED), base, devices)} on {devices}"
+            for run in runs
+            for script, loader, devices in [run]
+            if script == COPIES and (base := cell(("train.py", loader, 1), SPEED))
+        ]
         waits = [row for run in runs if (row := cell(run, WAIT))]
         conclusions.append(
             f"{case}: scaling efficiency {', '.join(scaled) or 'not measured'}; "
             f"speed on one device against train.py: {', '.join(faster) or 'not measured'}."
         )
+        if independent:
+            conclusions.append(
+                "Independent runs of train.py, one on each device, show what these devices can do at "
+                f"once: {', '.join(independent)}."
+            )
         if waits:
             worst = max(waits, key=lambda row: row.median)
             conclusions.append(

@@ -41,18 +41,20 @@ def planned_images(  # type: ignore[no-untyped-def]
     """
     content_types = [types.UINT8] + cut * [types.INT32, types.INT32] if decode else [dtype]
     input_types = flip * [types.INT32] + resize * [types.FLOAT] + content_types
-    inputs = fn.external_source(
-        source=source, num_outputs=len(input_types), batch=True, dtype=input_types
+    inputs = iter(
+        fn.external_source(
+            source=source, num_outputs=len(input_types), batch=True, dtype=input_types
+        )
     )
-    mirror = inputs.pop(0) if flip else 0
-    size = inputs.pop(0) if resize else None
+    mirror = next(inputs) if flip else 0
+    size = next(inputs) if resize else None
     if decode:
-        encoded = fn.io.file.read(inputs[0])
+        encoded = fn.io.file.read(next(inputs))
         options = {"dtype": dtype, "output_type": output_type, "device": "cpu"}
         if device == "gpu":
             options |= {"device": "mixed", "hw_decoder_load": hw_decoder_load}
         if cut:
-            start, shape = inputs[1:]
+            start, shape = inputs
             images = fn.decoders.image_slice(encoded, start, shape, axis_names="HW", **options)
         else:
             images = fn.decoders.image(encoded, **options)
@@ -204,9 +206,11 @@ class DALILoader(Loader):
         self.running.clear()
 
     def finish(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """As every loader, but on the CPU by this thread alone: the pipeline keeps the others busy."""
+        """As every loader, but unless images are enlarged this thread works alone: until a thread of
+        torch gets a core from the pipeline's threads takes longer than the work."""
         num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        if self.read_size == self.output_size:
+            torch.set_num_threads(1)
         try:
             return super().finish(rows, images)
         finally:

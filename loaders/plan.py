@@ -244,8 +244,12 @@ class PlanSampler(DistributedSampler):
             if self.data.on_error == "raise":
                 raise BadFileError(f"{reason}, or leave out bad files with data.on_error=skip")
             if sample not in self.bad:
-                log.warning("%s (%s)", reason, "replaced" if self.shuffle else "left out")
                 self.bad[sample] = reason
+                log.warning(
+                    "%s (%s; bad sample %d, data.max_bad_samples=%d)",
+                    *(reason, "replaced" if self.shuffle else "left out"),
+                    *(len(self.bad), self.data.max_bad_samples),
+                )
         if len(self.bad) > self.data.max_bad_samples:
             raise BadFileError(
                 f"{len(self.bad)} samples of {self.index.name} are bad, more than data.max_bad_samples="

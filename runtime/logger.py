@@ -288,7 +288,7 @@ def verdict(data_wait_share: float, cfg: "Config") -> str:
         "loader=packed": cfg.loader.name != "packed" and not cfg.data.layout.startswith("mnist"),
     }
     advice = ", ".join(option for option, is_new in options.items() if is_new)
-    return f"input-bound: {waits}; try {advice or 'a smaller data.resize'}"
+    return f"input-bound: {waits}; try {advice or 'smaller images'}"
 
 
 def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

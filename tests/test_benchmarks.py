@@ -12,14 +12,16 @@ import torch
 from PIL import Image
 
 from benchmarks import alternatives, entry_points, loaders, records, report, timing
-from benchmarks.__main__ import BENCHMARKS, split
+from benchmarks.__main__ import BENCHMARKS, main, split
 from benchmarks.alternatives import difference, first_images
 from benchmarks.baselines import Recipe, copy_bytes, decode_only, sleeping
 from benchmarks.bottleneck import COMPUTE, GIVEN, PARTS, SPEED, STEP, SYNTHETIC, WAIT, verdict
 from benchmarks.cases import make_config
+from benchmarks.entry_points import COPIES
 from benchmarks.records import Measurement
 from benchmarks.run import Run, Sizes, Subject, draw_from
 from benchmarks.timing import Summary, measure, ratios, rounds, summarise
+from runtime import logger
 
 TINY = Sizes(
     data={"caltech256": 24, "cells": 80, "deblur": 6, "lowlight": 20},
@@ -207,6 +209,8 @@ def test_command_line_tells_benchmarks_settings_and_overrides_apart() -> None:
     assert names == ["loaders"]
     assert settings == {"full": "true", "results": "x", "overrides": "experiment=cells\n+a=b"}
     assert split([])[0] == list(BENCHMARKS)
+    with pytest.raises(SystemExit, match="repeats=0 is no count"):
+        main(["repeats=0"])
     with pytest.raises(SystemExit, match="loader is no benchmark; use one of loaders, "):
         split(["loader"])
 
@@ -410,11 +414,13 @@ def test_entry_points_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr(entry_points, "scripts", lambda: ["train.py"])
     monkeypatch.setitem(entry_points.SMALL_CHOICE, "train.py", ("pytorch",))
     rows = run_tiny("entry_points", tmp_path, data_dir, *LIGHT)
-    found = {quantity: measured for (_, _, quantity), measured in rows.items()}
+    found = {quantity: row for (_, script, quantity), row in rows.items() if script == "train.py"}
     assert found["speed"].median > 0
     assert 0 <= found["data wait"].median <= 100
     assert 0.1 < found["peak memory"].median < 8
     assert found["final metric"].unit == "top1"
+    if len(entry_points.cores()) > 1:
+        assert rows[" ".join(LIGHT), COPIES, "speed"].num_devices > 1
 
 
 def test_bottleneck_runs(tmp_path: Path, data_dir: Path) -> None:
@@ -471,6 +477,9 @@ FIXED = {
             ("12.5", {"quantity": "data wait", "unit": "%"}),
             ("0.98", {"quantity": "final metric", "unit": "top1"}),
         ]
+    ]
+    + [
+        row(COPIES, "180", case="digits", settings="loader=pytorch", num_devices=2),
     ],
     "bottleneck": [
         *(
@@ -506,7 +515,7 @@ EXPECTED = {
     ],
     "workers": ["saves 38 % of its time with 2 workers", "2 workers are 2x as fast as none"],
     "out_of_band": ["10x as fast as loader=pytorch", "paid for after 3.3 epochs"],
-    "entry_points": ["train_ddp.py with loader=pytorch on 2 95 %", "0.98 top1", "12.5 %"],
+    "entry_points": ["train_ddp.py with loader=pytorch on 2 95 %", "once: 90 % on 2", "12.5 %"],
     "bottleneck": [
         "input-bound: 63 % of the step waits for data (compute 30 %, compute slowed by loading 7 %)",
         "loader=dali loader.num_threads=2 makes it 2.50x as fast",
@@ -559,3 +568,19 @@ def test_verdict_recommends_only_what_was_measured_to_be_faster() -> None:
     text = verdict([*missing, *parts, *slower])
     assert text.startswith("input-bound")
     assert "nothing that was tried makes it faster (loader=dali)" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "overrides", "expected"),
+    [
+        (0.05, [], "compute-bound: 5% of the time waiting for data"),
+        (
+            0.5,
+            [],
+            "input-bound: 50% of the time waiting for data; try loader.num_workers=auto, loader=dali",
+        ),
+        (0.5, ["loader=dali", "loader.num_workers=auto"], "waiting for data; try smaller images"),
+    ],
+)
+def test_a_run_closes_with_a_short_verdict(share: float, overrides, expected: str) -> None:
+    assert logger.verdict(share, make_config(*overrides)).endswith(expected)
