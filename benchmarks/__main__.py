@@ -6,9 +6,9 @@
     python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
 Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
-(default: all data sets), `repeats=12` (samples of each figure), `data=...` and any other Hydra
-override of the training configuration. Started again with the same results folder, it goes on where it
-was stopped.
+(default: all data sets), `scripts=train.py,train_ddp.py` (default: all entry points), `repeats=12`
+(samples of each figure), `data=...` and any other Hydra override of the training configuration. Started
+again with the same results folder, it goes on where it was stopped.
 """
 
 import importlib
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     """The command line; returns the exit status: 1 if a benchmark failed."""
     names, settings = split(arguments)
     from benchmarks import report
-    from benchmarks.cases import CASES
+    from benchmarks.cases import CASES, REPOSITORY
     from benchmarks.run import SIZES_FULL, SIZES_SMALL, Run, is_first_rank, results_folder, say
 
     folder = Path(settings["results"]) if "results" in settings else results_folder()
@@ -47,10 +47,14 @@ def main(arguments: list[str]) -> int:
         sizes,
         tuple(settings["overrides"].split("\n")) if settings["overrides"] else (),
         tuple(settings["cases"].split(",")) if "cases" in settings else tuple(CASES),
+        scripts=tuple(settings["scripts"].split(",")) if "scripts" in settings else (),
     )
     unknown = [name for name in run.cases if name not in CASES]
     if unknown:
         sys.exit(f"cases={settings['cases']}: {', '.join(unknown)} unknown; use {', '.join(CASES)}")
+    missing = [name for name in run.scripts if not (REPOSITORY / name).is_file()]
+    if missing:
+        sys.exit(f"scripts={settings['scripts']}: there is no {', '.join(missing)}")
     failed = []
     for number, name in enumerate(names, start=1):
         say(f"[{number} of {len(names)}] {name}: {BENCHMARKS[name]}")
@@ -76,7 +80,7 @@ def split(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         if key in ("-h", "--help"):
             lines = [f"    {name:<15} {text}" for name, text in BENCHMARKS.items()]
             sys.exit("\n".join([__doc__ or "", "Benchmarks:", *lines]))
-        if key in ("full", "results", "cases", "repeats") and is_setting:
+        if key in ("full", "results", "cases", "scripts", "repeats") and is_setting:
             settings[key] = value
         elif is_setting:
             overrides.append(argument)

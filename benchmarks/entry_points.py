@@ -63,8 +63,8 @@ def main(run: Run) -> None:
     """The overrides of the command line choose data and model; by default digits and a small CNN."""
     jobs = [
         Subject(script, num_devices=devices, settings=f"loader={loader}")
-        for script in scripts()
-        for loader in loaders_of(script, run.sizes.every_combination)
+        for script in run.scripts or scripts()
+        for loader in loaders_of(script, run)
         for devices in device_counts(script, run.device)
     ]
     jobs += [
@@ -104,8 +104,12 @@ def scripts() -> list[str]:
     return sorted((path.name for path in REPOSITORY.glob("train*.py")), key=lambda name: name[:-3])
 
 
-def loaders_of(script: str, every_combination: bool) -> tuple[str, ...]:
-    return LOADERS if every_combination else SMALL_CHOICE.get(script, SMALL_LOADERS)
+def loaders_of(script: str, run: Run) -> tuple[str, ...]:
+    """The one that the overrides choose, or those that the sizes do."""
+    for override in reversed(run.overrides):
+        if override.startswith("loader="):
+            return (override.removeprefix("loader="),)
+    return LOADERS if run.sizes.every_combination else SMALL_CHOICE.get(script, SMALL_LOADERS)
 
 
 def device_counts(script: str, device: torch.device) -> list[int]:
@@ -202,10 +206,10 @@ def run_once(run: Run, subject: Subject, first_device: int = 0) -> tuple[dict[st
                 f"--nproc_per_node={devices}",
             ]
         command += [
-            *(subject.name, *run.overrides, subject.settings, f"output_dir={folder}/run"),
-            f"global_batch_size={devices * cfg.global_batch_size}",
-            f"epochs={run.sizes.epochs}",
+            *(subject.name, f"epochs={run.sizes.epochs}"),
             *([f"max_steps={run.sizes.max_steps}"] if run.sizes.max_steps else []),
+            *(*run.overrides, subject.settings, f"output_dir={folder}/run"),
+            f"global_batch_size={devices * cfg.global_batch_size}",
         ]
         env = dict(os.environ)
         if on_gpu:

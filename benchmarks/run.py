@@ -111,6 +111,9 @@ class Run:
     data_dir: Path = Path("data/bench")
     """Where generated data lies."""
 
+    scripts: tuple[str, ...] = ()
+    """Names of the entry points that are started; empty: all."""
+
     def path(self, benchmark: str) -> Path:
         return self.folder / f"{benchmark}.csv"
 
