@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +33,9 @@ from runtime.setup import seed_everything
 from runtime.tasks import build_task
 
 OURS, BARE = "train.py", "bare loop"
+CLIPPED = (
+    "bare loop with clip_grad_norm_"  # which train.py calls, and the frameworks do not by default
+)
 LIGHTNING, ACCELERATE = "Lightning", "accelerate"
 # Imports, memory pools and the first progress bar are over after so many steps.
 UNTIMED_STEPS = 10
@@ -169,8 +173,10 @@ def parts(cfg: Config, device: torch.device, stopwatch: Stopwatch) -> tuple[Any,
     return loader, build_task(cfg), stopwatch.watch(model), optimizer, scheduler
 
 
-def bare(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path) -> None:
-    """Forward, backward and step, and nothing else."""
+def bare(
+    cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path, clip: bool = False
+) -> None:
+    """Forward, backward and step, and with `clip` the norm of the gradients, and nothing else."""
     loader, task, model, optimizer, _ = parts(cfg, device, stopwatch)
     model.train()
     batches = endless(loader)
@@ -179,6 +185,8 @@ def bare(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path) 
         optimizer.zero_grad(set_to_none=True)
         loss = task.loss(model(inputs), targets)
         loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
         optimizer.step()
 
 
@@ -246,6 +254,7 @@ def accelerate(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: 
 Loop = Callable[[Config, torch.device, Stopwatch, Path], None]
 LOOPS: dict[str, Loop] = {
     BARE: bare,
+    CLIPPED: partial(bare, clip=True),
     OURS: ours,
     LIGHTNING: lightning,
     ACCELERATE: accelerate,

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import plots
 from benchmarks.bottleneck import GIVEN, PARTS, STEP, SYNTHETIC, verdict
 from benchmarks.entry_points import COPIES, GPU_USE, MEMORY, METRIC, SPEED, WAIT
-from benchmarks.loop_overhead import ACCELERATE, BARE, LIGHTNING
+from benchmarks.loop_overhead import ACCELERATE, BARE, CLIPPED, LIGHTNING
 from benchmarks.loop_overhead import OURS as OUR_LOOP
 from benchmarks.plots import LIMIT, OTHERS, OURS, Bar, Line, Lines, Panel
 from benchmarks.records import Measurement
@@ -387,10 +387,11 @@ def loop_overhead(rows: Rows, folder: Path) -> Section:
                 case,
             )
         )
-        ours = cost.get(OUR_LOOP)
+        ours, clipped = cost.get(OUR_LOOP), cost.get(CLIPPED)
         if ours:
             conclusions.append(
-                f"{case}: logger, checkpoint and progress bar of train.py cost {span(ours)} % of a step."
+                f"{case}: all that train.py does beside costs {span(ours)} % of a step"
+                + (f", clip_grad_norm_ alone {span(clipped)} %." if clipped else ".")
             )
         others = [
             f"{name} {span(found)} %" if (found := cost.get(name)) else f"{name} not measured"

@@ -89,10 +89,11 @@ class Checkpoint:
         options = self.cfg.checkpoint
         minutes = (time.monotonic() - self.last_save) / 60
         is_time = options.every_minutes is not None and minutes >= options.every_minutes
-        wishes = torch.tensor([preemption.is_requested(), is_time], dtype=torch.int32)
+        leave = preemption.is_requested()
         if dist.is_initialized():
+            wishes = torch.tensor([leave, is_time], dtype=torch.int32)
             dist.all_reduce(wishes, dist.ReduceOp.MAX)
-        leave, is_time = (bool(wish) for wish in wishes)
+            leave, is_time = (bool(wish) for wish in wishes)
         step = self.logger.step_number
         if leave or is_time or (options.every_steps and step % options.every_steps == 0):
             self.save()
