@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import tifffile
 import torch
 from PIL import Image
 
-from benchmarks import alternatives, entry_points, loaders, records, report, timing
+from benchmarks import alternatives, entry_points, loaders, readme, records, report, timing
 from benchmarks.__main__ import BENCHMARKS, main, split
 from benchmarks.alternatives import difference, first_images
 from benchmarks.baselines import Recipe, copy_bytes, decode_only, sleeping
@@ -22,6 +23,7 @@ from benchmarks.records import Measurement
 from benchmarks.run import Run, Sizes, Subject, draw_from
 from benchmarks.timing import Summary, measure, ratios, rounds, summarise
 from runtime import logger
+from tests.helpers import REPOSITORY
 
 TINY = Sizes(
     data={"caltech256": 24, "cells": 80, "deblur": 6, "lowlight": 20},
@@ -521,7 +523,7 @@ EXPECTED = {
         "loader=dali loader.num_threads=2 makes it 2.50x as fast",
     ],
     "loop_overhead": [
-        "cost 1 (1 to 2) % of a step",
+        "costs 1 (1 to 2) % of a step.",
         "Lightning 20 (20 to 20) %, accelerate not measured",
     ],
     "alternatives": [
@@ -568,6 +570,16 @@ def test_verdict_recommends_only_what_was_measured_to_be_faster() -> None:
     text = verdict([*missing, *parts, *slower])
     assert text.startswith("input-bound")
     assert "nothing that was tried makes it faster (loader=dali)" in text
+
+
+def test_the_readme_shows_what_was_measured() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    [folder] = set(re.findall(r"\((benchmarks/results/[\w.-]+)/\w+\.png\)", text))
+    assert text == readme.with_excerpt(text, REPOSITORY / folder), (
+        f"run python -m benchmarks.readme {folder}"
+    )
+    for name in ("report.md", "report.html", *readme.PICTURES):
+        assert (REPOSITORY / folder / name).stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
