@@ -86,8 +86,8 @@ class DALILoader(Loader):
         self.paths = [
             [np.frombuffer(path.encode(), np.uint8) for path in paths] for paths in self.tree.files
         ]
-        self.decodes = all(header["dali_reads"].all() for header in self.tree.headers)
-        if not self.decodes:
+        readable = all(header["dali_reads"].all() for header in self.tree.headers)
+        if not readable:
             log.info(
                 "%s: tifffile decodes, because DALI does not read these TIFFs", self.index.name
             )
@@ -102,6 +102,10 @@ class DALILoader(Loader):
         self.cuts = is_random or bool((shapes != sizes[plan["sample"]]).any())
         self.resizes = is_random or bool((shapes != self.read_size).any())
         self.flips = self.sampler.shuffle and cfg.data.hflip + cfg.data.vflip > 0
+        # One thread copies whole uncompressed images faster than a few CPU threads of DALI decode them.
+        are_alike = len(self.index.scales) == 1 and bool((sizes == sizes[0]).all())
+        self.copies = device.type == "cpu" and self.tree.is_raw and are_alike and not self.cuts
+        self.decodes = readable and not self.copies
         self.waiting: Iterator[np.ndarray] = iter(())
         self.running: deque[np.ndarray] = deque()
         self.pipeline = self._build()
@@ -151,6 +155,12 @@ class DALILoader(Loader):
             if self.cuts:
                 inputs += [start, shape]
             return tuple(inputs)
+        if self.copies:
+            whole = (len(rows), *self.index.sizes[0], self.index.channels)
+            images = np.empty(whole, self.index.dtype)
+            for sample, image in zip(rows["sample"], images, strict=True):
+                self.tree.read_raw(sample, image)
+            return (*inputs, images)
         pixels = []
         for (side, sample), (y, x), (height, width) in zip(samples, start, shape, strict=True):
             image = self.tree.read(sample, side)
