@@ -172,7 +172,7 @@ def _tell_where_we_stand(rank: int) -> None:
         stack = traceback.extract_stack(frame)
         ours = [line for line in stack if "site-packages" not in line.filename] or stack
         place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
-        if not _tell(f"place{rank}", f"{time.time():.0f} {place}"):
+        if not _tell(f"place{rank}", f"{time.time()} {place}"):
             return
         _has_failed.wait(HEARTBEAT_S)
 
@@ -200,7 +200,7 @@ def _who_is_missing() -> str:
             place = "has told nothing"
             if _board.check([f"place{other}"]):
                 when, _, place = _board.get(f"place{other}").decode().partition(" ")
-                place = f"{time.time() - float(when):.0f} s ago at {place}"
+                place = f"{max(0.0, time.time() - float(when)):.0f} s ago at {place}"
             lines.append(f"  rank {other}: {place}")
     except (RuntimeError, ValueError):
         lines.append("  the store that would tell more is gone")
