@@ -67,8 +67,8 @@ class NonFiniteGuard:
 
     def start_from_here(self) -> None:
         """Take the statistics as they are now for good, after a checkpoint was loaded."""
-        if self.statistics:
-            torch._foreach_copy_(self.known_good, self.statistics)
+        for kept, current in zip(self.known_good, self.statistics, strict=True):
+            kept.copy_(current)
 
     def settle(self) -> None:
         """Look at the steps since the last time; to be called before the model is saved or evaluated."""
