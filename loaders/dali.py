@@ -105,6 +105,8 @@ class DALILoader(Loader):
         # One thread copies whole uncompressed images faster than a few CPU threads of DALI decode them.
         are_alike = len(self.index.scales) == 1 and bool((sizes == sizes[0]).all())
         self.copies = device.type == "cpu" and self.tree.is_raw and are_alike and not self.cuts
+        if self.copies:
+            log.info("%s: uncompressed images are copied, without a decoder", self.index.name)
         self.decodes = readable and not self.copies
         self.waiting: Iterator[np.ndarray] = iter(())
         self.running: deque[np.ndarray] = deque()

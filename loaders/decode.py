@@ -11,6 +11,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 ORIENTATION = 0x0112  # the EXIF tag
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+JPEG_HEADER_BYTES = 1 << 14  # enough for most
+JPEG_FRAMES, JPEG_SCAN = (0xFFC0, 0xFFC1, 0xFFC2), 0xFFDA
+# Segments without an orientation: tables, restart interval, comment and all APP segments but APP1.
+JPEG_TABLES = {0xFFC4, 0xFFDB, 0xFFDD, 0xFFFE, *range(0xFFE0, 0xFFF0)} - {0xFFE1}
 PNG_START, CHECKSUM_BYTES = b"\x89PNG\r\n\x1a\n", 4
 
 # The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
@@ -44,21 +48,48 @@ def read_photo_header(path: str) -> Header:
     Raises:
         OSError: the file cannot be read or is no image.
     """
-    with open(path, "rb") as file:
-        with Image.open(file) as image:
-            width, height = image.size
-            # The base class's method: that of PNG decodes the image to find tags behind the pixels.
-            tags = Image.Image.getexif(image)
-            if image.format == "PNG" and ORIENTATION not in tags:
-                tags.load(_png_exif(file))
-            orientation = tags.get(ORIENTATION, 1)
-        file.seek(0)
-        is_jpeg = file.read(len(JPEG_START)) == JPEG_START
+    with open(path, "rb", buffering=0) as file:
+        start = file.read(JPEG_HEADER_BYTES)
+        is_jpeg = start.startswith(JPEG_START)
+        size, orientation = (_plain_jpeg_size(start) if is_jpeg else None), 1
+        if size is None:
+            size, orientation = _size_and_orientation(path)
         file.seek(-len(JPEG_END), os.SEEK_END)
         ends = not is_jpeg or file.read() == JPEG_END
-    if orientation >= 5:
-        width, height = height, width
+    height, width = size if orientation < 5 else reversed(size)
     return Header(height, width, 3, 8, orientation, ends=ends)
+
+
+def _plain_jpeg_size(start: bytes) -> tuple[int, int] | None:
+    """Height and width of a JPEG, several times as fast as Pillow finds them.
+
+    None if the header may hold an orientation, is damaged or too long: Pillow is to read it.
+    """
+    size = None
+    at = len(JPEG_START) - 1
+    while len(start) >= at + 10:
+        marker, length = struct.unpack_from(">HH", start, at)
+        if marker == JPEG_SCAN:
+            return size
+        if marker in JPEG_FRAMES:
+            bits, height, width, channels = struct.unpack_from(">BHHB", start, at + 4)
+            if bits != 8 or channels not in (1, 3, 4) or not height or not width:
+                return None
+            size = height, width
+        elif marker not in JPEG_TABLES:
+            return None
+        at += 2 + length
+    return None
+
+
+def _size_and_orientation(path: str) -> tuple[tuple[int, int], int]:
+    """Height and width as stored, of an image in any format, and its orientation."""
+    with open(path, "rb") as file, Image.open(file) as image:
+        # The base class's method: that of PNG decodes the image to find tags behind the pixels.
+        tags = Image.Image.getexif(image)
+        if image.format == "PNG" and ORIENTATION not in tags:
+            tags.load(_png_exif(file))
+        return (image.height, image.width), tags.get(ORIENTATION, 1)
 
 
 def _png_exif(file: BinaryIO) -> bytes:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 from filelock import FileLock
@@ -141,7 +142,7 @@ class Index:
         if self.images is not None:
             digest.update(self.images.tobytes())
         for names in self.files:
-            root = os.path.commonpath(names)
+            root = _common_folder(names)
             digest.update("\n".join(name.removeprefix(root) for name in names).encode())
         return digest.hexdigest()[:16]
 
@@ -438,6 +439,7 @@ def _some(names: "set[str] | list[str]") -> str:
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 HEADER = np.dtype(
     [
@@ -456,42 +458,87 @@ HEADER = np.dtype(
 def read_headers(files: list[str], data: "DataConfig", as_stored: bool) -> np.ndarray:
     """What the headers of the files say, as an array of dtype `HEADER`.
 
-    The answer is kept in `data.cache_dir` and used again until a file is added, removed or changed.
+    They are kept in `data.cache_dir`; next time, only files that were added or changed are read.
 
     Raises:
         BadHeadersError: files have no readable header or are too large.
     """
-    with ThreadPoolExecutor(32) as pool:
-        stats = list(
-            _with_progress(pool.map(_stamp, files, chunksize=256), len(files), "looking at files")
+    headers = np.zeros(len(files), HEADER)
+    if not files:
+        return headers
+    stamps = np.array(_in_threads(_stamp, files, "looking at files"))
+    kind = f"{_common_folder(files)} {data.max_pixels} {as_stored} {HEADER}"
+    kept = Path(data.cache_dir, f"index-{hashlib.sha256(kind.encode()).hexdigest()[:16]}.npz")
+    with one_process_at_a_time(kept):
+        is_known = _fill_with_kept(headers, kept, files, stamps)
+        unread = np.flatnonzero(~is_known).tolist()
+        if not unread:
+            return headers
+        answers = _in_threads(
+            lambda i: header_or_reason(files[i], data.max_pixels, as_stored),
+            unread,
+            "reading headers",
         )
-    digest = hashlib.sha256(f"{data.max_pixels} {as_stored} {HEADER}".encode())
-    for name, stamp in zip(files, stats, strict=True):
-        digest.update(f"{name}\0{stamp}\n".encode())
-    cached = Path(data.cache_dir, f"index-{digest.hexdigest()[:16]}.npy")
-    with one_process_at_a_time(cached):
-        if cached.exists():
-            return np.load(cached)
-        headers = np.zeros(len(files), HEADER)
         broken = []
-        with ThreadPoolExecutor(32) as pool:
-            answers = pool.map(
-                lambda name: header_or_reason(name, data.max_pixels, as_stored), files
-            )
-            for i, answer in enumerate(_with_progress(answers, len(files), "reading headers")):
-                if isinstance(answer, Header):
-                    headers[i] = tuple(answer)
-                else:
-                    broken.append(f"{files[i]} ({answer})")
-        if broken:
-            raise BadHeadersError(
-                f"{len(broken)} of {len(files)} files cannot be used: {_some(broken)}; repair or remove them"
-            )
-        unfinished = cached.with_suffix(f".{os.getpid()}.tmp")
-        with unfinished.open("wb") as file:
-            np.save(file, headers)
-        unfinished.rename(cached)
+        for i, answer in zip(unread, answers, strict=True):
+            if isinstance(answer, Header):
+                headers[i], is_known[i] = tuple(answer), True
+            else:
+                broken.append(f"{files[i]} ({answer})")
+        if is_known.any():
+            names = "\0".join(files[i] for i in np.flatnonzero(is_known))
+            unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
+            with unfinished.open("wb") as file:
+                np.savez(
+                    file,
+                    names=np.frombuffer(os.fsencode(names), np.uint8),
+                    stamps=stamps[is_known],
+                    headers=headers[is_known],
+                )
+            unfinished.rename(kept)
+    if broken:
+        raise BadHeadersError(
+            f"{len(broken)} of {len(files)} files cannot be used: {_some(broken)}; repair or remove them"
+        )
     return headers
+
+
+def _fill_with_kept(
+    headers: np.ndarray, kept: Path, files: list[str], stamps: np.ndarray
+) -> np.ndarray:
+    """Fill in the kept headers of files that did not change; (N,) bool: which these are."""
+    try:
+        with np.load(kept) as arrays:
+            names, kept_stamps, kept_headers = (
+                arrays[key] for key in ("names", "stamps", "headers")
+            )
+    except (OSError, EOFError, ValueError, BadZipFile):
+        # There is none, or the machine went down before it was on the disk.
+        return np.zeros(len(files), bool)
+    row_of = {name: row for row, name in enumerate(os.fsdecode(names.tobytes()).split("\0"))}
+    rows = np.array([row_of.get(name, -1) for name in files])
+    is_known = (rows >= 0) & (kept_stamps[rows] == stamps).all(axis=1)
+    headers[is_known] = kept_headers[rows[is_known]]
+    return is_known
+
+
+def _in_threads(answer: Callable[[T], R], questions: list[T], what: str) -> list[R]:
+    """The answers, with a progress bar once it takes more than two seconds."""
+    answers: list[R] = []
+    parts = [questions[start : start + 256] for start in range(0, len(questions), 256)]
+    with (
+        ThreadPoolExecutor(32) as pool,
+        tqdm(total=len(questions), desc=what, delay=2, leave=False) as progress,
+    ):
+        for part in pool.map(lambda part: [answer(question) for question in part], parts):
+            answers += part
+            progress.update(len(part))
+    return answers
+
+
+def _common_folder(files: list[str]) -> str:
+    """The longest path below which all files lie; the first and the last in order tell it."""
+    return os.path.commonpath([min(files), max(files)])
 
 
 def _stamp(name: str) -> tuple[int, int]:
@@ -515,11 +562,6 @@ def header_or_reason(name: str, max_pixels: int, as_stored: bool) -> Header | st
             "raise it if the file is meant"
         )
     return header
-
-
-def _with_progress(items: Iterator[T], count: int, what: str) -> Iterator[T]:
-    """The items, with a progress bar once it takes more than two seconds."""
-    return iter(tqdm(items, total=count, desc=what, delay=2, leave=False))
 
 
 def _file_index(

@@ -300,24 +300,6 @@ def test_a_seeded_split_is_disjoint_and_stays(photos: Path, tmp_path: Path) -> N
     assert len(build_index(make_config(*options, "data.val_count=5").data)[1]) == 5
 
 
-def test_the_cached_index_notices_changes(photos: Path, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    for number in range(6):
-        save(root / "a" / f"{number}.png", smooth(number, 20, 20))
-    data = make_config("data=imagefolder", f"data.root={root}", f"data.cache_dir={tmp_path}").data
-    build_index(data)
-    (cached,) = tmp_path.glob("index-*.npy")
-    stamp = cached.stat().st_mtime_ns
-    build_index(data)
-    assert cached.stat().st_mtime_ns == stamp
-    save(root / "a" / "0.png", smooth(0, 20, 30))
-    after = build_index(data)
-    widths = np.concatenate([index.sizes[:, 1] for index in after])
-    assert sorted(widths)[-1] == 30
-    save(root / "a" / "9.png", smooth(0, 20, 20))
-    assert sum(len(index) for index in build_index(data)) == 7
-
-
 def test_exif_rotation_is_the_same_in_every_backend(tmp_path: Path) -> None:
     for number, orientation in enumerate([1, 3, 6, 8] * 2):
         exif = Image.Exif()

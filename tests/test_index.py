@@ -1,14 +1,18 @@
 """Where the samples come from, and how they become files once."""
 
 import gzip
+import io
 import multiprocessing
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
-from loaders.index import Index, as_image_tree, build_index
+import loaders.index
+from loaders.decode import Header, read_photo_header
+from loaders.index import BadHeadersError, Index, as_image_tree, build_index
 from tests.helpers import make_config
 
 
@@ -91,3 +95,106 @@ def test_a_tree_that_was_not_finished_is_never_used(tmp_path, monkeypatch) -> No
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     monkeypatch.setattr(Image.Image, "save", original)
     assert len(_write(str(tmp_path))) == 40
+
+
+def jpeg_of(mode: str = "RGB", **options: object) -> bytes:
+    """A JPEG of 20x30 pixels (height x width)."""
+    content = io.BytesIO()
+    Image.new(mode, (30, 20)).save(content, "JPEG", **options)
+    return content.getvalue()
+
+
+def test_jpeg_headers_are_read_as_by_pillow(tmp_path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    xmp = b'<x xmlns:tiff="t" tiff:Orientation="8"/>'
+    plain = jpeg_of()
+    upright, on_its_side = Header(20, 30, 3, 8, 1), Header(30, 20, 3, 8, 6)
+    cases = [
+        (plain, upright),
+        (jpeg_of("L"), upright),
+        (jpeg_of("CMYK"), upright),
+        (jpeg_of(progressive=True), upright),
+        (jpeg_of(comment=b"\xff\xd8\xff\xc0"), upright),
+        (jpeg_of(icc_profile=profile), upright),
+        (jpeg_of(icc_profile=bytes(40_000)), upright),
+        (plain[:2] + b"\xff" + plain[2:], upright),  # a byte that fills
+        (jpeg_of(exif=turned), on_its_side),
+        (jpeg_of(exif=turned, icc_profile=profile), on_its_side),
+        (jpeg_of(xmp=xmp), on_its_side._replace(orientation=8)),
+        (plain[:-2], upright._replace(ends=False)),
+        (plain + b"\0", upright._replace(ends=False)),
+    ]
+    path = tmp_path / "photo.jpg"
+    for content, expected in cases:
+        path.write_bytes(content)
+        assert read_photo_header(str(path)) == expected
+    frame = plain.index(b"\xff\xc0")
+    for damaged in (
+        plain[: frame + 4],
+        plain[:10],
+        plain[: frame + 4] + b"\x0c" + plain[frame + 5 :],
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(OSError, match="cannot identify|Truncated"):
+            read_photo_header(str(path))
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """Six JPEGs in two classes."""
+    for number in range(6):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"ünï cöde {number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg_of())
+    return tmp_path / "photos"
+
+
+def test_only_files_that_are_new_or_changed_are_read_again(photos, tmp_path, monkeypatch) -> None:
+    read: list[str] = []
+
+    def header_or_reason(name: str, max_pixels: int, as_stored: bool) -> Header | str:
+        read.append(Path(name).name)
+        return original(name, max_pixels, as_stored)
+
+    def scan() -> dict[str, tuple[int, int]]:
+        """Height and width by file, once it is clear which files were read."""
+        read.clear()
+        data = make_config(
+            "data=imagefolder", f"data.root={photos}", f"data.cache_dir={cache}"
+        ).data
+        sizes: dict[str, tuple[int, int]] = {}
+        for index in build_index(data):
+            names = [Path(name).name for name in index.files[0]]
+            sizes |= zip(names, map(tuple, index.sizes.tolist()), strict=True)
+        return sizes
+
+    cache, original = tmp_path / "cache", loaders.index.header_or_reason
+    monkeypatch.setattr(loaders.index, "header_or_reason", header_or_reason)
+    before = scan()
+    assert sorted(read) == sorted(before)
+    assert set(before.values()) == {(20, 30)}
+    assert scan() == before
+    assert read == []
+
+    Image.new("RGB", (8, 9)).save(photos / "a" / "new.jpg")
+    Image.new("RGB", (10, 11)).save(photos / "b" / "ünï cöde 1.jpg")
+    (photos / "a" / "ünï cöde 0.jpg").unlink()
+    after = before | {"new.jpg": (9, 8), "ünï cöde 1.jpg": (11, 10)}
+    del after["ünï cöde 0.jpg"]
+    assert scan() == after
+    assert sorted(read) == ["new.jpg", "ünï cöde 1.jpg"]
+
+    (photos / "a" / "page.jpg").write_text("<html>")
+    shutil.copy(photos / "a" / "new.jpg", photos / "a" / "newer.jpg")
+    with pytest.raises(BadHeadersError, match="1 of 8 files"):
+        scan()
+    (photos / "a" / "page.jpg").unlink()
+    assert scan() == after | {"newer.jpg": (9, 8)}
+    assert read == []  # though the scan before ended with an error
+
+    for kept in cache.glob("index-*.npz"):
+        kept.write_bytes(kept.read_bytes()[:-100])
+    assert scan() == after | {"newer.jpg": (9, 8)}
+    assert len(read) == 7

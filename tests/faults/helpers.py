@@ -106,7 +106,12 @@ class Torchrun:
                     *[script, f"output_dir={output_dir}", *overrides],
                 ],
                 cwd=folder,
-                env={**os.environ, **ENVIRONMENT, "TEST_MARK": self.mark},
+                env={
+                    **os.environ,
+                    **ENVIRONMENT,
+                    "TEST_MARK": self.mark,
+                    "PYTHONFAULTHANDLER": "1",
+                },
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -147,20 +152,34 @@ class Torchrun:
         return wait_for(find, f"rank {rank}")
 
     def wait(self, timeout: float = 120) -> int:
-        return self.agent.wait(timeout)
+        return wait_for_end(self, timeout=timeout)[0]
 
     def all_gone(self, timeout: float) -> None:
         """Wait until no process is left; otherwise say where each of them stands."""
         try:
             wait_for(lambda: not self.processes(), "the end of all processes", timeout)
         except AssertionError as error:
-            for process in self.processes():
-                process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
-            time.sleep(1)
-            raise AssertionError(f"{error}\n{self.text()}") from error
+            raise AssertionError(f"{error}\n{self.text_with_stacks()}") from error
+
+    def text_with_stacks(self) -> str:
+        """What was printed and where each process stands; it ends them."""
+        for process in self.processes():
+            process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+            time.sleep(0.5)
+        return self.text()
 
     def text(self) -> str:
         return self.prints.read_text()
+
+
+def wait_for_end(*launchers: Torchrun, timeout: float) -> list[int]:
+    """The exit codes; if one of them hangs, where all processes stand."""
+    try:
+        wait_for(lambda: all(one.agent.poll() is not None for one in launchers), "the end", timeout)
+    except AssertionError as error:
+        texts = [launcher.text_with_stacks() for launcher in launchers]
+        raise AssertionError("\n".join([str(error), *texts])) from error
+    return [launcher.agent.wait() for launcher in launchers]
 
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]

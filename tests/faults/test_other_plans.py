@@ -12,6 +12,7 @@ from tests.faults.helpers import (
     Torchrun,
     run_to_end,
     script_with,
+    wait_for_end,
 )
 from tests.helpers import checkpoint_of, events_of, free_port, scalars_of, summary_of, train
 
@@ -107,7 +108,7 @@ def test_two_nodes_train_like_one_process_and_write_once(whole, no_batch_norm, t
         Torchrun(script, run, *overrides) as one,
         Torchrun(script, run, *overrides) as other,
     ):
-        assert [one.wait(180), other.wait(60)] == [0, 0], one.text() + other.text()
+        assert wait_for_end(one, other, timeout=180) == [0, 0], one.text() + other.text()
         one.all_gone(5)
         other.all_gone(5)
     assert seen_by(script) == seen_by(whole.parent / "s")  # disjoint and complete in each epoch
