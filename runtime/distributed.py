@@ -28,11 +28,15 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 HEARTBEAT_S = 2.0
+LONGEST_CALL_S = 10.0
 
 _board: dist.Store | None = None
 """Where the ranks tell each other where they stand."""
 
-_has_failed = threading.Event()
+_tells: threading.Thread | None = None
+"""Puts this rank's place on the board."""
+
+_stops_telling = threading.Event()
 
 
 def local_rank() -> int:
@@ -72,7 +76,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
             f"distributed.backend={backend} does not work with device={device}; use gloo, "
             "or nccl on CUDA"
         )
-    global _board
+    global _board, _tells
     leave_with_the_launcher()
     faulthandler.enable()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -88,7 +92,9 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
     )
     atexit.register(leave_process_group)
     _board = store
-    threading.Thread(target=_tell_where_we_stand, args=(rank,), daemon=True).start()
+    _stops_telling.clear()
+    _tells = threading.Thread(target=_tell_where_we_stand, args=(rank,), daemon=True)
+    _tells.start()
     return rank, world_size
 
 
@@ -111,6 +117,10 @@ def _store() -> dist.Store:
 
 def leave_process_group() -> None:
     """Destroy the process group if there is one."""
+    _stops_telling.set()
+    if _tells is not None:
+        # Python aborts if it ends while a thread is about to return from the store.
+        _tells.join(LONGEST_CALL_S)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -135,7 +145,7 @@ def report_by_rank(main: Callable[["Config"], None]) -> Callable[["Config"], Non
         except Exception as error:
             rank = os.environ.get("RANK", "0")
             text = str(error).lower()
-            _has_failed.set()
+            _stops_telling.set()
             _tell(f"failed{rank}")
             if "timed out" in text or "timeout" in text:
                 print(f"[rank {rank}] {_who_is_missing()}", file=sys.stderr)
@@ -167,14 +177,14 @@ def _is_about_a_partner(error: Exception) -> bool:
 def _tell_where_we_stand(rank: int) -> None:
     """Put the line that this process is at into the store again and again."""
     main_thread = threading.main_thread().ident
-    while not _has_failed.is_set():
+    while not _stops_telling.is_set():
         frame = sys._current_frames().get(main_thread or 0)
         stack = traceback.extract_stack(frame)
         ours = [line for line in stack if "site-packages" not in line.filename] or stack
         place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
         if not _tell(f"place{rank}", f"{time.time()} {place}"):
             return
-        _has_failed.wait(HEARTBEAT_S)
+        _stops_telling.wait(HEARTBEAT_S)
 
 
 def _tell(key: str, value: str = "") -> bool:

@@ -1,4 +1,4 @@
-"""Batches whose loss is not finite, ranks that raise and ranks that hang."""
+"""Batches whose loss is not finite, ranks that raise, that hang, and that end while they tell."""
 
 import json
 import re
@@ -9,6 +9,8 @@ import torch
 
 from tests.faults.helpers import (
     NUM_STEPS,
+    TWO_RANKS,
+    Torchrun,
     assert_same_state,
     join,
     run_to_end,
@@ -141,3 +143,19 @@ def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_p
     assert re.search(r"rank 1: \d+ s ago at train_ddp.py:\d+ \(time.sleep\(1000\)\)", text)
     for rank in (0, 2):
         assert re.search(rf"rank {rank}: \d+ s ago at (train_ddp|checkpoint).py", text)
+
+
+def test_ranks_that_tell_where_they_stand_to_the_last_moment_end_well(options, tmp_path) -> None:
+    """Python aborts if it ends while a thread is in the store of torchrun."""
+    folder = script_with(
+        tmp_path / "s",
+        "train_ddp.py",
+        "import runtime.distributed, traceback",
+        "here = traceback.FrameSummary('train_ddp.py', 1, 'main', line='')",
+        "traceback.extract_stack = lambda frame: [here]  # in no time",
+        "runtime.distributed.HEARTBEAT_S, before = 0.0, runtime.distributed.HEARTBEAT_S",
+        "time.sleep(before)",  # until the thread notices
+    )
+    run = tmp_path / "run"
+    with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *options, "max_steps=2") as torchrun:
+        assert torchrun.wait(60) == 0, torchrun.text()
