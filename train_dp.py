@@ -58,7 +58,7 @@ def main(cfg: Config) -> None:
     start_epoch = checkpoint.resume()
 
     # new #: split every batch over all visible GPUs
-    model = nn.DataParallel(model, device_ids=visible_gpus(device))
+    model = nn.DataParallel(model, device_ids=visible_gpus(cfg, device))
 
     for epoch in range(start_epoch, cfg.epochs):
         train_loader.set_epoch(epoch)

@@ -101,8 +101,10 @@ class Split:
         changed: dict[str, TrainingStep] = {GIVEN: given}
         for candidate in candidates:
             try:
-                changed[candidate.advice] = self.step(*candidate.overrides, amp=candidate.amp)
-            except UNAVAILABLE as error:
+                step = self.step(*candidate.overrides, amp=candidate.amp)
+                step()
+                changed[candidate.advice] = step
+            except (*UNAVAILABLE, RuntimeError) as error:  # such as no compiler or no memory
                 say(f"bottleneck: {candidate.advice} not measured: {error}")
         if len(changed) > 1:
             times = self.side_by_side(changed)
@@ -207,16 +209,14 @@ class Split:
         if largest == COMMUNICATION:
             double = f"global_batch_size={2 * cfg.global_batch_size}"
             return [Candidate(double, (double,))]
-        found = []
-        if not cfg.model.channels_last:
-            found.append(Candidate("model.channels_last=true", ("model.channels_last=true",)))
+        channels_last, compiled = "model.channels_last=true", "model.compile=true"
+        ways = [(channels_last,), (compiled,), (channels_last, compiled)]
+        given = {channels_last: cfg.model.channels_last, compiled: cfg.model.compile}
+        new = [way for way in ways if not any(given[change] for change in way)]
+        found = [Candidate(" ".join(way), way) for way in new]
         if self.device.type == "cuda":
-            found.append(Candidate("train_amp.py", (), amp=True))
-            found.append(
-                Candidate(
-                    "train_amp.py model.channels_last=true", ("model.channels_last=true",), amp=True
-                )
-            )
+            for way in ((), *new):
+                found.append(Candidate(" ".join(("train_amp.py", *way)), way, amp=True))
         return found
 
     def write(

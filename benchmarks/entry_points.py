@@ -27,7 +27,7 @@ from benchmarks.run import Run, Subject, now, progress, say
 
 LOADERS = ("pytorch", "dali", "synthetic")
 # Without `sizes.every_combination`: the loaders of these scripts, and of all others.
-SMALL_CHOICE = {"train.py": LOADERS, "train_ddp.py": ("pytorch", "synthetic")}
+SMALL_CHOICE = {"train.py": LOADERS}
 SMALL_LOADERS = ("pytorch",)
 # As many baselines at once as there are devices: cores that share caches, memory or a clock limit let
 # no script scale better.

@@ -39,10 +39,10 @@ class Sizes:
     own_batch_size: bool = False
     """Batches as large as the experiment's configuration says, not as small as `Case.batch_size`."""
 
-    warmup_s: float = 0.5
+    warmup_s: float = 0.25
     """Seconds that each subject works before anything is counted."""
 
-    window_s: float = 0.5
+    window_s: float = 0.25
     """Seconds of one sample."""
 
     repeats: int = 6
@@ -54,7 +54,7 @@ class Sizes:
     epochs: int = 1
     """Epochs of each of these runs."""
 
-    max_steps: int | None = 80
+    max_steps: int | None = 40
     """Optimizer steps after which such a run ends early."""
 
     every_combination: bool = False

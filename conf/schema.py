@@ -124,6 +124,10 @@ class ModelConfig:
     channels_last: bool = False
     """Memory format of weights and activations; faster for convolutions under AMP on CUDA."""
 
+    compile: bool = False
+    """Fuse the model's operations with torch.compile. The first steps then take up to minutes, and the
+    CPU needs a C++ compiler."""
+
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the model's constructor, such as `batch_norm`."""
 

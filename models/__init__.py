@@ -33,7 +33,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build_model(cfg: ModelConfig, in_channels: int, num_classes: int | None) -> nn.Module:
     """The model `cfg.name` on the CPU, with fresh weights, in the memory format asked for.
 
-    ``num_classes`` is None where the targets are images. Raises ValueError for an unknown name, a
+    With `cfg.compile` it is compiled when it is first called. ``num_classes`` is None where the targets are images. Raises ValueError for an unknown name, a
     model that does not fit the targets, and kwargs that the model does not take.
     """
     if cfg.name not in MODELS:
@@ -67,6 +67,8 @@ def build_model(cfg: ModelConfig, in_channels: int, num_classes: int | None) -> 
 
     if cfg.channels_last:
         model = model.to(memory_format=torch.channels_last)
+    if cfg.compile:
+        model.compile()  # in place, so that checkpoints stay the same
     return model
 
 

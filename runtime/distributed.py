@@ -231,12 +231,18 @@ def convert_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-def visible_gpus(device: torch.device) -> list[int]:
+def visible_gpus(cfg: "Config", device: torch.device) -> list[int]:
     """Numbers of the GPUs that DataParallel uses; with fewer than two, says that nothing is gained.
 
     Raises:
-        ValueError: the run is on the CPU though GPUs are visible, which DataParallel would take.
+        ValueError: the run is on the CPU though GPUs are visible, which DataParallel would take, or the
+            model is compiled.
     """
+    if cfg.model.compile:
+        raise ValueError(
+            "model.compile=true does not work with DataParallel, whose copies of the model would all "
+            "compute with the weights of the first; use train_ddp.py"
+        )
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus and device.type != "cuda":
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -107,6 +108,13 @@ def test_dali_trains_exactly_like_pytorch(runs) -> None:
 def test_data_parallel_is_the_baseline_without_two_gpus(runs) -> None:
     assert losses_of(runs("train_dp.py")) == losses_of(runs("train.py"))
     assert weights_differ_by(runs("train_dp.py"), runs("train.py")) == 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="on the CPU, compiling needs g++")
+def test_a_compiled_model_trains_like_the_plain_one(runs) -> None:
+    plain, compiled = runs("train_ddp.py"), runs("train_ddp.py", "model.compile=true")
+    assert losses_of(compiled) == pytest.approx(losses_of(plain), abs=1e-4)
+    assert weights_differ_by(compiled, plain) < 1e-3  # and the names of the weights are the same
 
 
 def test_amp_follows_the_baseline(runs) -> None:
@@ -229,6 +237,11 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_
             "train_ddp.py",
             ["global_batch_size=63"],
             "is not divisible by world_size=2; use 62 or 64",
+        ),
+        (
+            "train_dp.py",
+            ["model.compile=true"],
+            "model.compile=true does not work with DataParallel",
         ),
         ("train_ddp.py", ["distributed.backend=nccl"], "does not work with device=cpu; use gloo"),
         ("train_ddp.py", ["-m", "seed=1,2"], "multirun"),

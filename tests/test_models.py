@@ -135,6 +135,23 @@ def test_channels_last_changes_the_memory_format_and_not_the_result(
     torch.testing.assert_close(channels_last(inputs), model(inputs), rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_is_compiled_if_asked_for(monkeypatch) -> None:
+    compiled: list[Any] = []
+
+    def note(call: Any, **options: Any) -> Any:
+        compiled.append(call)
+        return call
+
+    monkeypatch.setattr(torch, "compile", note)
+    for asked in (False, True):
+        cfg = config("small_cnn")
+        cfg.compile = asked
+        model = build_model(cfg, 3, 10)
+        assert model(torch.rand(2, 3, 16, 16)).shape == (2, 10)
+        assert len(compiled) == asked
+        assert not any(key.startswith("_orig_mod") for key in model.state_dict())
+
+
 def test_importing_the_models_does_not_import_torchvision() -> None:
     code = "import sys, models; print(*sys.modules)"
     run = [sys.executable, "-c", code]
