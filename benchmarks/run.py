@@ -45,8 +45,8 @@ class Sizes:
     window_s: float = 0.25
     """Seconds of one sample."""
 
-    repeats: int = 6
-    """Samples of each subject; 6 is the least that give a 95 % interval."""
+    repeats: int = 3
+    """Samples of each subject; 6 are the least that give a 95 % interval."""
 
     run_repeats: int = 1
     """Runs of each entry point."""
@@ -54,7 +54,7 @@ class Sizes:
     epochs: int = 1
     """Epochs of each of these runs."""
 
-    max_steps: int | None = 40
+    max_steps: int | None = 20
     """Optimizer steps after which such a run ends early."""
 
     every_combination: bool = False

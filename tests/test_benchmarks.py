@@ -425,7 +425,8 @@ def test_entry_points_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
         assert rows[" ".join(LIGHT), COPIES, "speed"].num_devices > 1
 
 
-def test_bottleneck_runs(tmp_path: Path, data_dir: Path) -> None:
+def test_bottleneck_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)  # which takes half a minute
     rows = run_tiny("bottleneck", tmp_path, data_dir, *LIGHT)
     parts = [rows[" ".join(LIGHT), GIVEN, part].values for part in PARTS]
     whole = rows[" ".join(LIGHT), GIVEN, STEP].values
