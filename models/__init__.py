@@ -33,8 +33,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build_model(cfg: ModelConfig, in_channels: int, num_classes: int | None) -> nn.Module:
     """The model `cfg.name` on the CPU, with fresh weights, in the memory format asked for.
 
-    With `cfg.compile` it is compiled when it is first called. ``num_classes`` is None where the targets are images. Raises ValueError for an unknown name, a
-    model that does not fit the targets, and kwargs that the model does not take.
+    With `cfg.compile` it is compiled when it is first called. ``num_classes`` is None where the
+    targets are images. Raises ValueError for an unknown name, a model that does not fit the targets,
+    and kwargs that the model does not take.
     """
     if cfg.name not in MODELS:
         raise ValueError(f"model.name={cfg.name} is unknown; use one of: {', '.join(MODELS)}")
