@@ -177,14 +177,18 @@ class Loader:
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
         channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         batch = self._empty_batch(channels_first.shape).copy_(channels_first)
+        factors = ("brightness", "contrast", "saturation")
+        is_jittered = any((rows[name] != 1).any() for name in factors)
+        if not is_jittered:  # while there are fewer pixels
+            batch = _scale_and_shift(batch, scale / full_intensity, shift)
         if tuple(batch.shape[2:]) != size:
             enlarged = self._empty_batch(torch.Size([*batch.shape[:2], *size]))
             # interpolate(mode="bilinear") into memory that is there already
             batch = torch.ops.aten.upsample_bilinear2d.out(batch, size, False, out=enlarged)
-        if any((rows[name] != 1).any() for name in ("brightness", "contrast", "saturation")):
+        if is_jittered:
             batch = self._jitter_colours(rows, batch.div_(full_intensity))
-            return _scale_and_shift(batch, scale, shift)
-        return _scale_and_shift(batch, scale / full_intensity, shift)
+            batch = _scale_and_shift(batch, scale, shift)
+        return batch
 
     def _empty_batch(self, shape: torch.Size) -> Tensor:
         """Uninitialised float32 batch on the device.

@@ -1,5 +1,6 @@
 """PyTorch's own DataLoader as the backend."""
 
+import atexit
 import functools
 import multiprocessing
 import os
@@ -258,8 +259,17 @@ def in_background(items: "Iterator[T] | DataLoader[T]", depth: int) -> Iterator[
         except BaseException as error:
             put((None, error))
 
+    def end() -> None:
+        stop.set()
+        try:
+            while True:
+                queue.get_nowait()
+        except Empty:
+            thread.join()
+
     thread = Thread(target=produce, daemon=True)
     thread.start()
+    atexit.register(end)  # Python aborts if it ends while a thread computes with torch
     try:
         while True:
             item, error = queue.get()
@@ -269,9 +279,5 @@ def in_background(items: "Iterator[T] | DataLoader[T]", depth: int) -> Iterator[
                 raise error
             yield item
     finally:
-        stop.set()
-        try:
-            while True:
-                queue.get_nowait()
-        except Empty:
-            thread.join()
+        atexit.unregister(end)
+        end()

@@ -1,13 +1,18 @@
 """What every backend promises: the same samples, each in its place, on any number of ranks."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+import tifffile
 import torch
 
 import loaders.base
 from loaders import build_loaders
 from loaders.index import Index
-from tests.helpers import make_config
+from tests.helpers import REPOSITORY, make_config
 
 CPU = torch.device("cpu")
 BACKENDS = ["pytorch", "dali", "synthetic"]
@@ -237,3 +242,31 @@ def test_memory_of_batches_that_nobody_keeps_is_used_again() -> None:
     loader, _ = build_loaders(make_config("global_batch_size=100"), CPU)
     addresses = {inputs.data_ptr() for inputs, _ in loader}
     assert len(addresses) <= 3
+
+
+def test_a_program_may_end_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """Python aborts if it ends while a thread computes with torch."""
+    (tmp_path / "t" / "a").mkdir(parents=True)
+    image = np.zeros((1000, 1000, 5), np.uint8)
+    tifffile.imwrite(
+        tmp_path / "t" / "a" / "0.tif", image, photometric="minisblack", planarconfig="contig"
+    )
+    for number in range(1, 60):
+        (tmp_path / "t" / "a" / f"{number}.tif").symlink_to(tmp_path / "t" / "a" / "0.tif")
+    program = f"""
+import sys, torch
+from loaders import build_loaders
+from tests.helpers import make_config
+
+options = ["data=cells", "data.root={tmp_path / "t"}", "data.cache_dir={tmp_path}", "data.resize=null"]
+options += ["data.crop=[990,990]", "data.mean=null", "data.std=null", "data.val_fraction=0.1"]
+options += ["global_batch_size=2", "loader.prefetch_factor=50"]
+loader, _ = build_loaders(make_config(*options), torch.device("cpu"))
+sys.kept = [iter(loader) for _ in range(3)]
+for batches in sys.kept:
+    next(batches)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
