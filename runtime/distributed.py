@@ -33,8 +33,8 @@ LONGEST_CALL_S = 10.0
 _board: dist.Store | None = None
 """Where the ranks tell each other where they stand."""
 
-_tells: threading.Thread | None = None
-"""Puts this rank's place on the board."""
+_reporter: threading.Thread | None = None
+"""The thread that puts this rank's place on the board."""
 
 _stops_telling = threading.Event()
 
@@ -76,7 +76,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
             f"distributed.backend={backend} does not work with device={device}; use gloo, "
             "or nccl on CUDA"
         )
-    global _board, _tells
+    global _board, _reporter
     leave_with_the_launcher()
     faulthandler.enable()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -93,8 +93,8 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
     atexit.register(leave_process_group)
     _board = store
     _stops_telling.clear()
-    _tells = threading.Thread(target=_tell_where_we_stand, args=(rank,), daemon=True)
-    _tells.start()
+    _reporter = threading.Thread(target=_tell_where_we_stand, args=(rank,), daemon=True)
+    _reporter.start()
     return rank, world_size
 
 
@@ -118,9 +118,9 @@ def _store() -> dist.Store:
 def leave_process_group() -> None:
     """Destroy the process group if there is one."""
     _stops_telling.set()
-    if _tells is not None:
+    if _reporter is not None:
         # Python aborts if it ends while a thread is about to return from the store.
-        _tells.join(LONGEST_CALL_S)
+        _reporter.join(LONGEST_CALL_S)
     if dist.is_initialized():
         dist.destroy_process_group()
 
