@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ class Loader:
         read_size: (height, width) of the images that the backend delivers. This is `output_size`, but
             where every row enlarges a rectangle of the same size, that size: the enlarging is then
             done for the whole batch on the device, and fewer bytes travel.
+        is_in_memory: whether the images lie in memory, decoded.
     """
 
     def __init__(self, sampler: PlanSampler, cfg: "Config", device: torch.device) -> None:
@@ -46,6 +48,7 @@ class Loader:
         self.in_channels, self.num_classes = self.index.channels, self.index.num_classes
         self.output_size = output_size(data, self.index)
         self.read_size = self._read_size()
+        self.is_in_memory = self.index.images is not None
         self.batch_size = sampler.global_batch_size // sampler.num_replicas
         self.position = 0
         self.last_rows = np.zeros(0, ROW)
@@ -126,7 +129,12 @@ class Loader:
         if self.epoch_is_finished:
             self.position = 0
         self.sampler.start_row = self.position
-        finished = self._finish_ahead() if self.device.type == "cuda" else self._finish_each()
+        if self.device.type == "cuda":
+            finished = self._finish_on_stream()
+        elif self.is_in_memory:  # quicker finished here than by another thread
+            finished = self._finish_each()
+        else:
+            finished = self._finish_in_thread()
         with limits_explained():
             for self.last_rows, batch in finished:
                 # Counted before the batch is handed out: a checkpoint written in the loop's body
@@ -139,7 +147,21 @@ class Loader:
         for rows, images in self.batches():
             yield rows, self.finish(rows, images)
 
-    def _finish_ahead(self) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor]]]:
+    def _finish_in_thread(self) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor]]]:
+        """Finish the next batch in a thread of its own while the current one is used."""
+        # Enlarging is work enough for all cores; they have other work while the rest is done.
+        num_threads = 1 if self.read_size == self.output_size else torch.get_num_threads()
+        with ThreadPoolExecutor(1, "finish", torch.set_num_threads, (num_threads,)) as pool:
+            ready: tuple[np.ndarray, Future[tuple[Tensor, Tensor]]] | None = None
+            for rows, images in self.batches():
+                following = rows, pool.submit(self.finish, rows, images)
+                if ready is not None:
+                    yield ready[0], ready[1].result()
+                ready = following
+            if ready is not None:
+                yield ready[0], ready[1].result()
+
+    def _finish_on_stream(self) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor]]]:
         """Copy and finish the next batch on a stream of its own while the current one is used."""
         stream = torch.cuda.Stream(self.device)
         ready: tuple[np.ndarray, tuple[Tensor, Tensor]] | None = None
@@ -244,14 +266,14 @@ class Loader:
 
 def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """batch * scale + shift in place, with scale and shift of shape (1, C or 1, 1, 1)."""
-    if scale.numel() > 1 and batch.is_contiguous(memory_format=torch.channels_last):
-        # Whole lines of pixels at once: a loop over only C values is several times slower.
-        width = batch.shape[3]
-        lines = batch.permute(0, 2, 3, 1).flatten(2)
-        shift = shift.expand_as(scale)
-        lines.mul_(scale.flatten().repeat(width)).add_(shift.flatten().repeat(width))
-        return batch
-    return batch.mul_(scale).add_(shift)
+    # The factors of a whole line at once: a loop over fewer values is several times slower.
+    line = (1, batch.shape[1], 1, batch.shape[3])
+    is_channels_last = batch.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
+    scale, shift = (
+        factor.expand(line).contiguous(memory_format=memory_format) for factor in (scale, shift)
+    )
+    return torch.addcmul(shift, batch, scale, out=batch)
 
 
 def _users_of_memory(tensor: Tensor) -> int:
@@ -268,6 +290,12 @@ LIMITS = {
     "killed by signal: Killed": "most likely for lack of memory: lower loader.num_workers, "
     "loader.prefetch_factor or global_batch_size",
 }
+
+
+def compute_alone() -> None:
+    """Let this thread's operations not be split among further threads, which takes longer where all
+    cores have work."""
+    torch.set_num_threads(1)
 
 
 class LimitError(RuntimeError):

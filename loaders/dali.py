@@ -217,17 +217,6 @@ class DALILoader(Loader):
             self.pipeline = self._build()
         self.running.clear()
 
-    def finish(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """As every loader, but unless images are enlarged this thread works alone: until a thread of
-        torch gets a core from the pipeline's threads takes longer than the work."""
-        num_threads = torch.get_num_threads()
-        if self.read_size == self.output_size:
-            torch.set_num_threads(1)
-        try:
-            return super().finish(rows, images)
-        finally:
-            torch.set_num_threads(num_threads)
-
     def batches(self) -> Iterator[RawBatch]:
         self._leave_epoch()
         self.waiting = iter(self.sampler)

@@ -1,16 +1,15 @@
-"""PyTorch's own DataLoader as the backend."""
+"""PyTorch's own DataLoader, or threads of the training process, as the backend."""
 
-import atexit
 import functools
 import multiprocessing
 import os
 import signal
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Empty, Full, Queue
-from threading import Event, Thread, current_thread, main_thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from threading import Thread, current_thread, main_thread
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,14 +17,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from loaders.base import Loader, RawBatch, cpus_per_rank, limits_explained
+from loaders.base import Loader, RawBatch, compute_alone, cpus_per_rank, limits_explained
 from loaders.index import BadFileError, Index
 from loaders.plan import PlanSampler
 
 if TYPE_CHECKING:
     from conf.schema import Config
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -45,89 +42,128 @@ class PlannedImages(Dataset[RawBatch | Failed]):
     interpreter lock. What is to be done about a bad sample is decided in the training process.
     """
 
-    def __init__(self, index: Index, size: tuple[int, int], num_threads: int) -> None:
+    def __init__(
+        self, index: Index, size: tuple[int, int], num_threads: int, pin_memory: bool
+    ) -> None:
         self.index, self.size, self.num_threads = index, size, num_threads
+        self.pin_memory = pin_memory
         self.images = torch.from_numpy(index.images) if index.images is not None else None
-        # Then a batch needs no threads: copying is quicker than handing it to them.
+        # Then one thread copies a whole batch: that is quicker than sharing it out.
         self.are_alike = bool((index.sizes == index.sizes[0]).all()) and (
             self.images is not None or index.is_raw
         )
         self.pool: ThreadPoolExecutor | None = None
 
-    @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
     def __getitems__(self, rows: np.ndarray) -> RawBatch | Failed:
-        images = self._read_alike(rows) if self.are_alike and self._are_only_cut(rows) else None
-        if images is not None:
-            images = _cut_alike(images, rows, self.size)
-            for name, dim in [("vflip", 1), ("hflip", 2)]:
-                if rows[name].any():
-                    flipped = torch.from_numpy(rows[name].copy())
-                    images[flipped] = images[flipped].flip(dim)
-            return rows, _shared((images,))
-        if self.pool is None:  # made here, because threads do not survive the start of a worker
-            self.pool = ThreadPoolExecutor(self.num_threads, initializer=_compute_alone)
-        batch = _shared(
-            tuple(
-                torch.empty(
-                    (len(rows), self.size[0] * scale, self.size[1] * scale, self.index.channels),
-                    dtype=getattr(torch, self.index.dtype),
-                )
-                for scale in self.index.scales
-            )
-        )
-        reasons = self.pool.map(self._execute, rows, range(len(rows)), [batch] * len(rows))
-        failed = {
-            int(row["sample"]): reason
-            for row, reason in zip(rows, reasons, strict=True)
-            if reason is not None
-        }
-        return Failed(rows, failed) if failed else (rows, batch)
+        return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()
 
-    def _are_only_cut(self, rows: np.ndarray) -> bool:
-        """Whether no image is to be resized."""
-        return bool(
+    @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
+    def start(self, rows: np.ndarray) -> "Future[RawBatch | Failed] | StartedBatch":
+        """Let the threads begin with a batch; `result()` waits for it."""
+        if self.pool is None:  # made here, because threads do not survive the start of a worker
+            self.pool = ThreadPoolExecutor(self.num_threads, initializer=compute_alone)
+        if self._is_copied(rows):
+            return self.pool.submit(self._copy, rows)
+        return StartedBatch(self, self.pool, rows)
+
+    def _is_copied(self, rows: np.ndarray) -> bool:
+        """Whether images of one size, which need no decoding, are not to be resized either."""
+        return self.are_alike and bool(
             (rows["height"] == self.size[0]).all() and (rows["width"] == self.size[1]).all()
         )
 
-    def _read_alike(self, rows: np.ndarray) -> Tensor | None:
-        """(B, height, width, C): whole images, which are all of one size; None if one is bad."""
+    @torch.inference_mode(False)
+    def _copy(self, rows: np.ndarray) -> RawBatch | Failed:
         if self.images is not None:
-            return self.images[torch.from_numpy(rows["sample"].copy())]
-        height, width = self.index.sizes[0]
-        images = np.empty((len(rows), height, width, self.index.channels), self.index.dtype)
-        try:
-            for sample, image in zip(rows["sample"], images, strict=True):
-                self.index.read_raw(sample, image)
-        except BadFileError:
-            return None
-        return torch.from_numpy(images)
+            images = self.images[torch.from_numpy(rows["sample"].copy())]
+        else:
+            height, width = self.index.sizes[0]
+            whole = np.empty((len(rows), height, width, self.index.channels), self.index.dtype)
+            reasons = {}
+            for sample, image in zip(rows["sample"].tolist(), whole, strict=True):
+                try:
+                    self.index.read_raw(sample, image)
+                except BadFileError as error:
+                    reasons[sample] = str(error)
+            if reasons:
+                return Failed(rows, reasons)
+            images = torch.from_numpy(whole)
+        images = _cut_alike(images, rows, self.size)
+        for name, dim in [("vflip", 1), ("hflip", 2)]:
+            if rows[name].any():
+                flipped = torch.from_numpy(rows[name].copy())
+                images[flipped] = images[flipped].flip(dim)
+        return rows, (_shared(images.pin_memory() if self.pin_memory else images),)
 
-    def _execute(self, row: np.void, position: int, batch: tuple[Tensor, ...]) -> str | None:
-        """None, or why the sample is bad."""
-        for side, scale in enumerate(self.index.scales):
+    def new_batch(self, rows: np.ndarray) -> tuple[Tensor, ...]:
+        """The memory of a batch, for pairs also of its targets."""
+        height, width = self.size
+        return tuple(
+            _shared(
+                torch.empty(
+                    (len(rows), height * scale, width * scale, self.index.channels),
+                    dtype=getattr(torch, self.index.dtype),
+                    pin_memory=self.pin_memory,
+                )
+            )
+            for scale in self.index.scales
+        )
+
+    def execute(self, row: np.void, targets: list[Tensor]) -> None:
+        """Fill `targets`, of shape (height, width, C), with the row's images.
+
+        Raises:
+            BadFileError: the sample is bad.
+        """
+        sample, *rectangle = (int(row[name]) for name in ("sample", "y", "x", "height", "width"))
+        flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
+        for side, (scale, target) in enumerate(zip(self.index.scales, targets, strict=True)):
+            y, x, height, width = (scale * length for length in rectangle)
+            image = self.index.read(sample, side)[y : y + height, x : x + width]
+            pixels = _resized(image, target.shape[:2])
+            target.copy_(pixels.flip(flips) if flips else pixels)
+
+
+class StartedBatch:
+    """A batch that threads are filling: whichever has time takes the next row."""
+
+    def __init__(self, dataset: PlannedImages, pool: ThreadPoolExecutor, rows: np.ndarray) -> None:
+        self.dataset, self.rows, self.images = dataset, rows, dataset.new_batch(rows)
+        self.reasons: dict[int, str] = {}
+        self.positions = iter(range(len(rows)))
+        self.threads = [pool.submit(self._fill) for _ in range(dataset.num_threads)]
+
+    def _fill(self) -> None:
+        for position in self.positions:
+            row = self.rows[position]
             try:
-                image = torch.from_numpy(self.index.read(row["sample"], side))
+                self.dataset.execute(row, [images[position] for images in self.images])
             except BadFileError as error:
-                return str(error)
-            y, x, height, width = (scale * int(row[name]) for name in ("y", "x", "height", "width"))
-            image = image[y : y + height, x : x + width]
-            target = batch[side][position]
-            if image.shape != target.shape:
-                # The leading dimension comes first: only so does torch see channels_last.
-                image = interpolate(
-                    image[None].permute(0, 3, 1, 2),
-                    target.shape[:2],
-                    mode="bilinear",
-                    antialias=True,
-                )[0].permute(1, 2, 0)
-            flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
-            target.copy_(image.flip(flips) if flips else image)
-        return None
+                self.reasons[int(row["sample"])] = str(error)
+
+    def result(self) -> RawBatch | Failed:
+        """Wait for the threads."""
+        for thread in self.threads:
+            thread.result()
+        return Failed(self.rows, self.reasons) if self.reasons else (self.rows, self.images)
+
+    def cancel(self) -> None:
+        """Let no thread take a further row."""
+        for _ in self.positions:
+            pass
 
 
-def _compute_alone() -> None:
-    """Let this thread's operations not be split among further threads, which takes longer."""
-    torch.set_num_threads(1)
+def _resized(image: np.ndarray, size: tuple[int, ...]) -> Tensor:
+    """(height, width, C) of `size`, bilinear with antialiasing."""
+    if image.shape[:2] == size:
+        return torch.from_numpy(image)
+    # The leading dimension comes first: only so does torch see channels_last.
+    pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    # Lines cost torch more than columns: the fewer of them it resizes, the better.
+    if size[0] < image.shape[0]:
+        pixels = interpolate(pixels, (size[0], image.shape[1]), mode="bilinear", antialias=True)
+    pixels = interpolate(pixels, size, mode="bilinear", antialias=True)
+    return pixels[0].permute(1, 2, 0)
 
 
 def _cut_alike(images: Tensor, rows: np.ndarray, size: tuple[int, int]) -> Tensor:
@@ -146,16 +182,13 @@ def _cut_alike(images: Tensor, rows: np.ndarray, size: tuple[int, int]) -> Tenso
     return torch.stack(parts)
 
 
-def _shared(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The batch, in a worker process moved to shared memory.
+def _shared(images: Tensor) -> Tensor:
+    """The images, in a worker process moved to shared memory.
 
     The DataLoader's queue would do this in a thread of its own, where a full /dev/shm loses the batch
     and the training process waits for it forever.
     """
-    if get_worker_info() is not None:
-        for images in batch:
-            images.share_memory_()
-    return batch
+    return images if get_worker_info() is None else images.share_memory_()
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -173,27 +206,46 @@ class PyTorchLoader(Loader):
         super().__init__(sampler, cfg, device)
         workers = cfg.loader.num_workers
         num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
-        self.dataset = PlannedImages(sampler.index, self.read_size, num_threads)
-        self.data_loader = DataLoader(
-            self.dataset,
-            batch_sampler=sampler,
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            prefetch_factor=cfg.loader.prefetch_factor if workers else None,
-            persistent_workers=workers > 0,
-            pin_memory=device.type == "cuda",
-            worker_init_fn=_init_worker,
+        pin_memory = device.type == "cuda"
+        self.dataset = PlannedImages(
+            sampler.index, self.read_size, num_threads, pin_memory and not workers
         )
-        # Images in memory are faster at hand than through another thread.
-        self.in_background = workers == 0 and self.dataset.images is None
+        self.data_loader: DataLoader[RawBatch | Failed] | None = None
+        if workers:
+            self.data_loader = DataLoader(
+                self.dataset,
+                batch_sampler=sampler,
+                collate_fn=_as_it_is,
+                num_workers=workers,
+                prefetch_factor=cfg.loader.prefetch_factor,
+                persistent_workers=True,
+                pin_memory=pin_memory,
+                worker_init_fn=_init_worker,
+            )
 
     def _answers(self) -> Iterator[RawBatch | Failed]:
-        if self.in_background:
-            return in_background(self.data_loader, self.cfg.loader.prefetch_factor)
-        answers = iter(self.data_loader)
-        if self.data_loader.num_workers and current_thread() is main_thread():
-            _explain_deaths_of_workers()
-        return answers
+        if self.data_loader:
+            answers = iter(self.data_loader)
+            if current_thread() is main_thread():
+                _explain_deaths_of_workers()
+            return answers
+        if self.index.images is not None:  # faster at hand than through a thread
+            return map(self.dataset.__getitems__, self.sampler)
+        return self._by_threads()
+
+    def _by_threads(self) -> Iterator[RawBatch | Failed]:
+        """The batches, up to `loader.prefetch_factor` further ones of them already started."""
+        started = deque[Future[RawBatch | Failed] | StartedBatch]()
+        try:
+            for rows in self.sampler:
+                started.append(self.dataset.start(rows))
+                if len(started) > self.cfg.loader.prefetch_factor:
+                    yield started.popleft().result()
+            while started:
+                yield started.popleft().result()
+        finally:
+            for batch in started:
+                batch.cancel()
 
     def batches(self) -> Iterator[RawBatch]:
         for answer in self._answers():
@@ -235,49 +287,3 @@ def _explain_deaths_of_workers() -> None:
 
     if callable(notice):
         signal.signal(signal.SIGCHLD, handle)
-
-
-def in_background(items: "Iterator[T] | DataLoader[T]", depth: int) -> Iterator[T]:
-    """The items, up to `depth` of them prepared ahead by a thread; its errors are raised here."""
-    queue: Queue[Any] = Queue(depth)
-    stop = Event()
-
-    def put(item: Any) -> None:
-        while not stop.is_set():
-            try:
-                return queue.put(item, timeout=0.1)
-            except Full:
-                continue
-
-    def produce() -> None:
-        try:
-            for item in items:
-                put((item, None))
-                if stop.is_set():
-                    return
-            put((None, StopIteration()))
-        except BaseException as error:
-            put((None, error))
-
-    def end() -> None:
-        stop.set()
-        try:
-            while True:
-                queue.get_nowait()
-        except Empty:
-            thread.join()
-
-    thread = Thread(target=produce, daemon=True)
-    thread.start()
-    atexit.register(end)  # Python aborts if it ends while a thread computes with torch
-    try:
-        while True:
-            item, error = queue.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item
-    finally:
-        atexit.unregister(end)
-        end()
