@@ -26,9 +26,11 @@ from benchmarks.cases import REPOSITORY, make_config
 from benchmarks.run import Run, Subject, now, progress, say
 
 LOADERS = ("pytorch", "dali", "synthetic")
-# Without `sizes.every_combination`: the loaders of these scripts, and of all others.
-SMALL_CHOICE = {"train.py": LOADERS}
+# Without `sizes.every_combination`: the loaders of these scripts, and of all others. Of the numbers of
+# devices, all scripts but SCALED take the largest.
+SMALL_CHOICE = {"train.py": ("pytorch", "dali")}
 SMALL_LOADERS = ("pytorch",)
+SCALED = "train_ddp.py"
 # As many baselines at once as there are devices: cores that share caches, memory or a clock limit let
 # no script scale better.
 COPIES = "limit: train.py on each device"
@@ -65,11 +67,11 @@ def main(run: Run) -> None:
         Subject(script, num_devices=devices, settings=f"loader={loader}")
         for script in run.scripts or scripts()
         for loader in loaders_of(script, run)
-        for devices in device_counts(script, run.device)
+        for devices in device_counts(script, run)
     ]
     jobs += [
         Subject(COPIES, num_devices=devices, settings="loader=synthetic")
-        for devices in device_counts("train_ddp.py", run.device)
+        for devices in device_counts(SCALED, run)
         if devices > 1
     ]
     case = " ".join(run.overrides) or "default configuration"
@@ -112,13 +114,15 @@ def loaders_of(script: str, run: Run) -> tuple[str, ...]:
     return LOADERS if run.sizes.every_combination else SMALL_CHOICE.get(script, SMALL_LOADERS)
 
 
-def device_counts(script: str, device: torch.device) -> list[int]:
-    """1, 2, 4 ... up to all; 1 for scripts that use only one device."""
+def device_counts(script: str, run: Run) -> list[int]:
+    """1, 2, 4 ... up to all, or what the sizes choose of them; 1 for scripts that use only one device."""
     source = (REPOSITORY / script).read_text()
-    if device.type == "cuda":
+    if run.device.type == "cuda":
         most = torch.cuda.device_count() if "Parallel(" in source else 1
     else:
         most = len(cores()) if starts_with_torchrun(script) else 1
+    if not run.sizes.every_combination and script != SCALED:
+        return [most]
     return sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
 
 

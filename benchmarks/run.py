@@ -39,10 +39,10 @@ class Sizes:
     own_batch_size: bool = False
     """Batches as large as the experiment's configuration says, not as small as `Case.batch_size`."""
 
-    warmup_s: float = 0.25
+    warmup_s: float = 0.15
     """Seconds that each subject works before anything is counted."""
 
-    window_s: float = 0.25
+    window_s: float = 0.15
     """Seconds of one sample."""
 
     repeats: int = 3
@@ -58,7 +58,8 @@ class Sizes:
     """Optimizer steps after which such a run ends early."""
 
     every_combination: bool = False
-    """Each script with each loader, where small sizes take a choice."""
+    """Each script with each loader on each number of devices, and each step of the data by number of
+    workers; small sizes take a choice."""
 
 
 SIZES_SMALL = Sizes()

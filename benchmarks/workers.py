@@ -19,7 +19,8 @@ MOST_SLEEPING_WORKERS = 8
 def main(run: Run) -> None:
     """Sweep 0 to all CPUs of a device; then the mock data set whose items sleep."""
     for case in run.chosen("caltech256", "cells"):
-        for step in [ALL] if case.name == "caltech256" else [DECODE, ALL]:
+        steps = [ALL] if case.name == "caltech256" else [DECODE, ALL]
+        for step in steps if run.sizes.every_combination else steps[:1]:
             run.compare(
                 "workers",
                 f"{case.name}, {step.removeprefix('step=')}",
