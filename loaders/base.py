@@ -22,6 +22,10 @@ index's dtype, cut to the rows' rectangles, resized to `Loader.read_size` (targe
 scale) and flipped; on any device."""
 
 
+# One batch is used while the next one is ready and the one after it is made; of pairs, each is two.
+MOST_KEPT = 2 * 3
+
+
 class Loader:
     """Iterates over this rank's batches of one split.
 
@@ -39,7 +43,8 @@ class Loader:
         read_size: (height, width) of the images that the backend delivers. This is `output_size`, but
             where every row enlarges a rectangle of the same size, that size: the enlarging is then
             done for the whole batch on the device, and fewer bytes travel.
-        is_in_memory: whether the images lie in memory, decoded.
+        finishes_ahead: whether, on the CPU, a thread finishes the next batch while one is used; images
+            that lie in memory are quicker finished at hand.
     """
 
     def __init__(self, sampler: PlanSampler, cfg: "Config", device: torch.device) -> None:
@@ -48,7 +53,7 @@ class Loader:
         self.in_channels, self.num_classes = self.index.channels, self.index.num_classes
         self.output_size = output_size(data, self.index)
         self.read_size = self._read_size()
-        self.is_in_memory = self.index.images is not None
+        self.finishes_ahead = self.index.images is None
         self.batch_size = sampler.global_batch_size // sampler.num_replicas
         self.position = 0
         self.last_rows = np.zeros(0, ROW)
@@ -131,10 +136,10 @@ class Loader:
         self.sampler.start_row = self.position
         if self.device.type == "cuda":
             finished = self._finish_on_stream()
-        elif self.is_in_memory:  # quicker finished here than by another thread
-            finished = self._finish_each()
-        else:
+        elif self.finishes_ahead:
             finished = self._finish_in_thread()
+        else:
+            finished = self._finish_each()
         with limits_explained():
             for self.last_rows, batch in finished:
                 # Counted before the batch is handed out: a checkpoint written in the loop's body
@@ -234,7 +239,7 @@ class Loader:
         else:
             kept = memory.view(shape)
         del memory
-        self.kept_batches = [*self.kept_batches[-3:], (kept, _users_of_memory(kept))]
+        self.kept_batches = [*self.kept_batches[1 - MOST_KEPT :], (kept, _users_of_memory(kept))]
         return kept.detach()
 
     def denormalize(self, inputs: Tensor) -> Tensor:

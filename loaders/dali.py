@@ -82,6 +82,7 @@ class DALILoader(Loader):
 
     def __init__(self, sampler: PlanSampler, cfg: "Config", device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
+        self.finishes_ahead = False  # the pipeline's threads are at the next batches already
         self.tree = as_image_tree(self.index, cfg.data.cache_dir)
         self.paths = [
             [np.frombuffer(path.encode(), np.uint8) for path in paths] for paths in self.tree.files
@@ -216,6 +217,17 @@ class DALILoader(Loader):
         except (RuntimeError, OSError):
             self.pipeline = self._build()
         self.running.clear()
+
+    def finish(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """As every loader, but unless images are enlarged this thread works alone: until a thread of
+        torch gets a core from the pipeline's threads takes longer than the work."""
+        num_threads = torch.get_num_threads()
+        if self.read_size == self.output_size:
+            torch.set_num_threads(1)
+        try:
+            return super().finish(rows, images)
+        finally:
+            torch.set_num_threads(num_threads)
 
     def batches(self) -> Iterator[RawBatch]:
         self._leave_epoch()

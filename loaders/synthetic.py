@@ -20,7 +20,7 @@ class SyntheticLoader(Loader):
 
     def __init__(self, sampler: PlanSampler, cfg: "Config", device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
-        self.is_in_memory = True
+        self.finishes_ahead = False
         random = torch.Generator().manual_seed(cfg.seed)
         shape = (self.batch_size, self.in_channels, *self.output_size)
         self.inputs = torch.rand(shape, generator=random).to(device)

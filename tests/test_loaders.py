@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
 import torch
+from PIL import Image
 
 import loaders.base
 from loaders import build_loaders
@@ -33,6 +35,18 @@ def thirteen(monkeypatch: pytest.MonkeyPatch) -> None:
         images=np.broadcast_to(values[:, None, None, None], (COUNT, 8, 8, 1)).copy(),
     )
     monkeypatch.setattr(loaders.base, "build_index", lambda data: (index, index))
+
+
+@pytest.fixture
+def thirty_pairs(tmp_path: Path) -> list[str]:
+    """Overrides that choose a data set of 30 training pairs, in batches of 2."""
+    for side in ("input", "target"):
+        (tmp_path / "pairs" / side).mkdir(parents=True)
+        for number in range(32):
+            image = Image.fromarray(np.full((10, 12, 3), number, np.uint8))
+            image.save(tmp_path / "pairs" / side / f"{number}.png")
+    options = ["data=pairs", f"data.root={tmp_path / 'pairs'}", f"data.cache_dir={tmp_path}"]
+    return [*options, "data.val_count=2", "data.crop=[10,12]", "global_batch_size=2"]
 
 
 def config(backend: str, tmp_path, *overrides: str):
@@ -238,10 +252,29 @@ def test_a_batch_that_somebody_keeps_is_never_overwritten(channels_last: bool) -
         assert torch.allclose(weight.grad, copies[number].sum(), rtol=1e-4)
 
 
-def test_memory_of_batches_that_nobody_keeps_is_used_again() -> None:
+def test_memory_of_batches_that_nobody_keeps_is_used_again(thirty_pairs: list[str]) -> None:
     loader, _ = build_loaders(make_config("global_batch_size=100"), CPU)
     addresses = {inputs.data_ptr() for inputs, _ in loader}
     assert len(addresses) <= 3
+    loader, _ = build_loaders(make_config(*thirty_pairs), CPU)
+    addresses = {images.data_ptr() for batch in loader for images in batch}
+    assert len(addresses) <= 6
+
+
+def test_threads_stop_when_an_epoch_is_left(thirty_pairs: list[str], monkeypatch) -> None:
+    read, samples = Index.read, []
+
+    def slow_read(index: Index, sample: int, side: int = 0) -> np.ndarray:
+        samples.append(sample)
+        time.sleep(0.02)
+        return read(index, sample, side)
+
+    loader, _ = build_loaders(make_config(*thirty_pairs, "loader.prefetch_factor=30"), CPU)
+    monkeypatch.setattr(Index, "read", slow_read)
+    for _ in loader:
+        break
+    time.sleep(0.3)
+    assert len(samples) < 20  # of 60; two batches need 8
 
 
 def test_a_program_may_end_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
