@@ -297,12 +297,6 @@ LIMITS = {
 }
 
 
-def compute_alone() -> None:
-    """Let this thread's operations not be split among further threads, which takes longer where all
-    cores have work."""
-    torch.set_num_threads(1)
-
-
 class LimitError(RuntimeError):
     """The machine has no more of something; the message names the setting to change."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from loaders.base import Loader, RawBatch, compute_alone, cpus_per_rank, limits_explained
+from loaders.base import Loader, RawBatch, cpus_per_rank, limits_explained
 from loaders.index import BadFileError, Index
 from loaders.plan import PlanSampler
 
@@ -61,7 +61,7 @@ class PlannedImages(Dataset[RawBatch | Failed]):
     def start(self, rows: np.ndarray) -> "Future[RawBatch | Failed] | StartedBatch":
         """Let the threads begin with a batch; `result()` waits for it."""
         if self.pool is None:  # made here, because threads do not survive the start of a worker
-            self.pool = ThreadPoolExecutor(self.num_threads, initializer=compute_alone)
+            self.pool = ThreadPoolExecutor(self.num_threads, initializer=_compute_alone)
         if self._is_copied(rows):
             return self.pool.submit(self._copy, rows)
         return StartedBatch(self, self.pool, rows)
@@ -153,6 +153,11 @@ class StartedBatch:
             pass
 
 
+def _compute_alone() -> None:
+    """Let this thread's operations not be split among further threads, which takes longer."""
+    torch.set_num_threads(1)
+
+
 def _resized(image: np.ndarray, size: tuple[int, ...]) -> Tensor:
     """(height, width, C) of `size`, bilinear with antialiasing."""
     if image.shape[:2] == size:
@@ -224,7 +229,7 @@ class PyTorchLoader(Loader):
             )
 
     def _answers(self) -> Iterator[RawBatch | Failed]:
-        if self.data_loader:
+        if self.data_loader is not None:
             answers = iter(self.data_loader)
             if current_thread() is main_thread():
                 _explain_deaths_of_workers()
