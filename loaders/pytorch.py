@@ -1,6 +1,7 @@
 """PyTorch's own DataLoader, or threads of the training process, as the backend."""
 
 import functools
+import gc
 import multiprocessing
 import os
 import signal
@@ -262,7 +263,9 @@ class PyTorchLoader(Loader):
 
 
 def _init_worker(worker_id: int) -> None:
-    """Leave it to the training process to act on signals that are sent to all its processes."""
+    """Leave to the training process what is its own: its garbage, and to act on signals that are sent to
+    all its processes."""
+    gc.freeze()  # a DALI pipeline that is collected here would crash this process
     if not hasattr(signal, "sigtimedwait"):  # macOS
         return
     # Blocked in this thread, and so in those that it will start.

@@ -1,5 +1,6 @@
 """What every backend promises: the same samples, each in its place, on any number of ranks."""
 
+import gc
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from PIL import Image
 
 import loaders.base
 from loaders import build_loaders
+from loaders.base import RawBatch
 from loaders.index import Index
+from loaders.pytorch import Failed, PlannedImages
 from tests.helpers import REPOSITORY, make_config
 
 CPU = torch.device("cpu")
@@ -259,6 +262,26 @@ def test_memory_of_batches_that_nobody_keeps_is_used_again(thirty_pairs: list[st
     loader, _ = build_loaders(make_config(*thirty_pairs), CPU)
     addresses = {images.data_ptr() for batch in loader for images in batch}
     assert len(addresses) <= 6
+
+
+def test_workers_leave_the_garbage_of_the_training_process_alone(monkeypatch, tmp_path) -> None:
+    """A DALI pipeline crashes a forked process that collects it."""
+    get = PlannedImages.__getitems__
+
+    def collect_and_get(dataset: PlannedImages, rows: np.ndarray) -> RawBatch | Failed:
+        gc.collect()
+        return get(dataset, rows)
+
+    gc.collect()
+    gc.disable()
+    try:
+        next(iter(build_loaders(config("dali", tmp_path), CPU)[0]))
+        monkeypatch.setattr(PlannedImages, "__getitems__", collect_and_get)
+        options = ["loader.num_workers=2", "global_batch_size=1000"]
+        loader, _ = build_loaders(config("pytorch", tmp_path, *options), CPU)
+        assert sum(len(inputs) for inputs, _ in loader) == len(loader.index)
+    finally:
+        gc.enable()
 
 
 def test_threads_stop_when_an_epoch_is_left(thirty_pairs: list[str], monkeypatch) -> None:

@@ -212,7 +212,8 @@ def test_training_goes_on_while_one_checkpoint_is_written(tmp_path, options) -> 
     seen = json.loads((tmp_path / "seen.json").read_text())
     order = [what for _, what in sorted(seen)]
     begin, end = order.index("begin"), order.index("end")
-    assert {"step 5", "step 6", "step 7", "step 8"} <= set(order[begin:end])
+    # Step 5 may come before the thread that writes begins.
+    assert {"step 6", "step 7", "step 8"} <= set(order[begin:end])
     writes = [what for what in order if not what.startswith("step")]
     assert writes[:4] == ["begin", "end", "begin", "end"]  # never two at a time
 
