@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -231,13 +232,19 @@ class PyTorchLoader(Loader):
 
     def _answers(self) -> Iterator[RawBatch | Failed]:
         if self.data_loader is not None:
-            answers = iter(self.data_loader)
-            if current_thread() is main_thread():
-                _explain_deaths_of_workers()
-            return answers
+            return self._by_processes(iter(self.data_loader))
         if self.index.images is not None:  # faster at hand than through a thread
             return map(self.dataset.__getitems__, self.sampler)
         return self._by_threads()
+
+    def _by_processes(self, answers: Iterator[RawBatch | Failed]) -> Iterator[RawBatch | Failed]:
+        if current_thread() is main_thread():
+            _explain_deaths_of_workers()
+        try:
+            yield from answers
+        except ConnectionError:
+            time.sleep(1)  # a worker was killed while it sent: here comes the signal that says so
+            raise
 
     def _by_threads(self) -> Iterator[RawBatch | Failed]:
         """The batches, up to `loader.prefetch_factor` further ones of them already started."""
