@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +34,9 @@ SCALED = "train_ddp.py"
 # As many baselines at once as there are devices: cores that share caches, memory or a clock limit let
 # no script scale better.
 COPIES = "limit: train.py on each device"
-SAMPLE_EVERY_S = 0.25
+SAMPLE_EVERY_S = 0.5
+# Counting shared pages once takes long and stops the processes: it is done when they have grown by this.
+WORTH_COUNTING = 1.01
 # What is recorded, with its unit; the last one marks a combination as finished.
 SPEED, WAIT, MEMORY = "speed", "data wait", "peak memory"
 GPU_MEMORY, GPU_USE, METRIC, WALL = "peak GPU memory", "GPU utilisation", "final metric", "run time"
@@ -290,8 +292,12 @@ def _sample(pid: int, gpus: list[str], usage: Usage, over: threading.Event) -> N
             for gpu in gpus
         ]
     before = sum(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
+    most_resident = 0.0
     while not over.wait(SAMPLE_EVERY_S):
-        usage.memory_gib = max(usage.memory_gib, _memory(pid) / 2**30)
+        resident = sum(_memory(pid, _resident))
+        if resident > WORTH_COUNTING * most_resident:
+            most_resident = resident
+            usage.memory_gib = max(usage.memory_gib, sum(_memory(pid, _proportional)) / 2**30)
         if handles:
             used = sum(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles) - before
             usage.gpu_memory_gib = max(usage.gpu_memory_gib, used / 2**30)
@@ -300,18 +306,19 @@ def _sample(pid: int, gpus: list[str], usage: Usage, over: threading.Event) -> N
             )
 
 
-def _memory(pid: int) -> int:
-    """Bytes of the process and its children."""
-    total = 0
-    try:
-        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
-    for process in processes:
-        try:
-            info = process.memory_full_info()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        # The proportional size, where the system knows it.
-        total += getattr(info, "pss", 0) or info.uss
-    return total
+def _memory(pid: int, measure: Callable[[psutil.Process], int]) -> Iterator[int]:
+    """Bytes of the process and of each of its children."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                yield measure(process)
+
+
+def _resident(process: psutil.Process) -> int:
+    return process.memory_info().rss
+
+
+def _proportional(process: psutil.Process) -> int:
+    """Each page divided by the number of processes that share it, where the system knows that."""
+    info = process.memory_full_info()
+    return getattr(info, "pss", 0) or info.uss

@@ -1,5 +1,6 @@
 """What samples there are: found and checked once, before any backend runs."""
 
+import functools
 import hashlib
 import logging
 import os
@@ -133,6 +134,7 @@ class Index:
         if not is_whole:
             raise BadFileError(f"{path} cannot be decoded (it is cut short); repair or remove it")
 
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of all that the plan depends on and of the file names: 16 hexadecimal digits."""
         digest = hashlib.sha256(self.sizes.astype(np.int32).tobytes())
@@ -611,7 +613,7 @@ def as_image_tree(index: Index, cache_dir: str) -> Index:
     """
     if index.images is None or index.labels is None:
         return index
-    tree = Path(cache_dir, f"{index.name.replace('/', '-')}-{index.fingerprint()}").absolute()
+    tree = Path(cache_dir, f"{index.name.replace('/', '-')}-{index.fingerprint}").absolute()
     names = [f"{label}/{sample:05d}.png" for sample, label in enumerate(index.labels)]
     with one_process_at_a_time(tree):
         if not tree.exists():

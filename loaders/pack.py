@@ -48,7 +48,7 @@ def pack(data: DataConfig, out: Path, format: str = "pixels") -> None:
         "splits": {
             split: {
                 "name": index.name,
-                "fingerprint": index.fingerprint(),
+                "fingerprint": index.fingerprint,
                 "channels": index.channels,
                 "num_classes": index.num_classes,
                 "scales": index.scales,

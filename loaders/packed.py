@@ -80,7 +80,7 @@ def open_pack(cfg: "Config") -> tuple[Index, Index]:
         cfg.data.root
     ).exists():  # the originals may be gone, but if they are there they must fit
         for index, split in zip(build_index(cfg.data), SPLITS, strict=True):
-            if index.fingerprint() != made["splits"][split]["fingerprint"]:
+            if index.fingerprint != made["splits"][split]["fingerprint"]:
                 raise ValueError(
                     f"{cfg.data.root} is not what {folder} was made from: the files of {split} differ; "
                     "pack again into another folder"

@@ -214,7 +214,7 @@ class PlanSampler(DistributedSampler):
             "colour_jitter",
         )
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
-        return {"files": self.index.fingerprint(), "seed": str(self.seed)} | settings
+        return {"files": self.index.fingerprint, "seed": str(self.seed)} | settings
 
     @property
     def num_rows(self) -> int:
@@ -263,6 +263,8 @@ class PlanSampler(DistributedSampler):
         Raises:
             BadFileError: no good sample is left to replace one.
         """
+        if not self.bad:
+            return rows
         bad = np.array(list(self.bad), np.int64)
         is_bad = np.isin(rows["sample"], bad)
         if not self.shuffle or not is_bad.any():

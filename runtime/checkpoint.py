@@ -59,6 +59,10 @@ class Checkpoint:
         rank: int = 0,
     ) -> None:
         self.cfg, self.rank = cfg, rank
+        self.config = OmegaConf.to_container(cfg, resolve=True)
+        # Looked up in each step, where a lookup in the configuration would take time.
+        self.every_steps = cfg.checkpoint.every_steps
+        self.every_minutes = cfg.checkpoint.every_minutes
         self.run_folder = run_folder(cfg)
         self.folder = self.run_folder / "checkpoints"
         self.train_loader, self.guard, self.logger = train_loader, guard, logger
@@ -86,16 +90,15 @@ class Checkpoint:
         Raises:
             SystemExit: with `preemption.EXIT_CODE`, after saving.
         """
-        options = self.cfg.checkpoint
         minutes = (time.monotonic() - self.last_save) / 60
-        is_time = options.every_minutes is not None and minutes >= options.every_minutes
+        is_time = self.every_minutes is not None and minutes >= self.every_minutes
         leave = preemption.is_requested()
         if dist.is_initialized():
             wishes = torch.tensor([leave, is_time], dtype=torch.int32)
             dist.all_reduce(wishes, dist.ReduceOp.MAX)
             leave, is_time = (bool(wish) for wish in wishes)
         step = self.logger.step_number
-        if leave or is_time or (options.every_steps and step % options.every_steps == 0):
+        if leave or is_time or (self.every_steps and step % self.every_steps == 0):
             self.save()
         if leave:
             self.close()
@@ -129,7 +132,7 @@ class Checkpoint:
         self._wait()
         state = {name: _on_host(part.state_dict()) for name, part in self.parts.items()}
         state["step"], state["best"], state["rng"] = self.logger.step_number, self.best, rng
-        state["config"] = OmegaConf.to_container(self.cfg, resolve=True)
+        state["config"] = self.config
         state["versions"] = {"torch": str(torch.__version__), "python": platform.python_version()}
         self.writer = threading.Thread(target=self._write, args=(state, is_best))
         self.writer.start()

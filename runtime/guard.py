@@ -34,7 +34,8 @@ class NonFiniteGuard:
     def __init__(
         self, cfg: "Config", model: nn.Module, optimizer: Optimizer, train_loader: Loader
     ) -> None:
-        self.cfg, self.optimizer, self.train_loader = cfg, optimizer, train_loader
+        self.optimizer, self.train_loader = optimizer, train_loader
+        self.max_bad_steps, self.every_steps = cfg.max_bad_steps, cfg.log.every_steps
         self.num_bad_steps = 0
         self.bad_in_a_row = 0
         self.unchecked: list[tuple[Tensor, int, np.ndarray]] = []
@@ -62,13 +63,13 @@ class NonFiniteGuard:
         self.start_from_here()
         step = self.train_loader.epoch * len(self.train_loader) + self.train_loader.batches_done
         self.unchecked.append((is_bad, step, self.train_loader.last_rows["sample"]))
-        if len(self.unchecked) >= self.cfg.log.every_steps:
+        if len(self.unchecked) >= self.every_steps:
             self.settle()
 
     def start_from_here(self) -> None:
         """Take the statistics as they are now for good, after a checkpoint was loaded."""
-        for kept, current in zip(self.known_good, self.statistics, strict=True):
-            kept.copy_(current)
+        if self.statistics:
+            torch._foreach_copy_(self.known_good, self.statistics)
 
     def settle(self) -> None:
         """Look at the steps since the last time; to be called before the model is saved or evaluated."""
@@ -84,9 +85,9 @@ class NonFiniteGuard:
                 f"step {step}: the gradient norm is not finite, the step was skipped; this rank's "
                 f"batch: {self._names(samples)}"
             )
-            if self.bad_in_a_row >= self.cfg.max_bad_steps:
+            if self.bad_in_a_row >= self.max_bad_steps:
                 raise FloatingPointError(
-                    f"{message}; that were max_bad_steps={self.cfg.max_bad_steps} in a row: lower "
+                    f"{message}; that were max_bad_steps={self.max_bad_steps} in a row: lower "
                     "optimizer.lr, set clip_grad_norm or look at these files"
                 )
             log.warning(message)

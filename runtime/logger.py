@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
+SECONDS_BETWEEN_DRAWINGS = 0.5
 WORTH_MENTIONING = 0.1
 """Share of the time waiting for data above which a run is called input-bound."""
 
@@ -55,6 +56,8 @@ class RunLogger:
         self, cfg: "Config", device: torch.device, rank: int = 0, world_size: int = 1
     ) -> None:
         self.cfg, self.device, self.rank, self.world_size = cfg, device, rank, world_size
+        # Looked up in each step, where a lookup in the configuration would take time.
+        self.max_steps, self.every_steps = cfg.max_steps, cfg.log.every_steps
         self.folder = run_folder(cfg)
         self.step_number = 0
         self.metrics: dict[str, float] = {}
@@ -83,7 +86,7 @@ class RunLogger:
 
     @property
     def reached_max_steps(self) -> bool:
-        return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
+        return self.max_steps is not None and self.step_number >= self.max_steps
 
     def lap(self, part: str) -> None:
         """Count the time since the last lap as `part` of the run."""
@@ -102,7 +105,7 @@ class RunLogger:
             self.lap("data_wait")
             if batch is None:
                 break
-            if self.writer is not None and self.step_number == 0 and self.cfg.log.images:
+            if self.step_number == 0 and self.writer is not None and self.cfg.log.images:
                 images = loader.denormalize(batch[0][: self.cfg.log.images])
                 with self._without_tensorboard_if_it_fails():
                     self.writer.add_images("train/inputs", images, 0)
@@ -125,7 +128,7 @@ class RunLogger:
         self.step_number += 1
         if self.bar is not None:
             self.bar.update()
-        if self.step_number % self.cfg.log.every_steps == 0:
+        if self.step_number % self.every_steps == 0:
             self._log_point(grad_norm, float(scheduler.get_last_lr()[0]))
 
     def _log_point(self, grad_norm: Tensor, lr: float) -> None:
@@ -254,6 +257,7 @@ class RunLogger:
                 desc=f"epoch {epoch + 1}/{self.cfg.epochs}",
                 unit="step",
                 leave=False,
+                mininterval=SECONDS_BETWEEN_DRAWINGS,
             )
 
     def _scalars(self, values: dict[str, float]) -> None:

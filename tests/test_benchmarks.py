@@ -3,6 +3,8 @@
 import dataclasses
 import importlib
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -410,6 +412,22 @@ def test_out_of_band_runs(tmp_path: Path, data_dir: Path, quick) -> None:
     assert rows["lowlight, loading only", "loader=pytorch", "speed"].median > 0
     assert rows["lowlight, training", "loader=packed", "speed"].median > 0
     assert rows["lowlight", "python -m loaders.pack", "packing"].median > 0
+
+
+SHARED_MEMORY = """
+import os, time
+held = bytearray(os.urandom(1 << 20)) * 256
+if os.fork() == 0:
+    time.sleep(3)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is shared")
+def test_memory_that_processes_share_is_counted_once() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SHARED_MEMORY])
+    assert 0.25 < entry_points.watch(process, gpus=[]).memory_gib < 0.4
 
 
 def test_entry_points_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
