@@ -116,13 +116,14 @@ def decode_photo(path: str, orientation: int = 1) -> np.ndarray:
             return simplejpeg.decode_jpeg(content)
         except ValueError:
             pass  # CMYK, which Pillow converts, or a damaged file, which it explains
-    with Image.open(path) as image:
-        upright = ImageOps.exif_transpose(image)
-        if image.mode.startswith(
+    with Image.open(path) as stored:
+        # Either of the two would copy the image also where there is nothing to do.
+        image = stored if orientation == 1 else ImageOps.exif_transpose(stored)
+        if stored.mode.startswith(
             "I;16"
         ):  # convert() would clip the 16 bits instead of scaling them
-            upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
-        return np.array(upright.convert("RGB"))
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def read_tiff_header(path: str) -> Header:
