@@ -3,6 +3,8 @@
 import errno
 import os
 import struct
+import threading
+from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -16,6 +18,9 @@ JPEG_FRAMES, JPEG_SCAN = (0xFFC0, 0xFFC1, 0xFFC2), 0xFFDA
 # Segments without an orientation: tables, restart interval, comment and all APP segments but APP1.
 JPEG_TABLES = {0xFFC4, 0xFFDB, 0xFFDD, 0xFFFE, *range(0xFFE0, 0xFFF0)} - {0xFFE1}
 PNG_START, CHECKSUM_BYTES = b"\x89PNG\r\n\x1a\n", 4
+PNG_PIXELS, PNG_8_BIT_RGB = slice(24, 26), b"\x08\x02"  # bit depth and colour type
+
+_of_thread = threading.local()
 
 # The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
 Image.MAX_IMAGE_PIXELS = None
@@ -116,6 +121,11 @@ def decode_photo(path: str, orientation: int = 1) -> np.ndarray:
             return simplejpeg.decode_jpeg(content)
         except ValueError:
             pass  # CMYK, which Pillow converts, or a damaged file, which it explains
+    is_plain_png = content.startswith(PNG_START) and content[PNG_PIXELS] == PNG_8_BIT_RGB
+    if orientation == 1 and is_plain_png and (decode_png := _png_decoder()):
+        decoded = decode_png(content)
+        if decoded is not None:  # else it is damaged, which Pillow explains
+            return decoded
     with Image.open(path) as stored:
         # Either of the two would copy the image also where there is nothing to do.
         image = stored if orientation == 1 else ImageOps.exif_transpose(stored)
@@ -124,6 +134,39 @@ def decode_photo(path: str, orientation: int = 1) -> np.ndarray:
         ):  # convert() would clip the 16 bits instead of scaling them
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _png_decoder() -> Callable[[bytes], np.ndarray | None] | None:
+    """This thread's decoder of PNGs by nvImageCodec, which DALI brings along: 1.5x as fast as Pillow.
+
+    It returns (height, width, 3) uint8, or None for a damaged file. None without nvImageCodec.
+    """
+    if not hasattr(_of_thread, "png_decoder"):
+        _of_thread.png_decoder = _new_png_decoder()
+    return _of_thread.png_decoder
+
+
+def _new_png_decoder() -> Callable[[bytes], np.ndarray | None] | None:
+    try:
+        from nvidia.nvimgcodec import (
+            CPU_ONLY,
+            NVIMGCODEC_DEVICE_CPU_ONLY,
+            Backend,
+            DecodeParams,
+            Decoder,
+        )
+    except ImportError:  # not installed, or a version before 0.9
+        return None
+    decoder = Decoder(
+        device_id=NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1, backends=[Backend(CPU_ONLY)]
+    )
+    params = DecodeParams(apply_exif_orientation=False)
+
+    def decode_png(content: bytes) -> np.ndarray | None:
+        image = decoder.decode(content, params=params)
+        return None if image is None else np.asarray(image)
+
+    return decode_png
 
 
 def read_tiff_header(path: str) -> Header:

@@ -1,6 +1,7 @@
 """Every data set in every backend: the same samples, rectangles, flips and pixels."""
 
 import functools
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import tifffile
 import torch
 from PIL import Image
 
-from loaders import build_loaders
+from loaders import build_loaders, decode
 from loaders.index import build_index
 from loaders.pack import pack
 from tests.helpers import make_config
@@ -345,6 +346,25 @@ def test_every_kind_of_photo_becomes_rgb_alike(kind: str, tmp_path: Path) -> Non
     assert images[0].std() > 0.1
     for other in images[1:]:
         assert (images[0] - other).abs().max() <= (16 if kind == "cmyk" else 2) / 255
+
+
+@pytest.mark.parametrize("has_nvimgcodec", [True, False])
+def test_an_rgb_png_is_decoded_exactly(
+    has_nvimgcodec: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_nvimgcodec:
+        pytest.importorskip("nvidia.nvimgcodec", "0.9")
+    else:
+        monkeypatch.setattr(decode, "_new_png_decoder", lambda: None)
+    monkeypatch.setattr(decode, "_of_thread", threading.local())
+    image = np.random.default_rng(0).integers(0, 256, (37, 50, 3), dtype=np.uint8)
+    save(tmp_path / "whole.png", image)
+    assert np.array_equal(decode.decode_photo(str(tmp_path / "whole.png")), image)
+    assert (decode._of_thread.png_decoder is not None) == has_nvimgcodec
+    content = (tmp_path / "whole.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
+    with pytest.raises(OSError, match="truncated"):
+        decode.decode_photo(str(tmp_path / "cut.png"))
 
 
 def test_jpeg_packs_have_the_folders_of_the_original(
