@@ -108,8 +108,9 @@ def compare(run: Run, case: Case, title: str, ways: list[Way], overrides: tuple[
             subject = Subject(way.name, num_threads=run.num_cores)
         builders[subject] = checked(subject, loader_of(run, case, way, overrides))
     if case.name != "cells":
-        limit = Subject("limit: decoding alone", num_threads=run.num_cores)
-        builders[limit] = decoding(run, case, "decode")
+        for limit, last_step in (("decoding alone", "decode"), ("decoding and resizing", "resize")):
+            subject = Subject(f"limit: {limit}", num_threads=run.num_cores)
+            builders[subject] = decoding(run, case, last_step)
     if case.name == "caltech256":
         for as_float in (False, True):
             name = "limit: copying bytes" + (", to float32" if as_float else "")

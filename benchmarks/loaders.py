@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from benchmarks.baselines import Recipe
 from benchmarks.cases import WHOLE_IMAGES, Case, endless, loader_overrides, train_loader
 from benchmarks.out_of_band import pack
@@ -145,7 +147,7 @@ def baseline(
 
 
 def decoding(run: Run, case: Case, function: str) -> Callable[[], Draw]:
-    """Builds the limit; a sample of a pair counts once, although two files are read."""
+    """Builds a limit, a function of `decode_only`; a pair counts once, although two files are read."""
 
     def build() -> Draw:
         from benchmarks.baselines import decode_only
@@ -153,14 +155,15 @@ def decoding(run: Run, case: Case, function: str) -> Callable[[], Draw]:
         cfg = run.config(case.name)
         files = [path for sample in zip(*files_of(cfg), strict=True) for path in sample]
         sides = 2 if case.unit == "pairs" else 1
-        draw = draw_from(
-            decode_only.batches(
-                files,
-                sides * cfg.global_batch_size,
-                run.num_cores,
-                {"read": decode_only.read, "decode": decode_only.decode}[function],
-            )
-        )
+        shorter_side: Any = cfg.data.resize
+        crop: Any = cfg.data.crop and tuple(cfg.data.crop)
+        functions: dict[str, Callable[[str], np.ndarray]] = {
+            "read": decode_only.read,
+            "decode": decode_only.decode,
+            "resize": lambda path: decode_only.resize(path, shorter_side, crop),
+        }
+        batch_size = sides * cfg.global_batch_size
+        draw = draw_from(decode_only.batches(files, batch_size, run.num_cores, functions[function]))
         return lambda: draw() // sides
 
     return build

@@ -415,7 +415,8 @@ def alternatives(rows: Rows, folder: Path) -> Section:
             if shown:
                 panels.append(speed_panel(title, shown, lambda row: row.subject))
         first = group[0]
-        limit = next((row for row in group if row.subject == "limit: decoding alone"), None)
+        limits = {row.subject: row for row in group if kind(row) == LIMIT}
+        limit = limits.get("limit: decoding alone")
         tables.append(
             Table(
                 [
@@ -444,10 +445,14 @@ def alternatives(rows: Rows, folder: Path) -> Section:
         ours = fastest(row for row in group if kind(row) == OURS and not packed(row))
         other = fastest(row for row in group if kind(row) == OTHERS)
         if ours and other:
-            share = ratio(ours, limit)
+            shares = [
+                f", {percent(share)} of {name.removeprefix('limit: ')}"
+                for name, row in limits.items()
+                if "decoding" in name and (share := ratio(ours, row))
+            ]
             conclusions.append(
                 f"{case}: {ours.subject} is {times(ratio(ours, first))} {first.subject}"
-                + (f" and {percent(share)} of decoding alone" if share else "")
+                + "".join(shares)
                 + f"; the fastest of the others, {other.subject}, is {times(ratio(other, first))}."
             )
     missing = sorted({row.subject for row in speeds if not row.repeats})

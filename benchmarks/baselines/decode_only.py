@@ -1,4 +1,4 @@
-"""The limit of all that decode on this CPU: nothing but reading and decoding, on every core."""
+"""The limits of all that decode on this CPU: nothing but reading, decoding and resizing, on every core."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,7 +9,9 @@ from typing import TypeVar
 import numpy as np
 import simplejpeg
 import tifffile
+import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -23,6 +25,17 @@ def decode(path: str) -> np.ndarray:
         return tifffile.imread(path)
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
+
+
+def resize(path: str, shorter_side: int, crop: tuple[int, int]) -> np.ndarray:
+    """The `crop` (height, width) from the centre of the decoded image, resized with antialiasing."""
+    image = decode(path)
+    factor = min(image.shape[:2]) / shorter_side
+    height, width = (round(factor * length) for length in crop)
+    y, x = max(0, image.shape[0] - height) // 2, max(0, image.shape[1] - width) // 2
+    pixels = torch.from_numpy(image)[None, y : y + height, x : x + width].permute(0, 3, 1, 2)
+    resized = interpolate(pixels, crop, mode="bilinear", antialias=True)
+    return resized[0].permute(1, 2, 0).numpy()
 
 
 def read(path: str) -> np.ndarray:
@@ -41,7 +54,9 @@ class Batches:
         function: Callable[[str], np.ndarray],
     ) -> None:
         self.files, self.batch_size, self.function = list(files), batch_size, function
-        self.pool = ThreadPoolExecutor(num_threads)
+        self.pool = ThreadPoolExecutor(
+            num_threads, initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
         chunks = [
@@ -75,6 +90,6 @@ def batches(
 ) -> Batches:
     """Decode JPEGs by libjpeg-turbo, TIFFs by tifffile and all else by Pillow, on threads.
 
-    With `function=read` the files are only read.
+    With `function=read` the files are only read; see also `resize`.
     """
     return Batches(files, batch_size, num_threads, function)
