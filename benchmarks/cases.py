@@ -64,7 +64,7 @@ CASES = {
             below="caltech256/256_ObjectCategories",
         ),
         Case("cells", ("experiment=cells",), 90_000, 64, generator="cells"),
-        Case("deblur", ("experiment=deblur",), 2_103, 4, "pairs", generator="deblur"),
+        Case("deblur", ("experiment=deblur",), 2_103, 2, "pairs", generator="deblur"),
         Case("lowlight", LOW_LIGHT, 153_856, 16, "pairs", generator="lowlight"),
         # The tutorial's pairs with the speed-up template's steps: resize, shared crop, flips.
         Case(

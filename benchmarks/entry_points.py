@@ -26,9 +26,8 @@ from benchmarks.cases import REPOSITORY, make_config
 from benchmarks.run import Run, Subject, now, progress, say
 
 LOADERS = ("pytorch", "dali", "synthetic")
-# Without `sizes.every_combination`: the loaders of these scripts, and of all others. Of the numbers of
-# devices, all scripts but SCALED take the largest.
-SMALL_CHOICE = {"train.py": ("pytorch", "dali")}
+# Without `sizes.every_combination`: the loader, and the script that runs on 1 to N devices; all others
+# take the largest number that they can.
 SMALL_LOADERS = ("pytorch",)
 SCALED = "train_ddp.py"
 # As many baselines at once as there are devices: cores that share caches, memory or a clock limit let
@@ -68,7 +67,7 @@ def main(run: Run) -> None:
     jobs = [
         Subject(script, num_devices=devices, settings=f"loader={loader}")
         for script in run.scripts or scripts()
-        for loader in loaders_of(script, run)
+        for loader in loaders_of(run)
         for devices in device_counts(script, run)
     ]
     jobs += [
@@ -108,12 +107,12 @@ def scripts() -> list[str]:
     return sorted((path.name for path in REPOSITORY.glob("train*.py")), key=lambda name: name[:-3])
 
 
-def loaders_of(script: str, run: Run) -> tuple[str, ...]:
+def loaders_of(run: Run) -> tuple[str, ...]:
     """The one that the overrides choose, or those that the sizes do."""
     for override in reversed(run.overrides):
         if override.startswith("loader="):
             return (override.removeprefix("loader="),)
-    return LOADERS if run.sizes.every_combination else SMALL_CHOICE.get(script, SMALL_LOADERS)
+    return LOADERS if run.sizes.every_combination else SMALL_LOADERS
 
 
 def device_counts(script: str, run: Run) -> list[int]:
@@ -213,7 +212,6 @@ def run_once(run: Run, subject: Subject, first_device: int = 0) -> tuple[dict[st
             ]
         command += [
             *(subject.name, f"epochs={run.sizes.epochs}"),
-            *([f"max_steps={run.sizes.max_steps}"] if run.sizes.max_steps else []),
             *(*run.overrides, subject.settings, f"output_dir={folder}/run"),
             f"global_batch_size={devices * cfg.global_batch_size}",
         ]

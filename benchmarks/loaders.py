@@ -56,7 +56,7 @@ def limits(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
 
     Of Pillow, which decodes PNG, and tifffile there are faster relatives: they set no limit.
     """
-    if not case.generator:
+    if not case.generator or not has_all_steps(run, case):
         return {}
     threads = {"num_threads": run.num_cores}
     names = {"deblur": "decoding alone (Pillow)", "cells": "decoding alone (tifffile)"}
@@ -67,11 +67,17 @@ def limits(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
     }
 
 
+def has_all_steps(run: Run, case: Case) -> bool:
+    """Whether reading and decoding are measured alone too: at small sizes only of single images."""
+    return run.sizes.every_combination or case.unit == "images"
+
+
 def ours(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
     threads = {"num_threads": run.num_cores}
     builders: dict[Subject, Callable[[], Draw]] = {}
     for name in ("pytorch", "dali"):
-        if case.generator and case.name != "caltech256":  # Caltech's images differ in size
+        # Caltech's images differ in size
+        if case.generator and case.name != "caltech256" and has_all_steps(run, case):
             builders[Subject(f"loader={name}", settings=DECODE, **threads)] = our_loader(
                 run, case, name, *WHOLE_IMAGES
             )
