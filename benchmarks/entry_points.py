@@ -212,6 +212,7 @@ def run_once(run: Run, subject: Subject, first_device: int = 0) -> tuple[dict[st
             ]
         command += [
             *(subject.name, f"epochs={run.sizes.epochs}"),
+            *([f"max_steps={run.sizes.max_steps}"] if run.sizes.max_steps else []),
             *(*run.overrides, subject.settings, f"output_dir={folder}/run"),
             f"global_batch_size={devices * cfg.global_batch_size}",
         ]

@@ -54,6 +54,9 @@ class Sizes:
     epochs: int = 1
     """Epochs of each of these runs."""
 
+    max_steps: int | None = 40
+    """Optimizer steps after which such a run ends early: on a CPU, float16 is slow."""
+
     every_combination: bool = False
     """Each script with each loader on each number of devices, and each step of the data by number of
     workers; small sizes take a choice."""
@@ -68,6 +71,7 @@ SIZES_FULL = Sizes(
     repeats=9,
     run_repeats=3,
     epochs=3,
+    max_steps=None,
     every_combination=True,
 )
 

@@ -34,6 +34,7 @@ TINY = Sizes(
     warmup_s=0.01,
     window_s=0.01,
     repeats=2,
+    max_steps=2,
 )
 BATCH = "global_batch_size=2"
 LIGHT = ("model.kwargs.width=2", "global_batch_size=16")
@@ -441,15 +442,14 @@ def test_memory_that_processes_share_is_counted_once() -> None:
 
 def test_entry_points_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr(entry_points, "scripts", lambda: ["train.py"])
-    overrides = (*LIGHT, "max_steps=2")
-    rows = run_tiny("entry_points", tmp_path, data_dir, *overrides)
+    rows = run_tiny("entry_points", tmp_path, data_dir, *LIGHT)
     found = {quantity: row for (_, script, quantity), row in rows.items() if script == "train.py"}
     assert found["speed"].median > 0
     assert 0 <= found["data wait"].median <= 100
     assert 0.1 < found["peak memory"].median < 8
     assert found["final metric"].unit == "top1"
     if len(entry_points.cores()) > 1:
-        assert rows[" ".join(overrides), COPIES, "speed"].num_devices > 1
+        assert rows[" ".join(LIGHT), COPIES, "speed"].num_devices > 1
 
 
 def test_bottleneck_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
