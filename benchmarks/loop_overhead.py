@@ -2,17 +2,17 @@
 
 All train the same model on the same synthetic batches, clip the norm of its gradients as the
 configuration says, and keep a log, a progress bar and checkpoints; validation is left out everywhere.
-What is timed is the same for all: from one training forward pass of the model to the last one.
+What is timed is the same for all: from one training forward pass of the model to the last one. On a
+CPU the loops take turns of a fraction of a second, because the differences are smaller than the
+noise of longer times.
 """
 
-import contextlib
 import io
 import logging
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ import train
 from benchmarks.baselines import optional
 from benchmarks.cases import endless, make_config, train_loader
 from benchmarks.run import UNAVAILABLE, Run, Subject, now, progress, say
-from benchmarks.timing import rounds, wait_until_idle
+from benchmarks.turns import take_turns
 from conf.schema import Config
 from models import build_model
 from runtime.optimizer import build_optimizer
-from runtime.setup import seed_everything
+from runtime.setup import resolve_device, seed_everything
 from runtime.tasks import build_task
 
 OURS, BARE = "train.py", "bare loop"
@@ -38,7 +38,9 @@ LIGHTNING, ACCELERATE = "Lightning", "accelerate"
 # Imports, memory pools and the first progress bar are over after so many steps.
 UNTIMED_STEPS = 10
 QUANTITY = "time per step"
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+TURN_S = 0.2
+# What would take each process seconds to import.
+PRELOAD = ["benchmarks.loop_overhead", "torch._dynamo", "lightning.pytorch.loggers", "accelerate"]
 
 
 class Stopwatch:
@@ -62,32 +64,29 @@ class Stopwatch:
             self.start, self.end = self.end, time.perf_counter()
         self.count += 1
 
-    @property
-    def step_s(self) -> float:
-        return (self.end - self.start) / (self.num_steps - 1 - UNTIMED_STEPS)
-
 
 def main(run: Run) -> None:
-    """Whole runs in turn, one sample of the time per step from each."""
+    """Whole runs side by side, one sample of the time per step from each."""
     case = " ".join(run.overrides) or "default configuration"
-    subjects = {Subject(name): loop for name, loop in LOOPS.items()}
+    subjects = [Subject(name) for name in LOOPS]
     if run.is_done("loop_overhead", case, subjects, QUANTITY):
         say(f"loop_overhead {case}: measured already, see {run.path('loop_overhead')}")
         return
-    device = run.device
-    loops, reasons = {}, {}
-    for name, loop in LOOPS.items():
+    trials, reasons = {}, {}
+    for name in LOOPS:
         try:
-            once(loop, run, device, num_steps=UNTIMED_STEPS + 2)
-            loops[name] = loop
+            trials[name] = steps_s([name], run, UNTIMED_STEPS + 10)[name]
         except UNAVAILABLE as error:
             reasons[name] = f"not measured: {error}"
-    num_steps = UNTIMED_STEPS + 1 + steps_for(run, device)
+    # Checkpoints and log points must be part of a sample.
+    num_steps = UNTIMED_STEPS + 1 + max(10, int(4 * run.sizes.window_s / trials[BARE]))
     samples: dict[str, list[float]] = {name: [] for name in LOOPS}
-    with progress(run.sizes.repeats * len(loops), f"loop_overhead {case}") as bar:
-        for name in rounds(list(loops), run.sizes.repeats):
-            wait_until_idle()
-            samples[name].append(once(loops[name], run, device, num_steps))
+    with progress(run.sizes.repeats, f"loop_overhead {case}") as bar:
+        names = [*trials]
+        for _ in range(run.sizes.repeats):
+            for name, step_s in steps_s(names, run, num_steps).items():
+                samples[name].append(step_s)
+            names = names[1:] + names[:1]
             bar.update()
     date = now()
     for name, values in samples.items():
@@ -99,24 +98,37 @@ def main(run: Run) -> None:
         )
 
 
-def steps_for(run: Run, device: torch.device) -> int:
-    """Steps that take about four windows: checkpoints and log points must be part of a sample."""
-    return max(10, int(4 * run.sizes.window_s / once(bare, run, device, UNTIMED_STEPS + 10)))
+def steps_s(names: list[str], run: Run, num_steps: int) -> dict[str, float]:
+    """Seconds per step of the named loops, measured side by side."""
+    device = run.device
+    # A GPU would go on with a stopped process's work.
+    turn_s = TURN_S if device.type == "cpu" else None
+    calls = {name: partial(once, name, run.overrides, num_steps) for name in names}
+    outcomes = take_turns(calls, turn_s, PRELOAD)
+    return {
+        name: outcome.running_s(*outcome.result) / (num_steps - 1 - UNTIMED_STEPS)
+        for name, outcome in outcomes.items()
+    }
 
 
-def once(loop: "Loop", run: Run, device: torch.device, num_steps: int) -> float:
-    """Seconds per step of one run in a folder of its own, which is removed."""
+def once(name: str, overrides: Sequence[str], num_steps: int) -> tuple[float, float]:
+    """One run of a loop in a folder of its own, which is removed.
+
+    Returns:
+        When the first timed step began and the last one had ended, by `time.perf_counter`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cfg = make_config(
-            *run.overrides, "loader=synthetic", f"output_dir={folder}", f"max_steps={num_steps}"
+            *overrides, "loader=synthetic", f"output_dir={folder}", f"max_steps={num_steps}"
         )
         seed_everything(cfg.seed)
         # As many epochs as the steps need, with a checkpoint after each.
         cfg.epochs = max(1, num_steps)
+        device = resolve_device(cfg.device)
         stopwatch = Stopwatch(device, num_steps)
-        with quiet_terminal():
-            loop(cfg, device, stopwatch, Path(folder))
-    return stopwatch.step_s
+        sys.stdout, sys.stderr = Terminal(), Terminal()
+        LOOPS[name](cfg, device, stopwatch, Path(folder))
+    return stopwatch.start, stopwatch.end
 
 
 class Terminal(io.StringIO):
@@ -124,27 +136,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-@contextlib.contextmanager
-def quiet_terminal() -> Iterator[None]:
-    """Send what a loop prints and draws to a terminal of its own; restore all that it changes."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    signals = {number: signal.getsignal(number) for number in SIGNALS}
-    stdout, stderr = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = Terminal(), Terminal()
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = stdout, stderr
-        for log_handler in root.handlers[:]:
-            if log_handler not in handlers:
-                log_handler.close()
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        for number, handler in signals.items():
-            signal.signal(number, handler)
 
 
 def ours(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path) -> None:
@@ -192,6 +183,7 @@ def lightning(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: P
     """Lightning's Trainer with its TensorBoard logger, checkpoint per epoch and progress bar."""
     package = optional("lightning", "lightning")
     loggers = optional("lightning.pytorch.loggers", "lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     loader, task, model, optimizer, scheduler = parts(cfg, device, stopwatch)
 
     class Module(package.LightningModule):  # type: ignore[name-defined]

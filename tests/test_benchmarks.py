@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import importlib
+import itertools
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +28,9 @@ from benchmarks.entry_points import COPIES
 from benchmarks.records import Measurement
 from benchmarks.run import Run, Sizes, Subject, draw_from
 from benchmarks.timing import Summary, measure, ratios, rounds, summarise
+from benchmarks.turns import take_turns
 from runtime import logger
+from tests import busy
 from tests.helpers import REPOSITORY
 
 TINY = Sizes(
@@ -102,6 +106,28 @@ def test_ratios_are_refused_for_what_was_not_measured_side_by_side() -> None:
     assert ratios([2.0, 8, 3], [1.0, 2, 3]) == Summary(2, 1, 4)
     with pytest.raises(ValueError, match="side by side"):
         ratios([1.0], [1.0, 2.0])
+
+
+def test_calls_take_turns_and_only_one_of_them_runs() -> None:
+    calls = {name: functools.partial(busy.moments, 1.0) for name in ("a", "b", "c")}
+    outcomes = take_turns(calls, turn_s=0.05)
+    assert sorted(outcomes) == ["a", "b", "c"]
+    turns = sorted(turn for outcome in outcomes.values() for turn in outcome.turns)
+    assert len(turns) >= 15
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(turns))
+    for moments, own_turns in outcomes.values():
+        inside = [any(start <= at <= end for start, end in own_turns) for at in moments[::1000]]
+        assert np.mean(inside) > 0.95  # a stopped process needs a moment to stop
+    first, *_ = outcomes["a"].turns
+    assert outcomes["a"].running_s(first[0] - 1, first[1] + 0.01) == first[1] - first[0]
+
+
+def test_a_call_that_takes_turns_raises_here_what_it_raises() -> None:
+    good = functools.partial(busy.moments, 0.1)
+    with pytest.raises(FileNotFoundError, match="nothing.txt"):
+        take_turns({"good": good, "bad": functools.partial(open, "nothing.txt")}, None)
+    with pytest.raises(RuntimeError, match="bad: the process died"):
+        take_turns({"bad": functools.partial(os._exit, 3), "good": good}, 0.05)
 
 
 # Records
