@@ -20,7 +20,7 @@ from runtime.checkpoint import Checkpoint
 from runtime.evaluate import evaluate
 from runtime.guard import NonFiniteGuard
 from runtime.logger import RunLogger
-from runtime.optimizer import build_optimizer
+from runtime.optimizer import build_optimizer, clip_grad_norm
 
 # new #: the configured dtype
 from runtime.setup import amp_dtype, resolve_device, seed_everything
@@ -39,7 +39,7 @@ def main(cfg: Config) -> None:
     logger.lap("data")
 
     task = build_task(cfg)
-    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+    model: nn.Module = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
     model = model.to(device)
 
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
@@ -79,7 +79,7 @@ def main(cfg: Config) -> None:
 
             # new #: clipping and the logged norm need the true gradients
             scaler.unscale_(optimizer)
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = clip_grad_norm(optimizer, cfg.clip_grad_norm)
             guard.check(grad_norm)
 
             # new #: no step if a gradient overflowed; then the scale shrinks

@@ -29,7 +29,7 @@ from runtime.distributed import (
 from runtime.evaluate import evaluate
 from runtime.guard import NonFiniteGuard
 from runtime.logger import RunLogger
-from runtime.optimizer import build_optimizer
+from runtime.optimizer import build_optimizer, clip_grad_norm
 
 # new #: the configured dtype
 from runtime.setup import amp_dtype, resolve_device, seed_everything
@@ -54,7 +54,7 @@ def main(cfg: Config) -> None:
     logger.lap("data")
 
     task = build_task(cfg)
-    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+    model: nn.Module = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
     # new #: BatchNorm statistics over the global batch
     model = convert_sync_batchnorm(model, device)
     model = model.to(device)
@@ -101,7 +101,7 @@ def main(cfg: Config) -> None:
 
             # new #: clipping and the logged norm need the true gradients
             scaler.unscale_(optimizer)
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = clip_grad_norm(optimizer, cfg.clip_grad_norm)
             guard.check(grad_norm)
 
             # new #: no step if a gradient overflowed; then the scale shrinks

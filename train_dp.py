@@ -22,7 +22,7 @@ from runtime.distributed import visible_gpus
 from runtime.evaluate import evaluate
 from runtime.guard import NonFiniteGuard
 from runtime.logger import RunLogger
-from runtime.optimizer import build_optimizer
+from runtime.optimizer import build_optimizer, clip_grad_norm
 from runtime.setup import resolve_device, seed_everything
 from runtime.tasks import build_task
 
@@ -39,7 +39,7 @@ def main(cfg: Config) -> None:
     logger.lap("data")
 
     task = build_task(cfg)
-    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+    model: nn.Module = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
     model = model.to(device)
 
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
@@ -71,7 +71,7 @@ def main(cfg: Config) -> None:
 
             loss.backward()
 
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = clip_grad_norm(optimizer, cfg.clip_grad_norm)
             guard.check(grad_norm)
 
             optimizer.step()

@@ -1,9 +1,10 @@
-"""Optimizer and learning-rate schedule."""
+"""Optimizer, learning-rate schedule and the norm of the gradients."""
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
@@ -59,3 +60,23 @@ def build_optimizer(
         return optimizer, cosine
     warmup = LinearLR(optimizer, start_factor=0.01, total_iters=warmup_steps)
     return optimizer, SequentialLR(optimizer, [warmup, cosine], milestones=[warmup_steps])
+
+
+def clip_grad_norm(optimizer: Optimizer, max_norm: float) -> Tensor:
+    """`nn.utils.clip_grad_norm_` for all that the optimizer trains, several times as fast on small models.
+
+    Without a limit the gradients are only read; PyTorch's function multiplies them by 1.
+
+    Args:
+        optimizer: after backward.
+        max_norm: larger gradients are scaled down to it; inf: no limit.
+
+    Returns:
+        The L2 norm of all gradients together, before they were scaled: a scalar on their device.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if math.isfinite(max_norm):
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm

@@ -2,16 +2,43 @@
 
 import ctypes
 import functools
+import math
 import platform
 import resource
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from benchmarks.turns import take_turns
+from runtime.optimizer import clip_grad_norm
 from runtime.setup import resolve_device
 
 MIB = 1 << 20
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("max_norm", [math.inf, 100.0, 0.01])
+def test_gradients_are_clipped_as_pytorch_clips_them(max_norm: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(3, 2))
+    model[1].requires_grad_(False)
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters()}, {"params": model[1:].parameters()}]
+    )
+    model(torch.randn(8, 5)).square().sum().backward()
+    before = gradients(model)
+    norm = clip_grad_norm(optimizer, max_norm)
+    found = gradients(model)
+    for parameter, gradient in zip(
+        (*model[0].parameters(), *model[2].parameters()), before, strict=True
+    ):
+        parameter.grad = gradient
+    assert norm == pytest.approx(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+    torch.testing.assert_close(found, gradients(model))
 
 
 def page_faults(device: str) -> int:
