@@ -33,7 +33,7 @@ from runtime.setup import resolve_device, seed_everything
 from runtime.tasks import build_task
 
 OURS, BARE = "train.py", "bare loop"
-CLIPPED = "bare loop with clip_grad_norm_"
+CLIPPED, UNKEPT = "bare loop with clip_grad_norm_", "bare loop with malloc's own settings"
 LIGHTNING, ACCELERATE = "Lightning", "accelerate"
 # Imports, memory pools and the first progress bar are over after so many steps.
 UNTIMED_STEPS = 10
@@ -103,7 +103,7 @@ def steps_s(names: list[str], run: Run, num_steps: int) -> dict[str, float]:
     device = run.device
     # A GPU would go on with a stopped process's work.
     turn_s = TURN_S if device.type == "cpu" else None
-    calls = {name: partial(once, name, run.overrides, num_steps) for name in names}
+    calls = {name: partial(once, name, run.overrides, device, num_steps) for name in names}
     outcomes = take_turns(calls, turn_s, PRELOAD)
     return {
         name: outcome.running_s(*outcome.result) / (num_steps - 1 - UNTIMED_STEPS)
@@ -111,7 +111,9 @@ def steps_s(names: list[str], run: Run, num_steps: int) -> dict[str, float]:
     }
 
 
-def once(name: str, overrides: Sequence[str], num_steps: int) -> tuple[float, float]:
+def once(
+    name: str, overrides: Sequence[str], device: torch.device, num_steps: int
+) -> tuple[float, float]:
     """One run of a loop in a folder of its own, which is removed.
 
     Returns:
@@ -124,7 +126,8 @@ def once(name: str, overrides: Sequence[str], num_steps: int) -> tuple[float, fl
         seed_everything(cfg.seed)
         # As many epochs as the steps need, with a checkpoint after each.
         cfg.epochs = max(1, num_steps)
-        device = resolve_device(cfg.device)
+        if name != UNKEPT:
+            resolve_device(cfg.device)  # after which, on a CPU, malloc keeps memory
         stopwatch = Stopwatch(device, num_steps)
         sys.stdout, sys.stderr = Terminal(), Terminal()
         LOOPS[name](cfg, device, stopwatch, Path(folder))
@@ -246,6 +249,7 @@ Loop = Callable[[Config, torch.device, Stopwatch, Path], None]
 LOOPS: dict[str, Loop] = {
     BARE: bare,
     CLIPPED: partial(bare, clip=True),
+    UNKEPT: bare,
     OURS: ours,
     LIGHTNING: lightning,
     ACCELERATE: accelerate,

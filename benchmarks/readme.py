@@ -1,4 +1,4 @@
-"""Puts the comparison of loaders and two pictures of a folder of results into the README.
+"""Puts the comparison of loaders, that of loops and two pictures of some results into the README.
 
 python -m benchmarks.readme benchmarks/results/<machine>-<date>
 """
@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.records import REPOSITORY, latest, read
-from benchmarks.sections import alternatives
+from benchmarks.sections import alternatives, loop_overhead
 
 README = REPOSITORY / "README.md"
 START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
@@ -20,14 +20,16 @@ COLUMNS = ["speed", "against", "share of the limit"]
 
 
 def excerpt(folder: Path) -> str:
-    """Tables of those ways of loading that were measured, and pictures, as Markdown.
+    """Tables of those ways of loading that were measured, the loops' cost, and pictures, as Markdown.
 
     Args:
         folder: the results, below the repository.
     """
     rows = [row for row in latest(read(folder / "alternatives.csv")) if row.repeats]
+    loops = latest(read(folder / "loop_overhead.csv"))
     with tempfile.TemporaryDirectory() as unused:
         tables = alternatives(rows, Path(unused)).tables
+        costs = loop_overhead(loops, Path(unused)).conclusions
     newest = max(rows, key=lambda row: row.date)
     where = folder.resolve().relative_to(REPOSITORY)
     parts = [
@@ -45,6 +47,11 @@ def excerpt(folder: Path) -> str:
         lines[0][0] = table.title.split(": ")[0]
         lines.insert(1, ["---"] * len(chosen))
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    parts.append(
+        "What the training loop costs beside the model, with its guard against non-finite gradients, log, "
+        "progress bar and checkpoints, and what two frameworks' loops cost:"
+    )
+    parts.append("\n".join(f"- {cost}" for cost in costs))
     parts += [f"![{text}]({where}/{name})" for name, text in PICTURES.items()]
     return "\n\n".join(parts)
 

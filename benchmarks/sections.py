@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import plots
 from benchmarks.bottleneck import GIVEN, PARTS, STEP, SYNTHETIC, verdict
 from benchmarks.entry_points import COPIES, GPU_USE, MEMORY, METRIC, SPEED, WAIT
-from benchmarks.loop_overhead import ACCELERATE, BARE, CLIPPED, LIGHTNING
+from benchmarks.loop_overhead import ACCELERATE, BARE, CLIPPED, LIGHTNING, UNKEPT
 from benchmarks.loop_overhead import OURS as OUR_LOOP
 from benchmarks.plots import LIMIT, OTHERS, OURS, Bar, Line, Lines, Panel
 from benchmarks.records import Measurement
@@ -361,13 +361,8 @@ def loop_overhead(rows: Rows, folder: Path) -> Section:
     panels, tables, conclusions = [], [], []
     for case, group in by_case(rows).items():
         loops = {row.subject: row for row in group}
-        bare, clipped = loops.get(BARE), loops.get(CLIPPED)
+        bare = loops.get(BARE)
         cost = {name: overhead(row, bare) for name, row in loops.items() if name != BARE}
-        beside_clipping = {
-            name: overhead(row, clipped)
-            for name, row in loops.items()
-            if name not in (BARE, CLIPPED)
-        }
         panels.append(
             Panel(
                 f"{case}: on top of forward, backward and step",
@@ -381,33 +376,22 @@ def loop_overhead(rows: Rows, folder: Path) -> Section:
         )
         tables.append(
             Table(
+                ["loop", "ms per step", "over the bare loop (%)", "note"],
                 [
-                    *("loop", "ms per step", "over the bare loop (%)"),
-                    *("over that with clip_grad_norm_ (%)", "note"),
-                ],
-                [
-                    [
-                        *(row.subject, interval(row), span(cost.get(row.subject))),
-                        *(span(beside_clipping.get(row.subject)), row.note),
-                    ]
+                    [row.subject, interval(row), span(cost.get(row.subject)), row.note]
                     for row in group
                 ],
                 case,
             )
         )
-        if ours := cost.get(OUR_LOOP):
-            conclusions.append(
-                f"{case}: train.py takes {span(ours)} % longer than forward, backward and step alone"
-                + (f", clip_grad_norm_ alone {span(cost.get(CLIPPED))} %." if clipped else ".")
-            )
-        if clipped:
-            costs = [
-                f"{name} {span(found)} %"
-                if (found := beside_clipping.get(name))
-                else f"{name} not measured"
-                for name in (OUR_LOOP, LIGHTNING, ACCELERATE)
-            ]
-            conclusions.append(f"Longer than a loop that also clips: {', '.join(costs)}.")
+        costs = [
+            f"{name} {span(found)} %" if (found := cost.get(name)) else f"{name} not measured"
+            for name in (OUR_LOOP, LIGHTNING, ACCELERATE, CLIPPED, UNKEPT)
+            if name in loops or name in (LIGHTNING, ACCELERATE)
+        ]
+        conclusions.append(
+            f"{case}: longer than forward, backward and step alone: {', '.join(costs)}."
+        )
     picture = plots.bar_panels(folder / "loop_overhead.png", panels)
     return Section("The training loop's own cost", conclusions, [picture], tables)
 

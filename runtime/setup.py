@@ -9,7 +9,7 @@ import torch
 
 
 def resolve_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of this process, made current if it is a GPU; for a CPU, memory is kept.
+    """The device of this process. A GPU is made current; on a CPU, freed memory is kept from now on.
 
     Args:
         name: `auto`, `cpu`, `cuda` (both with the GPU number `local_rank`) or `cuda:1`.
@@ -39,10 +39,10 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc keep what is freed for the next step.
+    """Let malloc keep what a step frees for the next one.
 
-    Returning it and taking it again costs a page fault every 4 KB: as many in each step as activations
-    have pages, in some runs and not in others.
+    Else it returns memory to the system in some runs and not in others, and a step pays a page fault for
+    every 4 KB of activations.
     """
     if sys.platform != "linux":
         return
