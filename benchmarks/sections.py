@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import plots
 from benchmarks.bottleneck import GIVEN, PARTS, STEP, SYNTHETIC, verdict
 from benchmarks.entry_points import COPIES, GPU_USE, MEMORY, METRIC, SPEED, WAIT
-from benchmarks.loop_overhead import ACCELERATE, BARE, CLIPPED, LIGHTNING, UNKEPT
+from benchmarks.loop_overhead import BARE
 from benchmarks.loop_overhead import OURS as OUR_LOOP
 from benchmarks.plots import LIMIT, OTHERS, OURS, Bar, Line, Lines, Panel
 from benchmarks.records import Measurement
@@ -385,9 +385,8 @@ def loop_overhead(rows: Rows, folder: Path) -> Section:
             )
         )
         costs = [
-            f"{name} {span(found)} %" if (found := cost.get(name)) else f"{name} not measured"
-            for name in (OUR_LOOP, LIGHTNING, ACCELERATE, CLIPPED, UNKEPT)
-            if name in loops or name in (LIGHTNING, ACCELERATE)
+            f"{name} {span(found)} %" if found else f"{name} not measured"
+            for name, found in cost.items()
         ]
         conclusions.append(
             f"{case}: longer than forward, backward and step alone: {', '.join(costs)}."

@@ -63,9 +63,9 @@ def build_optimizer(
 
 
 def clip_grad_norm(optimizer: Optimizer, max_norm: float) -> Tensor:
-    """`nn.utils.clip_grad_norm_` for all that the optimizer trains, several times as fast on small models.
+    """`nn.utils.clip_grad_norm_` for all that the optimizer trains, with less work in each step.
 
-    Without a limit the gradients are only read; PyTorch's function multiplies them by 1.
+    Without a limit the gradients are only read, where PyTorch's function multiplies them by 1.
 
     Args:
         optimizer: after backward.
