@@ -6,6 +6,7 @@ crops of validation images are compared with those of PIL.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ from benchmarks.baselines import Recipe
 from benchmarks.cases import WHOLE_IMAGES, Case, endless, loader_overrides
 from benchmarks.loaders import baseline, decoding, files_of
 from benchmarks.out_of_band import pack
-from benchmarks.run import Run, Subject, draw_from, number
-from benchmarks.timing import Draw
+from benchmarks.run import UNAVAILABLE, Draw, Run, Subject, draw_from, number
 from loaders import build_loaders
 
 MOST_COMPARED = 32  # images
@@ -41,6 +41,9 @@ class Way:
 
     own_format: bool = False
     """Converts the files first, into a folder that it is given."""
+
+    def parallel(self, run: Run) -> dict[str, Any]:
+        return {"num_workers" if self.by_processes else "num_threads": run.num_cores}
 
 
 PHOTOS = [
@@ -78,106 +81,112 @@ def main(run: Run) -> None:
 
 
 def compare(run: Run, case: Case, title: str, ways: list[Way], overrides: tuple[str, ...]) -> None:
-    """Measure all ways and our loaders side by side; the pixels are compared while building."""
-    builders: dict[Subject, Callable[[], Draw]] = {}
-    reference: list[torch.Tensor] = []
-    differences: dict[Subject, float] = {}
-
-    def checked(subject: Subject, build: Callable[[bool], Any]) -> Callable[[], Draw]:
-        """Build the loader for validation, compare its pixels, then build it for training."""
-
-        def build_checked() -> Draw:
-            images = first_images(build(False))
-            if not reference:
-                reference.append(images)
-            data = run.config(case.name, *overrides).data
-            differences[subject] = difference(images, reference[0], Recipe.of(data))
-            if not differences[subject] <= TOLERANCE:
-                raise ValueError(
-                    f"its pixels differ from those of {ways[0].name} by "
-                    f"{number(differences[subject])} of 255 on average, more than {TOLERANCE:g}"
-                )
-            return draw_from(build(True), run.device)
-
-        return build_checked
-
+    """Compare the pixels of all ways and of our loaders, then measure them side by side."""
+    loaders: dict[Subject, Callable[[bool], Iterable[Any]]] = {}
     for way in ways:
-        if way.by_processes:
-            subject = Subject(way.name, num_workers=run.num_cores)
-        else:
-            subject = Subject(way.name, num_threads=run.num_cores)
-        builders[subject] = checked(subject, loader_of(run, case, way, overrides))
+        subject = Subject(way.name, **way.parallel(run))
+        loaders[subject] = partial(other_loader, run, case, way, overrides)
+    for name in ("pytorch", "dali", "packed"):
+        subject = Subject(f"loader={name}", num_threads=run.num_cores)
+        loaders[subject] = partial(template_loader, run, case, name, overrides)
+    builders: dict[Subject, Callable[[], Draw]] = {
+        subject: partial(training, run, load) for subject, load in loaders.items()
+    }
     if case.name != "cells":
         for limit, last_step in (("decoding alone", "decode"), ("decoding and resizing", "resize")):
             subject = Subject(f"limit: {limit}", num_threads=run.num_cores)
-            builders[subject] = decoding(run, case, last_step)
+            builders[subject] = partial(decoding, run, case, last_step)
     if case.name == "caltech256":
         for as_float in (False, True):
             name = "limit: copying bytes" + (", to float32" if as_float else "")
-            builders[Subject(name, num_threads=run.num_cores)] = copying(run, case, as_float)
-    for name in ("pytorch", "dali", "packed"):
-        subject = Subject(f"loader={name}", num_threads=run.num_cores)
-        builders[subject] = checked(subject, template_loader(run, case, name, overrides))
-
+            subject = Subject(name, num_threads=run.num_cores)
+            builders[subject] = partial(copying, run, case, as_float)
+    if not run.is_done("alternatives", title, builders):
+        for subject, reason in wrong_pixels(run, case, title, loaders, overrides).items():
+            builders[subject] = partial(refuse, reason)
     run.compare(
         "alternatives", title, builders, unit=f"{case.unit}/s", epoch_size=case.published_size
     )
-    for subject, value in differences.items():
-        if not run.is_done("alternatives", title, [subject], PIXELS):
-            run.record(*("alternatives", title, subject, PIXELS, "of 255", [value]))
 
 
-def loader_of(run: Run, case: Case, way: Way, overrides: tuple[str, ...]) -> Callable[[bool], Any]:
-    """Builds a way of loading for training, or for validation in this process."""
-    parallel = {"num_workers" if way.by_processes else "num_threads": run.num_cores}
+def wrong_pixels(
+    run: Run,
+    case: Case,
+    title: str,
+    loaders: dict[Subject, Callable[[bool], Iterable[Any]]],
+    overrides: tuple[str, ...],
+) -> dict[Subject, str]:
+    """Write down how much each loader's images for validation differ from those of the first one.
 
-    def build(train: bool) -> Any:
-        cfg = run.config(case.name, *overrides)
-        options = {**way.options, **(parallel if train else {})}
-        if way.own_format:
-            split = "train" if train else "val"
-            folder = f"{way.module}-{split}-{case.name}-{run.sizes.data.get(case.generator)}"
-            options["folder"] = run.data_dir / folder
-        files = files_of(cfg, train)
+    Returns:
+        Why a loader cannot be compared with the others.
+    """
+    reasons: dict[Subject, str] = {}
+    reference: torch.Tensor | None = None
+    for subject, load in loaders.items():
         try:
-            return baseline(cfg, way.module, options, files, train)
-        except Exception as error:  # what other libraries raise is theirs to choose
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            images = first_images(load(False))
+            reference = images if reference is None else reference
+            value = difference(images, reference, Recipe.of(run.config(case.name, *overrides).data))
+        except UNAVAILABLE as error:
+            reasons[subject] = str(error)
+            continue
+        run.record(*("alternatives", title, subject, PIXELS, "of 255", [value]))
+        if not value <= TOLERANCE:
+            reasons[subject] = (
+                f"its pixels differ from those of {next(iter(loaders))} by {number(value)} of 255 on "
+                f"average, more than {TOLERANCE:g}"
+            )
+    return reasons
 
-    return build
+
+def refuse(reason: str) -> Draw:
+    raise ValueError(reason)
+
+
+def training(run: Run, load: Callable[[bool], Iterable[Any]]) -> Draw:
+    return draw_from(load(True), run.device)
+
+
+def other_loader(
+    run: Run, case: Case, way: Way, overrides: tuple[str, ...], train: bool
+) -> Iterable[Any]:
+    """A way of loading for training, or for validation in this process."""
+    cfg = run.config(case.name, *overrides)
+    options = {**way.options, **(way.parallel(run) if train else {})}
+    if way.own_format:
+        split = "train" if train else "val"
+        folder = f"{way.module}-{split}-{case.name}-{run.sizes.data.get(case.generator)}"
+        options["folder"] = run.data_dir / folder
+    files = files_of(cfg, train)
+    try:
+        return baseline(cfg, way.module, options, files, train)
+    except Exception as error:  # what other libraries raise is theirs to choose
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def template_loader(
-    run: Run, case: Case, name: str, overrides: tuple[str, ...]
-) -> Callable[[bool], Any]:
-    def build(train: bool) -> Any:
-        chosen = [*loader_overrides(name, run.num_cores), *overrides]
-        if name == "packed":
-            chosen.append(f"loader.pack={pack(run, case, overrides)[0]}")
-        loaders = build_loaders(run.config(case.name, *chosen), run.device)
-        return endless(loaders[0]) if train else loaders[1]
-
-    return build
+    run: Run, case: Case, name: str, overrides: tuple[str, ...], train: bool
+) -> Iterable[Any]:
+    """One of our loaders for training, or for validation."""
+    chosen = [*loader_overrides(name, run.num_cores), *overrides]
+    if name == "packed":
+        chosen.append(f"loader.pack={pack(run, case, overrides)[0]}")
+    loaders = build_loaders(run.config(case.name, *chosen), run.device)
+    return endless(loaders[0]) if train else loaders[1]
 
 
-def copying(run: Run, case: Case, as_float: bool) -> Callable[[], Draw]:
-    """Builds the limit on noise of the size that the case's images have after resizing."""
+def copying(run: Run, case: Case, as_float: bool) -> Draw:
+    """The limit on noise of the size that the case's images have after resizing."""
+    from benchmarks.baselines import copy_bytes
 
-    def build() -> Draw:
-        from benchmarks.baselines import copy_bytes
-
-        cfg = run.config(case.name)
-        count = min(MOST_COPIED, len(files_of(cfg)[0]))
-        shape = (count, cfg.data.resize, cfg.data.resize * 4 // 3, 3)
-        pixels = copy_bytes.write_pixels(run.data_dir / f"noise-{count}.bin", shape)
-        crop = (cfg.data.crop[0], cfg.data.crop[1])
-        return draw_from(
-            copy_bytes.batches(
-                *(pixels, crop, cfg.global_batch_size, run.num_cores), as_float=as_float
-            )
-        )
-
-    return build
+    cfg = run.config(case.name)
+    count = min(MOST_COPIED, len(files_of(cfg)[0]))
+    shape = (count, cfg.data.resize, cfg.data.resize * 4 // 3, 3)
+    pixels = copy_bytes.write_pixels(run.data_dir / f"noise-{count}.bin", shape)
+    crop = (cfg.data.crop[0], cfg.data.crop[1])
+    batch_size = cfg.global_batch_size
+    return draw_from(copy_bytes.batches(pixels, crop, batch_size, run.num_cores, as_float=as_float))
 
 
 def first_images(loader: Iterable[Any]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from benchmarks.cases import make_config
 from benchmarks.records import Measurement, latest, read
 from benchmarks.run import UNAVAILABLE, Run, Subject, is_first_rank, now, number, progress, say
 from benchmarks.step import StepTime, TrainingStep
-from benchmarks.timing import LEAD_IN_DRAWS, ratios, rounds, summarise, wait_until_idle
+from benchmarks.timing import LEAD_IN_STEPS, ratios, rounds, summarise, wait_until_idle
 from runtime.distributed import init_process_group, leave_process_group
 from runtime.setup import resolve_device
 
@@ -139,7 +139,7 @@ class Split:
                 if self.world_size > 1:
                     dist.barrier()
                 if name != ALONE or self.rank == 0:
-                    steps[name].time(LEAD_IN_DRAWS)
+                    steps[name].time(LEAD_IN_STEPS)
                     times[name].append(steps[name].time(num_steps[name]))
                 bar.update()
         return times

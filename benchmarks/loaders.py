@@ -1,6 +1,7 @@
 """How fast each loader delivers each experiment's data, beside the write-ups' own ways of loading."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,7 @@ import numpy as np
 from benchmarks.baselines import Recipe
 from benchmarks.cases import WHOLE_IMAGES, Case, endless, loader_overrides, train_loader
 from benchmarks.out_of_band import pack
-from benchmarks.run import Run, Subject, draw_from
-from benchmarks.timing import Draw
+from benchmarks.run import Draw, Run, Subject, draw_from
 from conf.schema import Config
 from loaders.index import build_index
 
@@ -29,24 +29,24 @@ def main(run: Run) -> None:
 
 
 def baselines(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
-    """The write-ups' own ways; worker processes come before threads."""
+    """The write-ups' own ways."""
     workers, threads = {"num_workers": run.num_cores}, {"num_threads": run.num_cores}
     builders: dict[Subject, Callable[[], Draw]] = {}
     if case.name == "caltech256":
-        builders[Subject("PIL + DataLoader", settings=ALL, **workers)] = plain(
-            run, case, "pil_imagefolder", workers
+        builders[Subject("PIL + DataLoader", settings=ALL, **workers)] = partial(
+            plain, run, case, "pil_imagefolder", workers
         )
     if case.name == "cells":
         for step, extra in [(DECODE, WHOLE_IMAGES), (ALL, ())]:
-            builders[Subject("tifffile + DataLoader", settings=step, **workers)] = plain(
-                run, case, "tifffile_cells", workers, *extra
+            builders[Subject("tifffile + DataLoader", settings=step, **workers)] = partial(
+                plain, run, case, "tifffile_cells", workers, *extra
             )
     if case.unit == "pairs":
-        builders[Subject("PIL pairs + DataLoader", settings=ALL, **workers)] = plain(
-            run, case, "pil_pairs", workers
+        builders[Subject("PIL pairs + DataLoader", settings=ALL, **workers)] = partial(
+            plain, run, case, "pil_pairs", workers
         )
-        builders[Subject("DALI external source", settings=ALL, **threads)] = plain(
-            run, case, "dali_external_source", threads
+        builders[Subject("DALI external source", settings=ALL, **threads)] = partial(
+            plain, run, case, "dali_external_source", threads
         )
     return builders
 
@@ -62,8 +62,10 @@ def limits(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
     names = {"deblur": "decoding alone (Pillow)", "cells": "decoding alone (tifffile)"}
     decode = names.get(case.name, "limit: decoding alone")
     return {
-        Subject("limit: reading files", settings=READ, **threads): decoding(run, case, "read"),
-        Subject(decode, settings=DECODE, **threads): decoding(run, case, "decode"),
+        Subject("limit: reading files", settings=READ, **threads): partial(
+            decoding, run, case, "read"
+        ),
+        Subject(decode, settings=DECODE, **threads): partial(decoding, run, case, "decode"),
     }
 
 
@@ -78,39 +80,33 @@ def ours(run: Run, case: Case) -> dict[Subject, Callable[[], Draw]]:
     for name in ("pytorch", "dali"):
         # Caltech's images differ in size
         if case.generator and case.name != "caltech256" and has_all_steps(run, case):
-            builders[Subject(f"loader={name}", settings=DECODE, **threads)] = our_loader(
-                run, case, name, *WHOLE_IMAGES
+            builders[Subject(f"loader={name}", settings=DECODE, **threads)] = partial(
+                our_loader, run, case, name, *WHOLE_IMAGES
             )
-        builders[Subject(f"loader={name}", settings=ALL, **threads)] = our_loader(run, case, name)
+        builders[Subject(f"loader={name}", settings=ALL, **threads)] = partial(
+            our_loader, run, case, name
+        )
     if case.generator:
-        builders[Subject("loader=packed", settings=ALL, **threads)] = packed_loader(run, case)
+        builders[Subject("loader=packed", settings=ALL, **threads)] = partial(
+            packed_loader, run, case
+        )
     return builders
 
 
-def our_loader(run: Run, case: Case, name: str, *overrides: str) -> Callable[[], Draw]:
-    """Builds one of the template's loaders with all CPU cores of a device."""
-
-    def build() -> Draw:
-        cfg = run.config(case.name, *loader_overrides(name, run.num_cores), *overrides)
-        return draw_from(endless(train_loader(cfg, run.device)))
-
-    return build
+def our_loader(run: Run, case: Case, name: str, *overrides: str) -> Draw:
+    """One of the template's loaders with all CPU cores of a device."""
+    cfg = run.config(case.name, *loader_overrides(name, run.num_cores), *overrides)
+    return draw_from(endless(train_loader(cfg, run.device)))
 
 
-def packed_loader(run: Run, case: Case) -> Callable[[], Draw]:
-    """Builds `loader=packed`; packs first if there is no pack of this data yet."""
-
-    def build() -> Draw:
-        folder, _ = pack(run, case)
-        return our_loader(run, case, "packed", f"loader.pack={folder}")()
-
-    return build
+def packed_loader(run: Run, case: Case) -> Draw:
+    """`loader=packed`; packs first if there is no pack of this data yet."""
+    folder, _ = pack(run, case)
+    return our_loader(run, case, "packed", f"loader.pack={folder}")
 
 
-def plain(
-    run: Run, case: Case, module: str, options: dict[str, Any], *overrides: str
-) -> Callable[[], Draw]:
-    """Builds a baseline on the files of the case's training split.
+def plain(run: Run, case: Case, module: str, options: dict[str, Any], *overrides: str) -> Draw:
+    """A baseline on the files of the case's training split.
 
     Args:
         run: sizes and overrides.
@@ -120,12 +116,8 @@ def plain(
         options: further arguments of `batches()`.
         overrides: of the case's configuration.
     """
-
-    def build() -> Draw:
-        cfg = run.config(case.name, *overrides)
-        return draw_from(baseline(cfg, module, options, files_of(cfg)), run.device)
-
-    return build
+    cfg = run.config(case.name, *overrides)
+    return draw_from(baseline(cfg, module, options, files_of(cfg)), run.device)
 
 
 def files_of(cfg: Config, train: bool = True) -> tuple[list[str], ...]:
@@ -152,24 +144,20 @@ def baseline(
     )
 
 
-def decoding(run: Run, case: Case, function: str) -> Callable[[], Draw]:
-    """Builds a limit, a function of `decode_only`; a pair counts once, although two files are read."""
+def decoding(run: Run, case: Case, function: str) -> Draw:
+    """A limit, a function of `decode_only`; a pair counts once, although two files are read."""
+    from benchmarks.baselines import decode_only
 
-    def build() -> Draw:
-        from benchmarks.baselines import decode_only
-
-        cfg = run.config(case.name)
-        files = [path for sample in zip(*files_of(cfg), strict=True) for path in sample]
-        sides = 2 if case.unit == "pairs" else 1
-        shorter_side: Any = cfg.data.resize
-        crop: Any = cfg.data.crop and tuple(cfg.data.crop)
-        functions: dict[str, Callable[[str], np.ndarray]] = {
-            "read": decode_only.read,
-            "decode": decode_only.decode,
-            "resize": lambda path: decode_only.resize(path, shorter_side, crop),
-        }
-        batch_size = sides * cfg.global_batch_size
-        draw = draw_from(decode_only.batches(files, batch_size, run.num_cores, functions[function]))
-        return lambda: draw() // sides
-
-    return build
+    cfg = run.config(case.name)
+    files = [path for sample in zip(*files_of(cfg), strict=True) for path in sample]
+    sides = 2 if case.unit == "pairs" else 1
+    shorter_side: Any = cfg.data.resize
+    crop: Any = cfg.data.crop and tuple(cfg.data.crop)
+    functions: dict[str, Callable[[str], np.ndarray]] = {
+        "read": decode_only.read,
+        "decode": decode_only.decode,
+        "resize": lambda path: decode_only.resize(path, shorter_side, crop),
+    }
+    batch_size = sides * cfg.global_batch_size
+    draw = draw_from(decode_only.batches(files, batch_size, run.num_cores, functions[function]))
+    return lambda: draw() // sides

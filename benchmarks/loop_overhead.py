@@ -2,17 +2,14 @@
 
 All train the same model on the same synthetic batches, clip the norm of its gradients as the
 configuration says, and keep a log, a progress bar and checkpoints; validation is left out everywhere.
-What is timed is the same for all: from one training forward pass of the model to the last one. On a
-CPU the loops take turns of a fraction of a second, because the differences are smaller than the
-noise of longer times.
+What is timed is the same for all: from one training forward pass of the model to the next one.
 """
 
 import io
 import logging
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ import train
 from benchmarks.baselines import optional
 from benchmarks.cases import endless, make_config, train_loader
 from benchmarks.run import UNAVAILABLE, Run, Subject, now, progress, say
-from benchmarks.turns import take_turns
+from benchmarks.turns import Count, measure
 from conf.schema import Config
 from models import build_model
 from runtime.optimizer import build_optimizer
@@ -35,103 +32,67 @@ from runtime.tasks import build_task
 OURS, BARE = "train.py", "bare loop"
 CLIPPED, UNKEPT = "bare loop with clip_grad_norm_", "bare loop with malloc's own settings"
 LIGHTNING, ACCELERATE = "Lightning", "accelerate"
-# Imports, memory pools and the first progress bar are over after so many steps.
-UNTIMED_STEPS = 10
+# Imports, memory pools and the first progress bar are over after so long.
+UNTIMED_S = 0.5
+ENDLESS = 10**6  # epochs
 QUANTITY = "time per step"
-TURN_S = 0.2
-# What would take each process seconds to import.
-PRELOAD = ["benchmarks.loop_overhead", "torch._dynamo", "lightning.pytorch.loggers", "accelerate"]
 
-
-class Stopwatch:
-    """Notes when a model's forward passes in training begin."""
-
-    def __init__(self, device: torch.device, num_steps: int) -> None:
-        self.device, self.num_steps = device, num_steps
-        self.count = 0
-        self.start = self.end = 0.0
-
-    def watch(self, model: nn.Module) -> nn.Module:
-        model.register_forward_pre_hook(self._forward)
-        return model
-
-    def _forward(self, model: nn.Module, inputs: Any) -> None:
-        if not model.training:
-            return
-        if self.count in (UNTIMED_STEPS, self.num_steps - 1):
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            self.start, self.end = self.end, time.perf_counter()
-        self.count += 1
+Watch = Callable[[nn.Module], nn.Module]
+"""Has each training step of a model counted."""
 
 
 def main(run: Run) -> None:
-    """Whole runs side by side, one sample of the time per step from each."""
+    """Whole runs side by side, each of which gives one sample of the time per step."""
     case = " ".join(run.overrides) or "default configuration"
     subjects = [Subject(name) for name in LOOPS]
     if run.is_done("loop_overhead", case, subjects, QUANTITY):
         say(f"loop_overhead {case}: measured already, see {run.path('loop_overhead')}")
         return
-    trials, reasons = {}, {}
-    for name in LOOPS:
-        try:
-            trials[name] = steps_s([name], run, UNTIMED_STEPS + 10)[name]
-        except UNAVAILABLE as error:
-            reasons[name] = f"not measured: {error}"
-    # Checkpoints and log points must be part of a sample.
-    num_steps = UNTIMED_STEPS + 1 + max(10, int(4 * run.sizes.window_s / trials[BARE]))
     samples: dict[str, list[float]] = {name: [] for name in LOOPS}
+    reasons: dict[str, str] = {}
+    device = run.device
+    names = [*LOOPS]
     with progress(run.sizes.repeats, f"loop_overhead {case}") as bar:
-        names = [*trials]
         for _ in range(run.sizes.repeats):
-            for name, step_s in steps_s(names, run, num_steps).items():
-                samples[name].append(step_s)
-            names = names[1:] + names[:1]
+            with tempfile.TemporaryDirectory() as folder:
+                measured = measure(
+                    {
+                        name: partial(train_with, name, run.overrides, device, Path(folder, name))
+                        for name in names
+                    },
+                    # Checkpoints and log points must be part of a sample.
+                    *(UNTIMED_S, 4 * run.sizes.window_s, 1, UNAVAILABLE),
+                )
+            reasons |= measured.reasons
+            names = [*names[1:], names[0]]
+            for name, [steps_per_s] in measured.speeds.items():
+                samples[name].append(1000 / steps_per_s)
             bar.update()
     date = now()
     for name, values in samples.items():
+        note = f"not measured: {reasons[name]}" if name in reasons else ""
         run.record(
-            *("loop_overhead", case, Subject(name), QUANTITY, "ms"),
-            [1000 * value for value in values],
-            note=reasons.get(name, ""),
-            date=date,
+            *("loop_overhead", case, Subject(name), QUANTITY, "ms", values), note=note, date=date
         )
 
 
-def steps_s(names: list[str], run: Run, num_steps: int) -> dict[str, float]:
-    """Seconds per step of the named loops, measured side by side."""
-    device = run.device
-    # A GPU would go on with a stopped process's work.
-    turn_s = TURN_S if device.type == "cpu" else None
-    calls = {name: partial(once, name, run.overrides, device, num_steps) for name in names}
-    outcomes = take_turns(calls, turn_s, PRELOAD)
-    return {
-        name: outcome.running_s(*outcome.result) / (num_steps - 1 - UNTIMED_STEPS)
-        for name, outcome in outcomes.items()
-    }
+def train_with(
+    name: str, overrides: tuple[str, ...], device: torch.device, folder: Path, count: Count
+) -> None:
+    """Train with a loop until `count`, which it calls for each step, ends it."""
+    folder.mkdir()
+    cfg = make_config(*overrides, "loader=synthetic", f"output_dir={folder}", "max_steps=null")
+    cfg.epochs = ENDLESS
+    seed_everything(cfg.seed)
+    if name != UNKEPT:
+        resolve_device(cfg.device)  # after which, on a CPU, malloc keeps memory
+    sys.stdout, sys.stderr = Terminal(), Terminal()
 
+    def watch(model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda *_: count(1) if model.training else None)
+        return model
 
-def once(
-    name: str, overrides: Sequence[str], device: torch.device, num_steps: int
-) -> tuple[float, float]:
-    """One run of a loop in a folder of its own, which is removed.
-
-    Returns:
-        When the first timed step began and the last one had ended, by `time.perf_counter`.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        cfg = make_config(
-            *overrides, "loader=synthetic", f"output_dir={folder}", f"max_steps={num_steps}"
-        )
-        seed_everything(cfg.seed)
-        # As many epochs as the steps need, with a checkpoint after each.
-        cfg.epochs = max(1, num_steps)
-        if name != UNKEPT:
-            resolve_device(cfg.device)  # after which, on a CPU, malloc keeps memory
-        stopwatch = Stopwatch(device, num_steps)
-        sys.stdout, sys.stderr = Terminal(), Terminal()
-        LOOPS[name](cfg, device, stopwatch, Path(folder))
-    return stopwatch.start, stopwatch.end
+    LOOPS[name](cfg, device, watch, folder)
 
 
 class Terminal(io.StringIO):
@@ -141,11 +102,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def ours(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path) -> None:
+def ours(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
     """`train.py` itself: its model is watched, its validation gives fixed totals."""
 
     def watched(*arguments: Any) -> nn.Module:
-        return stopwatch.watch(build_model(*arguments))
+        return watch(build_model(*arguments))
 
     def no_validation(model: nn.Module, task: Any, *rest: Any, **options: Any) -> Tensor:
         return torch.ones(len(task.metric_names) + 1, dtype=torch.float64)
@@ -157,23 +118,19 @@ def ours(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path) 
         train.main(cfg)
 
 
-def parts(cfg: Config, device: torch.device, stopwatch: Stopwatch) -> tuple[Any, ...]:
+def parts(cfg: Config, device: torch.device, watch: Watch) -> tuple[Any, ...]:
     """Loader, task, watched model, optimizer and schedule."""
     loader = train_loader(cfg, device)
     model = build_model(cfg.model, loader.in_channels, loader.num_classes).to(device)
     optimizer, scheduler = build_optimizer(cfg, model, len(loader))
-    return loader, build_task(cfg), stopwatch.watch(model), optimizer, scheduler
+    return loader, build_task(cfg), watch(model), optimizer, scheduler
 
 
-def bare(
-    cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path, clip: bool = False
-) -> None:
+def bare(cfg: Config, device: torch.device, watch: Watch, folder: Path, clip: bool = False) -> None:
     """Forward, backward and step, and with `clip` the norm of the gradients, and nothing else."""
-    loader, task, model, optimizer, _ = parts(cfg, device, stopwatch)
+    loader, task, model, optimizer, _ = parts(cfg, device, watch)
     model.train()
-    batches = endless(loader)
-    for _ in range(stopwatch.num_steps):
-        inputs, targets = next(batches)
+    for inputs, targets in endless(loader):
         optimizer.zero_grad(set_to_none=True)
         loss = task.loss(model(inputs), targets)
         loss.backward()
@@ -182,12 +139,12 @@ def bare(
         optimizer.step()
 
 
-def lightning(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path) -> None:
+def lightning(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
     """Lightning's Trainer with its TensorBoard logger, checkpoint per epoch and progress bar."""
     package = optional("lightning", "lightning")
     loggers = optional("lightning.pytorch.loggers", "lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    loader, task, model, optimizer, scheduler = parts(cfg, device, stopwatch)
+    loader, task, model, optimizer, scheduler = parts(cfg, device, watch)
 
     class Module(package.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -205,7 +162,7 @@ def lightning(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: P
     trainer = package.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=1,
-        max_steps=stopwatch.num_steps,
+        max_epochs=cfg.epochs,
         default_root_dir=folder,
         logger=loggers.TensorBoardLogger(folder),
         log_every_n_steps=cfg.log.every_steps,
@@ -215,12 +172,12 @@ def lightning(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: P
     trainer.fit(Module(), loader)
 
 
-def accelerate(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: Path) -> None:
+def accelerate(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
     """accelerate around a plain loop, with its TensorBoard tracker and checkpoint per epoch."""
     package = optional("accelerate", "accelerate")
     from tqdm import tqdm
 
-    loader, task, model, optimizer, scheduler = parts(cfg, device, stopwatch)
+    loader, task, model, optimizer, scheduler = parts(cfg, device, watch)
     accelerator = package.Accelerator(
         cpu=device.type == "cpu", log_with="tensorboard", project_dir=str(folder)
     )
@@ -228,7 +185,7 @@ def accelerate(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: 
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     model.train()
     step = 0
-    while step < stopwatch.num_steps:
+    for _ in range(cfg.epochs):
         for inputs, targets in tqdm(loader, leave=False):
             optimizer.zero_grad(set_to_none=True)
             loss = task.loss(model(inputs), targets)
@@ -239,13 +196,10 @@ def accelerate(cfg: Config, device: torch.device, stopwatch: Stopwatch, folder: 
             step += 1
             if step % cfg.log.every_steps == 0:
                 accelerator.log({"train/loss": loss.item()}, step=step)
-            if step == stopwatch.num_steps:
-                break
         accelerator.save_state(str(folder / "checkpoint"))
-    accelerator.end_training()
 
 
-Loop = Callable[[Config, torch.device, Stopwatch, Path], None]
+Loop = Callable[[Config, torch.device, Watch, Path], None]
 LOOPS: dict[str, Loop] = {
     BARE: bare,
     CLIPPED: partial(bare, clip=True),

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.cases import Case, endless, loader_overrides, train_loader
-from benchmarks.run import UNAVAILABLE, Run, Subject, draw_from, say
+from benchmarks.run import UNAVAILABLE, Draw, Run, Subject, draw_from, say
 from benchmarks.step import TrainingStep
-from benchmarks.timing import Draw
 from loaders.index import build_index
 from loaders.pack import pack as write_pack
 
@@ -81,23 +81,23 @@ def pack(run: Run, case: Case, overrides: tuple[str, ...] = ()) -> tuple[Path, f
 
 
 def builders(run: Run, case: Case, training: bool) -> dict[Subject, Callable[[], Draw]]:
-    def build_with(name: str) -> Callable[[], Draw]:
-        def build() -> Draw:
-            extra = [f"loader.pack={pack(run, case)[0]}"] if name == "packed" else []
-            if training and run.device.type == "cpu":
-                extra += LIGHT_MODELS[case.name]
-            cfg = run.config(case.name, *loader_overrides(name, run.num_cores), *extra)
-            if training:
-                return TrainingStep(cfg, run.device)
-            return draw_from(endless(train_loader(cfg, run.device)))
-
-        return build
-
+    model: tuple[str, ...] = ()
     settings = ""
     if training:
-        light = run.device.type == "cpu"
-        settings = " ".join(LIGHT_MODELS[case.name]) if light else "model of the experiment"
+        model = LIGHT_MODELS[case.name] if run.device.type == "cpu" else ()
+        settings = " ".join(model) or "model of the experiment"
     return {
-        Subject(f"loader={name}", 0, run.num_cores, settings=settings): build_with(name)
+        Subject(f"loader={name}", 0, run.num_cores, settings=settings): partial(
+            build, run, case, name, training, model
+        )
         for name in ("pytorch", "dali", "packed")
     }
+
+
+def build(run: Run, case: Case, name: str, training: bool, overrides: tuple[str, ...]) -> Draw:
+    """Loading, or training, with one of the template's loaders; packs first if need be."""
+    packed = [f"loader.pack={pack(run, case)[0]}"] if name == "packed" else []
+    cfg = run.config(case.name, *loader_overrides(name, run.num_cores), *packed, *overrides)
+    if training:
+        return TrainingStep(cfg, run.device)
+    return draw_from(endless(train_loader(cfg, run.device)))

@@ -1,12 +1,12 @@
 """What all benchmarks share: sizes, where the results go, and measuring subjects side by side."""
 
-import gc
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from tqdm import tqdm
 from benchmarks import records
 from benchmarks.cases import CASES, FULL, SMALL, Case, make_config, prepare
 from benchmarks.records import Measurement
-from benchmarks.timing import Draw, measure, summarise
+from benchmarks.timing import summarise
+from benchmarks.turns import TURN_S, Count, measure
 from conf.schema import Config
 from runtime.setup import resolve_device
 
@@ -27,6 +28,10 @@ UNAVAILABLE = (
     *(ModuleNotFoundError, FileNotFoundError, NotImplementedError, ValueError),
     *(HydraException, OmegaConfBaseException),
 )
+
+
+Draw = Callable[[], int]
+"""Does one piece of work, such as fetching a batch, and returns the number of items in it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Sizes:
     warmup_s: float = 0.15
     """Seconds that each subject works before anything is counted."""
 
-    window_s: float = 0.15
+    window_s: float = 0.4
     """Seconds of one sample."""
 
     repeats: int = 3
@@ -196,58 +201,46 @@ class Run:
         self,
         benchmark: str,
         case: str,
-        builders: dict[Subject, Callable[[], Draw]],
+        builders: Mapping[Subject, Callable[[], Draw]],
         *,
         unit: str,
         epoch_size: int = 0,
+        turn_s: float = TURN_S,
     ) -> None:
         """Measure the speed of all subjects side by side and write a row for each.
 
         Args:
             benchmark: name of the CSV file.
             case: what they are measured on.
-            builders: each builds its subject; process-based ones first. What a builder raises of
-                UNAVAILABLE is written down as the reason why there is no figure.
+            builders: each builds its subject, in a process of its own, so they can be pickled. What
+                a builder raises of UNAVAILABLE is written down as the reason why there is no figure.
             unit: such as `images/s`.
             epoch_size: samples of an epoch of the published data.
+            turn_s: see `turns.measure`.
         """
         if self.is_done(benchmark, case, builders):
             say(f"{benchmark} {case}: measured already, see {self.path(benchmark)}")
             return
-        say(f"{benchmark} {case}: preparing {len(builders)} subjects")
-        draws: dict[Subject, Draw] = {}
-        reasons: dict[Subject, str] = {}
-        for subject, build in builders.items():
-            try:
-                draw = build()
-                draw()
-                draws[subject] = draw
-            except UNAVAILABLE as error:
-                reasons[subject] = f"not measured: {error}"
-        by_name = {str(subject): draw for subject, draw in draws.items()}
-        device = self.device
+        say(f"{benchmark} {case}: {len(builders)} subjects")
         sizes = self.sizes
-        with progress(len(draws) * sizes.repeats, f"{benchmark} {case}") as bar:
-            samples = measure(
-                by_name,
-                sizes.warmup_s,
-                sizes.window_s,
-                sizes.repeats,
-                # A DataLoader's workers prepare two batches each.
-                {str(subject): 2 * subject.num_workers + 1 for subject in draws},
-                synchronise=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
-                after_window=lambda name: bar.update() and None,
+        with progress(sizes.repeats, f"{benchmark} {case}") as bar:
+            measured = measure(
+                {
+                    str(subject): partial(_draw_on, build, self.overrides)
+                    for subject, build in builders.items()
+                },
+                *(sizes.warmup_s, sizes.window_s, sizes.repeats, UNAVAILABLE),
+                turn_s=turn_s,
+                after_round=bar.update,
             )
-        draws.clear()
-        by_name.clear()
-        del draw
-        gc.collect()  # ends the workers of the loaders that were measured
         date = now()
         for subject in builders:
+            reason = measured.reasons.get(str(subject), "")
             self.record(
-                *(benchmark, case, subject, "speed", unit, samples.get(str(subject), [])),
+                *(benchmark, case, subject, "speed", unit),
+                measured.speeds.get(str(subject), []),
                 epoch_size=epoch_size,
-                note=reasons.get(subject, ""),
+                note=reason and f"not measured: {reason}",
                 date=date,
             )
 
@@ -274,6 +267,13 @@ class Run:
             date="",
             **records.machine(),
         )
+
+
+def _draw_on(build: Callable[[], Draw], overrides: tuple[str, ...], count: Count) -> None:
+    resolve_device(make_config(*overrides).device)  # after which, on a CPU, malloc keeps memory
+    draw = build()
+    while True:
+        count(draw())
 
 
 def draw_from(epochs: Iterable[Any], device: torch.device | None = None) -> Draw:

@@ -3,8 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import psutil
@@ -12,12 +11,9 @@ import psutil
 CONFIDENCE = 0.95
 IDLE_SHARE = 0.1  # of one core
 LONGEST_IDLE_WAIT_S = 3.0
-# Every window follows at least so many draws that do not count, so that what a loader had prepared
-# while it was not being timed is used up.
-LEAD_IN_DRAWS = 5
-
-Draw = Callable[[], int]
-"""Does one piece of work, such as fetching a batch, and returns the number of items in it."""
+# A window follows so many steps that do not count, so that what a loader had prepared while it was not
+# being timed is used up.
+LEAD_IN_STEPS = 5
 
 
 class Summary(NamedTuple):
@@ -34,52 +30,6 @@ def rounds(names: list[str], repeats: int) -> Iterator[str]:
     for number in range(repeats):
         start = number % len(names) if names else 0
         yield from names[start:] + names[:start]
-
-
-def measure(
-    subjects: dict[str, Draw],
-    warmup_s: float,
-    window_s: float,
-    repeats: int,
-    lead_in_draws: Mapping[str, int] = MappingProxyType({}),
-    synchronise: Callable[[], None] = lambda: None,
-    after_window: Callable[[str], None] = lambda name: None,
-) -> dict[str, list[float]]:
-    """Items per second of each subject, one sample per round.
-
-    Args:
-        subjects: by name; process-based ones first, so that they fork before others start threads.
-        warmup_s: seconds that each subject works before anything is counted.
-        window_s: seconds of one sample at least; a piece of work is never cut.
-        repeats: number of rounds.
-        lead_in_draws: by name, for subjects that prepare more than LEAD_IN_DRAWS pieces in advance.
-        synchronise: waits for work that was queued on a device.
-        after_window: called with the name of the subject whose window ended.
-    """
-    for draw in subjects.values():
-        _work(draw, warmup_s, least=1)
-    samples: dict[str, list[float]] = {name: [] for name in subjects}
-    for name in rounds(list(subjects), repeats):
-        draw = subjects[name]
-        wait_until_idle()
-        _work(draw, window_s / 4, least=max(LEAD_IN_DRAWS, lead_in_draws.get(name, 0)))
-        synchronise()
-        start = time.perf_counter()
-        items = _work(draw, window_s, least=1)
-        synchronise()
-        samples[name].append(items / (time.perf_counter() - start))
-        after_window(name)
-    return samples
-
-
-def _work(draw: Draw, seconds: float, least: int) -> int:
-    """Draw for so many seconds and at least so many times; returns the number of items."""
-    end = time.perf_counter() + seconds
-    items = draws = 0
-    while draws < least or time.perf_counter() < end:
-        items += draw()
-        draws += 1
-    return items
 
 
 def wait_until_idle() -> None:
@@ -139,6 +89,6 @@ def ratios(samples: list[float], reference: list[float]) -> Summary:
     if len(samples) != len(reference):
         raise ValueError(
             f"{len(samples)} and {len(reference)} samples were not taken side by side; measure both "
-            "in one call of measure()"
+            "in one run"
         )
     return summarise([a / b for a, b in zip(samples, reference, strict=True)])

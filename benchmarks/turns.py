@@ -1,89 +1,188 @@
-"""Whole programs measured side by side: each in a process of its own, of which only one runs at a time."""
+"""Programs measured side by side: each in processes of its own, and only one of them works at a time."""
 
 import multiprocessing
+import os
+import select
+import signal
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
-from time import perf_counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-import psutil
+import torch
+
+TURN_S = 0.2
+END_S, POLL_S = 10.0, 0.05
+# Imported once for all processes, as far as it is installed. Nothing of it may start threads or a GPU.
+PRELOAD = [
+    *("benchmarks.alternatives", "benchmarks.loop_overhead", "torch._dynamo"),
+    *("lightning.pytorch.loggers", "accelerate"),
+]
+
+Count = Callable[[int], None]
+"""What a program calls after each piece of work, with the number of items in it."""
+
+Program = Callable[[Count], Any]
+"""Works on and on; it ends when `Count` raises SystemExit."""
 
 
-class Outcome(NamedTuple):
-    """What became of a call."""
+class Measured(NamedTuple):
+    """What came of each program, by name."""
 
-    result: Any
-    turns: list[tuple[float, float]]
-    """When its process ran: starts and ends in seconds, by the clock of `time.perf_counter`."""
+    speeds: dict[str, list[float]]
+    """Items per second, one figure for each round."""
 
-    def running_s(self, start: float, end: float) -> float:
-        """Seconds between two moments in which its process ran."""
-        return sum(max(0.0, min(end, last) - max(start, first)) for first, last in self.turns)
+    reasons: dict[str, str]
+    """Why the others could not begin."""
 
 
-def take_turns(
-    calls: Mapping[str, Callable[[], Any]], turn_s: float | None, preload: Sequence[str] = ()
-) -> dict[str, Outcome]:
-    """Let each call run for a moment in turn, until all have returned.
+class Refused(Exception):
+    """A program says that it cannot begin."""
 
-    Between its turns a process is stopped with all its threads, so a call also pays for what it does
-    in the background. Noise that lasts longer than a few turns hits all calls alike. What a call
-    waits for, such as a disk, goes on while others have their turn.
+
+def measure(
+    programs: Mapping[str, Program],
+    warmup_s: float,
+    window_s: float,
+    repeats: int,
+    refusals: tuple[type[Exception], ...] = (),
+    turn_s: float = TURN_S,
+    after_round: Callable[[], Any] = lambda: None,
+) -> Measured:
+    """Let programs work in turns of a moment each.
+
+    Between its turns a program is stopped with all its threads and worker processes, so it also pays
+    for what it does in the background and in advance. Noise that lasts longer than a few turns hits
+    all alike, and the i-th figure of each belongs to round i. What a program waits for, such as a
+    disk, goes on while others have their turn, for up to a moment per turn.
 
     Args:
-        calls: by name; they can be pickled, and what they return or raise too.
-        turn_s: length of a turn; None: each runs to its end.
-        preload: modules to be imported once for all processes; those not installed are left out.
+        programs: by name; they can be pickled.
+        warmup_s: seconds that each works before anything is counted, from its first piece of work on.
+        window_s: seconds in each round, in turns of about `turn_s`.
+        repeats: number of rounds.
+        refusals: what a program may raise at first to say that it cannot be measured.
+        turn_s: a turn ends with the first piece of work that is finished after so many seconds.
+        after_round: called after each round.
 
     Raises:
-        RuntimeError: a process died. What a call raises is raised here too.
+        RuntimeError: a program failed or its process died.
+    """
+    measured = Measured({}, {})
+    num_turns = max(1, round(window_s / turn_s))
+    with ExitStack() as stack:
+        turns = {}
+        for name, program in programs.items():
+            try:
+                turns[name] = stack.enter_context(_process(name, program, refusals))
+                measured.speeds[name] = []
+            except Refused as error:
+                measured.reasons[name] = str(error)
+        for turn in turns.values():
+            turn(warmup_s)
+        names = list(turns)
+        for _ in range(repeats):
+            items, seconds = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+            for _ in range(num_turns):
+                for name in names:
+                    start = time.perf_counter()
+                    items[name] += turns[name](window_s / num_turns)
+                    seconds[name] += time.perf_counter() - start
+            for name in names:
+                measured.speeds[name].append(items[name] / seconds[name])
+            names = names[1:] + names[:1]
+            after_round()
+    return measured
+
+
+@contextmanager
+def _process(
+    name: str, program: Program, refusals: tuple[type[Exception], ...]
+) -> Iterator[Callable[[float], int]]:
+    """Starts a program and stops it after its first piece of work.
+
+    Yields:
+        Lets it work for so many seconds and returns the number of items.
     """
     # Forked from a process in which nothing was computed: OpenMP's threads would be missing in a fork.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
-    waiting: dict[str, tuple[Any, Connection, list[tuple[float, float]]]] = {}
-    outcomes = {}
+    context.set_forkserver_preload(PRELOAD)
+    connection, others = context.Pipe()
+    process = context.Process(target=_work, args=(name, program, refusals, others))
+    process.start()
+    others.close()
+    group = process.pid
+    assert group is not None, "it was started"
+
+    def answer() -> int:
+        if connection not in wait([connection, process.sentinel]):
+            raise RuntimeError(f"{name}: its process died; what it printed says why")
+        items = connection.recv()
+        if isinstance(items, Exception):
+            raise items
+        os.killpg(group, signal.SIGSTOP)
+        return items
+
+    def turn(seconds: float) -> int:
+        os.killpg(group, signal.SIGCONT)
+        connection.send(seconds)
+        return answer()
+
     try:
-        for name, call in calls.items():
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_answer, args=(call, sender))
-            process.start()
-            sender.close()
-            waiting[name] = process, receiver, []
-            psutil.Process(process.pid).suspend()
-        while waiting:
-            for name, (process, receiver, turns) in list(waiting.items()):
-                start = perf_counter()
-                psutil.Process(process.pid).resume()
-                has_ended = receiver.poll(turn_s)
-                if not has_ended:
-                    psutil.Process(process.pid).suspend()
-                turns.append((start, perf_counter()))
-                if has_ended:
-                    outcomes[name] = Outcome(_received(receiver, name), turns)
-                    process.join()
-                    del waiting[name]
+        answer()
+        yield turn
     finally:
-        for process, *_ in waiting.values():
-            process.kill()
-    return outcomes
+        connection.close()  # which _end_group sees
+        process.join()
 
 
-def _answer(call: Callable[[], Any], sender: Connection) -> None:
+def _work(
+    name: str, program: Program, refusals: tuple[type[Exception], ...], connection: Connection
+) -> None:
+    """In a process of its own: works when the other end says so, and sends what came of it."""
+    os.setpgrp()
+    group = os.getpgrp()
+    if os.fork() == 0:
+        _end_group(group, connection)
+        os._exit(0)
+    multiprocessing.set_start_method(None, force=True)  # the platform's default for its workers
+    items, end = 0, 0.0
+
+    def count(number: int) -> None:
+        nonlocal items, end
+        items += number
+        if time.perf_counter() < end:
+            return
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        try:
+            connection.send(items)
+            seconds = connection.recv()
+        except (EOFError, ConnectionError):
+            raise SystemExit from None
+        items, end = 0, time.perf_counter() + seconds
+
     try:
-        answer = call()
+        program(count)
     except Exception as error:
-        error.add_note(traceback.format_exc())
-        answer = error
-    sender.send(answer)
+        has_begun = end > 0
+        if isinstance(error, refusals) and not has_begun:
+            connection.send(Refused(str(error)))
+        else:
+            connection.send(RuntimeError(f"{name} failed:\n{traceback.format_exc()}"))
 
 
-def _received(receiver: Connection, name: str) -> Any:
-    try:
-        answer = receiver.recv()
-    except EOFError:
-        raise RuntimeError(f"{name}: the process died; what it printed says why") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def _end_group(group: int, connection: Connection) -> None:
+    """In a process that is never stopped: end a group as soon as nobody holds the connection's other end."""
+    os.setpgrp()
+    hangup = select.poll()
+    hangup.register(connection, 0)
+    hangup.poll()
+    with suppress(ProcessLookupError):  # the group has ended
+        os.killpg(group, signal.SIGCONT)
+        for _ in range(round(END_S / POLL_S)):
+            os.killpg(group, 0)
+            time.sleep(POLL_S)
+        os.killpg(group, signal.SIGKILL)

@@ -1,11 +1,11 @@
 """Speed against the number of DataLoader workers and of DALI's threads, as the write-ups plot it."""
 
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.cases import WHOLE_IMAGES, Case, endless, train_loader
 from benchmarks.loaders import ALL, DECODE, plain
-from benchmarks.run import Run, Subject, draw_from
-from benchmarks.timing import Draw
+from benchmarks.run import Draw, Run, Subject, draw_from
 
 AUTO = ", auto"
 """After the name of a loader that chose its numbers itself."""
@@ -28,7 +28,17 @@ def main(run: Run) -> None:
                 unit=f"{case.unit}/s",
                 epoch_size=case.published_size,
             )
-    run.compare("workers", "sleeping items", sleeping(), unit="items/s")
+    settings = f"sleep_ms={1000 * SLEEP_S:g}"
+    run.compare(
+        "workers",
+        "sleeping items",
+        {
+            Subject("DataLoader", num_workers=count, settings=settings): partial(sleeping, count)
+            for count in counts(MOST_SLEEPING_WORKERS)
+        },
+        unit="items/s",
+        turn_s=run.sizes.window_s,  # a sleep goes on while its process is stopped
+    )
 
 
 def counts(most: int) -> list[int]:
@@ -49,43 +59,31 @@ def sweep(run: Run, case: Case, step: str) -> dict[Subject, Callable[[], Draw]]:
     plain_ones, processes, threads = {}, {}, {}
     for count in counts(run.num_cores):
         subject = Subject(name, num_workers=count, settings=step)
-        plain_ones[subject] = plain(run, case, module, {"num_workers": count}, *extra)
+        plain_ones[subject] = partial(plain, run, case, module, {"num_workers": count}, *extra)
     for count in counts(run.num_cores)[1:]:
         subject = Subject("loader=pytorch, processes", count, 1, settings=step)
         options = ("loader=pytorch", f"loader.num_workers={count}", "loader.num_threads=1")
-        processes[subject] = configured(run, case, *options, *extra)
+        processes[subject] = partial(configured, run, case, *options, *extra)
         for loader in ("loader=pytorch", "loader=dali"):
             subject = Subject(loader, num_threads=count, settings=step)
             options = (loader, "loader.num_workers=0", f"loader.num_threads={count}")
-            threads[subject] = configured(run, case, *options, *extra)
+            threads[subject] = partial(configured, run, case, *options, *extra)
     for loader in ("loader=pytorch", "loader=dali"):
         auto = (loader, "loader.num_workers=auto", *extra)
         chosen = train_loader(run.config(case.name, *auto), run.device).cfg.loader
         numbers = (chosen.num_workers, chosen.num_threads)
-        threads[Subject(f"{loader}{AUTO}", *numbers, settings=step)] = configured(run, case, *auto)
+        threads[Subject(f"{loader}{AUTO}", *numbers, settings=step)] = partial(
+            configured, run, case, *auto
+        )
     return {**plain_ones, **processes, **threads}
 
 
-def configured(run: Run, case: Case, *overrides: str) -> Callable[[], Draw]:
-    def build() -> Draw:
-        return draw_from(endless(train_loader(run.config(case.name, *overrides), run.device)))
-
-    return build
+def configured(run: Run, case: Case, *overrides: str) -> Draw:
+    return draw_from(endless(train_loader(run.config(case.name, *overrides), run.device)))
 
 
-def sleeping() -> dict[Subject, Callable[[], Draw]]:
+def sleeping(num_workers: int) -> Draw:
     """Workers overlap sleep perfectly, whatever the number of CPUs."""
+    from benchmarks.baselines.sleeping import batches
 
-    def build_with(num_workers: int) -> Callable[[], Draw]:
-        def build() -> Draw:
-            from benchmarks.baselines.sleeping import batches
-
-            return draw_from(batches(SLEEPING_ITEMS, SLEEP_S, SLEEPING_BATCH_SIZE, num_workers))
-
-        return build
-
-    settings = f"sleep_ms={1000 * SLEEP_S:g}"
-    return {
-        Subject("DataLoader", num_workers=count, settings=settings): build_with(count)
-        for count in counts(MOST_SLEEPING_WORKERS)
-    }
+    return draw_from(batches(SLEEPING_ITEMS, SLEEP_S, SLEEPING_BATCH_SIZE, num_workers))

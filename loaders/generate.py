@@ -454,7 +454,7 @@ def generate(
     with ProcessPoolExecutor(workers) as pool:
         chunksize = max(1, min(32, size // (4 * workers)))
         run = map if workers == 1 else partial(pool.map, chunksize=chunksize)
-        for _ in tqdm(run(write, range(size)), desc=name, total=size, unit=unit):
+        for _ in tqdm(run(write, range(size)), desc=name, total=size, unit=unit, delay=1):
             pass
 
 

@@ -1,12 +1,70 @@
-"""Work that can be watched, in a module that processes import quickly."""
+"""Programs that are measured, in a module that processes import quickly."""
 
+import multiprocessing
+import os
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+BIN_S = 0.005
 
 
-def moments(seconds: float) -> list[float]:
-    """When this was computing, by `time.perf_counter`, until it had used so much CPU time."""
-    end = time.process_time() + seconds
-    found = []
-    while time.process_time() < end:
-        found.append(time.perf_counter())
-    return found
+def sleep(seconds: float, items: int, count: Callable[[int], None]) -> None:
+    while True:
+        time.sleep(seconds)
+        count(items)
+
+
+def note_when(path: Path, count: Callable[[int], None]) -> None:
+    """Write down when this works, in bins of BIN_S, and have a worker process do so too."""
+    worker = multiprocessing.Process(target=_note_when, args=(path / "worker", int), daemon=True)
+    worker.start()
+    _note_when(path / "main", count)
+
+
+def _note_when(path: Path, count: Callable[[int], object]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        last = 0
+        while True:
+            now = int(time.perf_counter() / BIN_S)
+            if now != last:
+                print(now, file=file, flush=True)
+                count(1)
+                last = now
+
+
+def refuse(count: Callable[[int], None]) -> NoReturn:
+    raise ModuleNotFoundError("spdl is not installed")
+
+
+def fail_later(count: Callable[[int], None]) -> NoReturn:
+    count(1)
+    raise ModuleNotFoundError("one.py")
+
+
+def die(count: Callable[[int], None]) -> NoReturn:
+    os._exit(3)
+
+
+# What Run.compare measures
+
+
+def draw_one() -> Callable[[], int]:
+    return lambda: 1
+
+
+def draw_once_built(path: Path) -> Callable[[], int]:
+    """Leave a line per call in a file."""
+    with path.open("a") as file:
+        print("built", file=file)
+    return draw_one()
+
+
+def draw_missing() -> Callable[[], int]:
+    raise ModuleNotFoundError("spdl is not installed; pip install spdl")
+
+
+def draw_interrupted() -> Callable[[], int]:
+    raise KeyboardInterrupt

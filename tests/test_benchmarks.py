@@ -1,7 +1,6 @@
 """The benchmarks' harness: that it measures, keeps and draws what is there. Speeds are not tested."""
 
 import dataclasses
-import functools
 import importlib
 import itertools
 import os
@@ -9,26 +8,31 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tifffile
 import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from benchmarks import alternatives, entry_points, loaders, readme, records, report, timing
+from benchmarks import entry_points, readme, records, report
 from benchmarks.__main__ import BENCHMARKS, main, split
 from benchmarks.alternatives import difference, first_images
-from benchmarks.baselines import Recipe, copy_bytes, decode_only, sleeping
+from benchmarks.baselines import Recipe, copy_bytes, decode_only
 from benchmarks.bottleneck import COMPUTE, GIVEN, PARTS, SPEED, STEP, SYNTHETIC, WAIT, verdict
 from benchmarks.cases import make_config
 from benchmarks.entry_points import COPIES
 from benchmarks.records import Measurement
-from benchmarks.run import Run, Sizes, Subject, draw_from
-from benchmarks.timing import Summary, measure, ratios, rounds, summarise
-from benchmarks.turns import take_turns
+from benchmarks.run import Run, Sizes, Subject
+from benchmarks.timing import Summary, ratios, rounds, summarise
+from benchmarks.turns import measure
+from benchmarks.workers import sleeping
 from runtime import logger
 from tests import busy
 from tests.helpers import REPOSITORY
@@ -62,25 +66,26 @@ def row(subject: str = "loader=pytorch", samples: str = "90;100;110", **changes)
 
 
 def test_a_known_sleep_is_measured_as_such() -> None:
-    def sleep(seconds: float, items: int):
-        def draw() -> int:
-            time.sleep(seconds)
-            return items
-
-        return draw
-
-    samples = measure(
-        {"slow": sleep(0.02, 1), "fast": sleep(0.02, 2)}, warmup_s=0, window_s=0.1, repeats=3
-    )
-    assert summarise(samples["slow"]).median == pytest.approx(45, rel=0.15)
+    programs = {
+        "slow": partial(busy.sleep, 0.02, 1),
+        "fast": partial(busy.sleep, 0.02, 2),
+    }
+    samples = measure(programs, warmup_s=0, window_s=0.2, repeats=3).speeds
+    assert summarise(samples["slow"]).median == pytest.approx(47, rel=0.15)
     assert ratios(samples["fast"], samples["slow"]).median == pytest.approx(2, rel=0.15)
 
 
-def test_workers_overlap_a_known_sleep() -> None:
-    one, four = (draw_from(sleeping.batches(10_000, 0.01, 2, workers)) for workers in (0, 4))
-    samples = measure({"0": one, "4": four}, 0.1, 0.3, 3, lead_in_draws={"4": 9})
-    assert 60 < summarise(samples["0"]).median <= 100
-    assert 2 < ratios(samples["4"], samples["0"]).median < 5
+def test_workers_overlap_a_known_sleep(tmp_path: Path) -> None:
+    subjects = {workers: Subject("DataLoader", num_workers=workers) for workers in (0, 4)}
+    Run(tmp_path, replace(TINY, window_s=0.5, repeats=3)).compare(
+        *("workers", "sleeping items"),
+        {subject: partial(sleeping, workers) for workers, subject in subjects.items()},
+        unit="items/s",
+        turn_s=0.5,
+    )
+    none, four = records.read(tmp_path / "workers.csv")
+    assert 60 < none.median <= 105
+    assert 2 < ratios(four.values, none.values).median < 5
 
 
 def test_every_round_measures_every_subject_once() -> None:
@@ -108,26 +113,59 @@ def test_ratios_are_refused_for_what_was_not_measured_side_by_side() -> None:
         ratios([1.0], [1.0, 2.0])
 
 
-def test_calls_take_turns_and_only_one_of_them_runs() -> None:
-    calls = {name: functools.partial(busy.moments, 1.0) for name in ("a", "b", "c")}
-    outcomes = take_turns(calls, turn_s=0.05)
-    assert sorted(outcomes) == ["a", "b", "c"]
-    turns = sorted(turn for outcome in outcomes.values() for turn in outcome.turns)
-    assert len(turns) >= 15
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(turns))
-    for moments, own_turns in outcomes.values():
-        inside = [any(start <= at <= end for start, end in own_turns) for at in moments[::1000]]
-        assert np.mean(inside) > 0.95  # a stopped process needs a moment to stop
-    first, *_ = outcomes["a"].turns
-    assert outcomes["a"].running_s(first[0] - 1, first[1] + 0.01) == first[1] - first[0]
+def test_programs_take_turns_and_only_one_of_them_works(tmp_path: Path) -> None:
+    names = ["a", "b", "c"]
+    programs = {name: partial(busy.note_when, tmp_path / name) for name in names}
+    measure(programs, warmup_s=0, window_s=0.3, repeats=3, turn_s=0.1)
+    for process in ("main", "worker"):
+        bins = [{int(line) for line in (tmp_path / n / process).open()} for n in names]
+        assert all(len(own) * busy.BIN_S > 0.4 for own in bins), "did not get its turns"
+        shared = {
+            moment for own, other in itertools.combinations(bins, 2) for moment in own & other
+        }
+        assert len(shared) < 0.2 * len(set.union(*bins))
 
 
-def test_a_call_that_takes_turns_raises_here_what_it_raises() -> None:
-    good = functools.partial(busy.moments, 0.1)
-    with pytest.raises(FileNotFoundError, match="nothing.txt"):
-        take_turns({"good": good, "bad": functools.partial(open, "nothing.txt")}, None)
-    with pytest.raises(RuntimeError, match="bad: the process died"):
-        take_turns({"bad": functools.partial(os._exit, 3), "good": good}, 0.05)
+def test_what_a_program_cannot_begin_or_finish_is_told_apart() -> None:
+    good = partial(busy.sleep, 0.01, 1)
+    measured = measure(
+        {"SPDL": busy.refuse, "good": good}, 0, 0.02, 2, refusals=(ModuleNotFoundError,)
+    )
+    assert measured.reasons == {"SPDL": "spdl is not installed"}
+    assert [len(samples) for samples in measured.speeds.values()] == [2]
+    with pytest.raises(RuntimeError, match=r"(?s)bad failed:.*in refuse\n.*spdl is not installed"):
+        measure({"good": good, "bad": busy.refuse}, 0, 0.02, 1)
+    with pytest.raises(RuntimeError, match=r"(?s)bad failed:.*one.py"):
+        measure({"bad": busy.fail_later}, 0, 0.02, 1, refusals=(ModuleNotFoundError,))
+    with pytest.raises(RuntimeError, match="bad: its process died"):
+        measure({"good": good, "bad": busy.die}, 0, 0.02, 1)
+
+
+MEASURE = """
+import sys
+from functools import partial
+from pathlib import Path
+from benchmarks.turns import measure
+from tests import busy
+if __name__ == "__main__":
+    programs = {name: partial(busy.note_when, Path(sys.argv[1], name)) for name in ("a", "b")}
+    measure(programs, 0, 60, 9)
+"""
+
+
+def test_no_stopped_process_outlives_a_killed_measurement(tmp_path: Path) -> None:
+    script = tmp_path / "measure.py"
+    script.write_text(MEASURE)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
+    while not (tmp_path / "b" / "worker").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2 * 2
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(children, timeout=20)[1] == []
 
 
 # Records
@@ -194,29 +232,22 @@ def test_every_column_is_documented() -> None:
 
 
 def test_an_interrupted_run_goes_on_without_measuring_again(tmp_path: Path) -> None:
-    built = []
-
-    def builder(name: str, interrupt: bool = False):
-        def build():
-            if interrupt:
-                raise KeyboardInterrupt
-            built.append(name)
-            return lambda: 1
-
-        return build
+    built = tmp_path / "built.txt"
+    once = partial(busy.draw_once_built, built)
 
     def measure_both(interrupt: bool) -> None:
         run = Run(tmp_path, TINY)
-        run.compare("loaders", "one", {Subject("a"): builder("a")}, unit="images/s")
-        second = {Subject("b"): builder("b"), Subject("c"): builder("c", interrupt)}
+        run.compare("loaders", "one", {Subject("a"): once}, unit="images/s")
+        last = busy.draw_interrupted if interrupt else once
+        second: dict[Subject, Callable] = {Subject("b"): once, Subject("c"): last}
         run.compare("loaders", "two", second, unit="images/s")
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RuntimeError, match="c: its process died"):
         measure_both(interrupt=True)
-    assert built == ["a", "b"]
+    assert len(built.read_text().split()) == 2
     measure_both(interrupt=False)
     measure_both(interrupt=False)
-    assert built == ["a", "b", "b", "c"]
+    assert len(built.read_text().split()) == 4
     rows = records.read(tmp_path / "loaders.csv")
     assert [(found.case, found.subject) for found in rows] == [
         *(("one", "a"), ("two", "b"), ("two", "c"))
@@ -224,13 +255,8 @@ def test_an_interrupted_run_goes_on_without_measuring_again(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_built_is_listed_with_its_reason(tmp_path: Path) -> None:
-    def missing():
-        raise ModuleNotFoundError("spdl is not installed; pip install spdl")
-
-    run = Run(tmp_path, TINY)
-    run.compare(
-        "alternatives", "x", {Subject("SPDL"): missing, Subject("a"): lambda: lambda: 1}, unit="s"
-    )
+    builders = {Subject("SPDL"): busy.draw_missing, Subject("a"): busy.draw_one}
+    Run(tmp_path, TINY).compare("alternatives", "x", builders, unit="s")
     spdl, other = records.read(tmp_path / "alternatives.csv")
     assert (spdl.repeats, spdl.note) == (0, "not measured: spdl is not installed; pip install spdl")
     assert other.repeats == TINY.repeats
@@ -359,7 +385,7 @@ def test_limits_touch_every_file_and_copy_what_lies_in_the_file(photos, tmp_path
     read = [data for batch in decode_only.batches(photos, 3, 2, decode_only.read) for data in batch]
     assert [len(data) for data in read] == [Path(path).stat().st_size for path in photos]
 
-    resize = functools.partial(decode_only.resize, shorter_side=256, crop=(224, 192))
+    resize = partial(decode_only.resize, shorter_side=256, crop=(224, 192))
     resized = [image for batch in decode_only.batches(photos, 3, 2, resize) for image in batch]
     assert {image.shape for image in resized} == {(224, 192, 3)}
     for image, path in zip(resized, photos, strict=True):
@@ -387,18 +413,6 @@ def test_recipe_is_that_of_the_configuration() -> None:
 # Every benchmark, as small as it gets
 
 
-@pytest.fixture
-def quick(monkeypatch) -> None:
-    """Fewer draws that do not count, and no packs, which take a process of their own each."""
-
-    def no_pack(*arguments):
-        raise ValueError("not packed here")
-
-    monkeypatch.setattr(timing, "LEAD_IN_DRAWS", 1)
-    monkeypatch.setattr(loaders, "pack", no_pack)
-    monkeypatch.setattr(alternatives, "pack", no_pack)
-
-
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("data")
@@ -415,7 +429,7 @@ def run_tiny(name: str, folder: Path, data_dir: Path, *overrides: str, cases=("m
     return {(found.case, found.subject, found.quantity): found for found in rows}
 
 
-def test_loaders_runs(tmp_path: Path, data_dir: Path, quick) -> None:
+def test_loaders_runs(tmp_path: Path, data_dir: Path) -> None:
     pytest.importorskip("loaders.generate")
     rows = run_tiny("loaders", tmp_path, data_dir, BATCH, cases=("cells",))
     for case, subject in [
@@ -427,7 +441,7 @@ def test_loaders_runs(tmp_path: Path, data_dir: Path, quick) -> None:
         assert rows[case, subject, "speed"].median > 0, rows[case, subject, "speed"].note
 
 
-def test_alternatives_runs(tmp_path: Path, data_dir: Path, quick) -> None:
+def test_alternatives_runs(tmp_path: Path, data_dir: Path) -> None:
     pytest.importorskip("loaders.generate")
     rows = run_tiny("alternatives", tmp_path, data_dir, BATCH, cases=("pairs",))
     case = "pairs of JPEGs, resize 256, random crop 224"
@@ -441,7 +455,7 @@ def test_workers_runs(tmp_path: Path, data_dir: Path) -> None:
     assert rows["sleeping items", "DataLoader", "speed"].median > 0
 
 
-def test_out_of_band_runs(tmp_path: Path, data_dir: Path, quick) -> None:
+def test_out_of_band_runs(tmp_path: Path, data_dir: Path) -> None:
     pytest.importorskip("loaders.generate")
     small = (BATCH, "data.resize=[32,32]")
     rows = run_tiny("out_of_band", tmp_path, data_dir, *small, cases=("lowlight",))
@@ -599,9 +613,7 @@ EXPECTED = {
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_report_is_drawn_from_fixed_rows(tmp_path: Path, benchmark: str) -> None:
     for measurement in FIXED[benchmark]:
-        records.append(
-            tmp_path / f"{benchmark}.csv", dataclasses.replace(measurement, benchmark=benchmark)
-        )
+        records.append(tmp_path / f"{benchmark}.csv", replace(measurement, benchmark=benchmark))
     text = report.draw(tmp_path).read_text()
     page = (tmp_path / "report.html").read_text()
     for expected in EXPECTED[benchmark]:
