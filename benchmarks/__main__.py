@@ -7,8 +7,8 @@
 
 Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
 (default: all data sets), `scripts=train.py,train_ddp.py` (default: all entry points), `repeats=12`
-(samples of each figure), `data=...` and any other Hydra override of the training configuration. Started
-again with the same results folder, it goes on where it was stopped.
+(samples of each figure), `window=2` (seconds of a sample), `data=...` and any other Hydra override of the
+training configuration. Started again with the same results folder, it goes on where it was stopped.
 """
 
 import importlib
@@ -42,6 +42,10 @@ def main(arguments: list[str]) -> int:
         if not repeats.isdecimal() or int(repeats) < 1:
             sys.exit(f"repeats={repeats} is no count; use a number from 1 on")
         sizes = replace(sizes, repeats=int(repeats), run_repeats=int(repeats))
+    if window := settings.get("window"):
+        if not window.replace(".", "", 1).isdecimal() or float(window) == 0:
+            sys.exit(f"window={window} is no time; use a number of seconds above 0")
+        sizes = replace(sizes, window_s=float(window))
     run = Run(
         folder,
         sizes,
@@ -80,7 +84,7 @@ def split(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         if key in ("-h", "--help"):
             lines = [f"    {name:<15} {text}" for name, text in BENCHMARKS.items()]
             sys.exit("\n".join([__doc__ or "", "Benchmarks:", *lines]))
-        if key in ("full", "results", "cases", "scripts", "repeats") and is_setting:
+        if key in ("full", "results", "cases", "scripts", "repeats", "window") and is_setting:
             settings[key] = value
         elif is_setting:
             overrides.append(argument)

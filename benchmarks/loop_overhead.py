@@ -50,14 +50,13 @@ def main(run: Run) -> None:
         return
     samples: dict[str, list[float]] = {name: [] for name in LOOPS}
     reasons: dict[str, str] = {}
-    device = run.device
     names = [*LOOPS]
     with progress(run.sizes.repeats, f"loop_overhead {case}") as bar:
         for _ in range(run.sizes.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 measured = measure(
                     {
-                        name: partial(train_with, name, run.overrides, device, Path(folder, name))
+                        name: partial(train_with, name, run.overrides, run.device, folder)
                         for name in names
                     },
                     # Checkpoints and log points must be part of a sample.
@@ -77,15 +76,15 @@ def main(run: Run) -> None:
 
 
 def train_with(
-    name: str, overrides: tuple[str, ...], device: torch.device, folder: Path, count: Count
+    name: str, overrides: tuple[str, ...], device: torch.device, parent: str, count: Count
 ) -> None:
     """Train with a loop until `count`, which it calls for each step, ends it."""
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(dir=parent))
     cfg = make_config(*overrides, "loader=synthetic", f"output_dir={folder}", "max_steps=null")
     cfg.epochs = ENDLESS
     seed_everything(cfg.seed)
     if name != UNKEPT:
-        resolve_device(cfg.device)  # after which, on a CPU, malloc keeps memory
+        resolve_device(device.type)  # after which, on a CPU, malloc keeps memory
     sys.stdout, sys.stderr = Terminal(), Terminal()
 
     def watch(model: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ class Run:
     def path(self, benchmark: str) -> Path:
         return self.folder / f"{benchmark}.csv"
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return resolve_device(make_config(*self.overrides).device)
 
@@ -226,7 +226,7 @@ class Run:
         with progress(sizes.repeats, f"{benchmark} {case}") as bar:
             measured = measure(
                 {
-                    str(subject): partial(_draw_on, build, self.overrides)
+                    str(subject): partial(_draw_on, build, self.device)
                     for subject, build in builders.items()
                 },
                 *(sizes.warmup_s, sizes.window_s, sizes.repeats, UNAVAILABLE),
@@ -269,8 +269,8 @@ class Run:
         )
 
 
-def _draw_on(build: Callable[[], Draw], overrides: tuple[str, ...], count: Count) -> None:
-    resolve_device(make_config(*overrides).device)  # after which, on a CPU, malloc keeps memory
+def _draw_on(build: Callable[[], Draw], device: torch.device, count: Count) -> None:
+    resolve_device(device.type)  # after which, on a CPU, malloc keeps memory
     draw = build()
     while True:
         count(draw())

@@ -269,6 +269,8 @@ def test_command_line_tells_benchmarks_settings_and_overrides_apart() -> None:
     assert split([])[0] == list(BENCHMARKS)
     with pytest.raises(SystemExit, match="repeats=0 is no count"):
         main(["repeats=0"])
+    with pytest.raises(SystemExit, match="window=0.0 is no time"):
+        main(["window=0.0"])
     with pytest.raises(SystemExit, match="loader is no benchmark; use one of loaders, "):
         split(["loader"])
 
