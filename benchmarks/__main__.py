@@ -7,7 +7,7 @@
 
 Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
 (default: all data sets), `scripts=train.py,train_ddp.py` (default: all entry points), `repeats=12`
-(samples of each figure), `window=2` (seconds of a sample), `data=...` and any other Hydra override of the
+(samples of each figure), `window=2` (seconds of each), `data=...` and any other Hydra override of the
 training configuration. Started again with the same results folder, it goes on where it was stopped.
 """
 

@@ -122,19 +122,20 @@ def wrong_pixels(
         Why a loader cannot be compared with the others.
     """
     reasons: dict[Subject, str] = {}
-    reference: torch.Tensor | None = None
+    reference: tuple[Subject, torch.Tensor] | None = None
     for subject, load in loaders.items():
         try:
             images = first_images(load(False))
-            reference = images if reference is None else reference
-            value = difference(images, reference, Recipe.of(run.config(case.name, *overrides).data))
+            first, expected = reference = reference or (subject, images)
+            value = difference(images, expected, Recipe.of(run.config(case.name, *overrides).data))
         except UNAVAILABLE as error:
             reasons[subject] = str(error)
             continue
-        run.record(*("alternatives", title, subject, PIXELS, "of 255", [value]))
+        if not run.is_done("alternatives", title, [subject], PIXELS):
+            run.record(*("alternatives", title, subject, PIXELS, "of 255", [value]))
         if not value <= TOLERANCE:
             reasons[subject] = (
-                f"its pixels differ from those of {next(iter(loaders))} by {number(value)} of 255 on "
+                f"its pixels differ from those of {first.name} by {number(value)} of 255 on "
                 f"average, more than {TOLERANCE:g}"
             )
     return reasons

@@ -35,6 +35,7 @@ LIGHTNING, ACCELERATE = "Lightning", "accelerate"
 # Imports, memory pools and the first progress bar are over after so long.
 UNTIMED_S = 0.5
 ENDLESS = 10**6  # epochs
+WINDOWS = 4  # of others' samples, in one sample
 QUANTITY = "time per step"
 
 Watch = Callable[[nn.Module], nn.Module]
@@ -42,7 +43,7 @@ Watch = Callable[[nn.Module], nn.Module]
 
 
 def main(run: Run) -> None:
-    """Whole runs side by side, each of which gives one sample of the time per step."""
+    """Runs side by side, each of which gives one sample of the time per step."""
     case = " ".join(run.overrides) or "default configuration"
     subjects = [Subject(name) for name in LOOPS]
     if run.is_done("loop_overhead", case, subjects, QUANTITY):
@@ -50,20 +51,19 @@ def main(run: Run) -> None:
         return
     samples: dict[str, list[float]] = {name: [] for name in LOOPS}
     reasons: dict[str, str] = {}
-    names = [*LOOPS]
     with progress(run.sizes.repeats, f"loop_overhead {case}") as bar:
         for _ in range(run.sizes.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 measured = measure(
                     {
                         name: partial(train_with, name, run.overrides, run.device, folder)
-                        for name in names
+                        for name in LOOPS
                     },
                     # Checkpoints and log points must be part of a sample.
-                    *(UNTIMED_S, 4 * run.sizes.window_s, 1, UNAVAILABLE),
+                    *(UNTIMED_S, WINDOWS * run.sizes.window_s, 1, UNAVAILABLE),
+                    turn_s=run.turn_s,
                 )
             reasons |= measured.reasons
-            names = [*names[1:], names[0]]
             for name, [steps_per_s] in measured.speeds.items():
                 samples[name].append(1000 / steps_per_s)
             bar.update()
@@ -83,8 +83,8 @@ def train_with(
     cfg = make_config(*overrides, "loader=synthetic", f"output_dir={folder}", "max_steps=null")
     cfg.epochs = ENDLESS
     seed_everything(cfg.seed)
-    if name != UNKEPT:
-        resolve_device(device.type)  # after which, on a CPU, malloc keeps memory
+    if name != UNKEPT or device.type != "cpu":
+        resolve_device(str(device))  # after which, on a CPU, malloc keeps memory
     sys.stdout, sys.stderr = Terminal(), Terminal()
 
     def watch(model: nn.Module) -> nn.Module:

@@ -26,6 +26,7 @@ from runtime.setup import resolve_device
 # What a subject that cannot be had here raises when it is built: it becomes a row without a figure.
 UNAVAILABLE = (
     *(ModuleNotFoundError, FileNotFoundError, NotImplementedError, ValueError),
+    torch.OutOfMemoryError,
     *(HydraException, OmegaConfBaseException),
 )
 
@@ -128,6 +129,11 @@ class Run:
         return resolve_device(make_config(*self.overrides).device)
 
     @property
+    def turn_s(self) -> float:
+        """Seconds; on a GPU long, because what a loader has queued there runs on when it is stopped."""
+        return TURN_S if self.device.type == "cpu" else self.sizes.window_s
+
+    @property
     def num_cores(self) -> int:
         """CPU cores for each device: the parallelism that all loaders get."""
         devices = torch.cuda.device_count() if self.device.type == "cuda" else 1
@@ -205,7 +211,7 @@ class Run:
         *,
         unit: str,
         epoch_size: int = 0,
-        turn_s: float = TURN_S,
+        turn_s: float | None = None,
     ) -> None:
         """Measure the speed of all subjects side by side and write a row for each.
 
@@ -216,7 +222,7 @@ class Run:
                 a builder raises of UNAVAILABLE is written down as the reason why there is no figure.
             unit: such as `images/s`.
             epoch_size: samples of an epoch of the published data.
-            turn_s: see `turns.measure`.
+            turn_s: length of a turn; by default that of `turn_s` of this run.
         """
         if self.is_done(benchmark, case, builders):
             say(f"{benchmark} {case}: measured already, see {self.path(benchmark)}")
@@ -230,7 +236,7 @@ class Run:
                     for subject, build in builders.items()
                 },
                 *(sizes.warmup_s, sizes.window_s, sizes.repeats, UNAVAILABLE),
-                turn_s=turn_s,
+                turn_s=turn_s or self.turn_s,
                 after_round=bar.update,
             )
         date = now()
@@ -270,7 +276,7 @@ class Run:
 
 
 def _draw_on(build: Callable[[], Draw], device: torch.device, count: Count) -> None:
-    resolve_device(device.type)  # after which, on a CPU, malloc keeps memory
+    resolve_device(str(device))  # after which, on a CPU, malloc keeps memory
     draw = build()
     while True:
         count(draw())
@@ -323,7 +329,7 @@ def is_first_rank() -> bool:
 
 def progress(total: int, what: str) -> Any:
     """A progress bar on a terminal, nothing elsewhere."""
-    return tqdm(total=total, desc=what, unit="window", leave=False, disable=None)
+    return tqdm(total=total, desc=what, unit="round", leave=False, disable=None)
 
 
 def round_to_digits(value: float, digits: int = 5) -> float:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import select
 import signal
 import time
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 TURN_S = 0.2
-END_S, POLL_S = 10.0, 0.05
+END_S, POLL_S = 5.0, 0.05
 # Imported once for all processes, as far as it is installed. Nothing of it may start threads or a GPU.
 PRELOAD = [
     *("benchmarks.alternatives", "benchmarks.loop_overhead", "torch._dynamo"),
@@ -56,7 +57,8 @@ def measure(
     Between its turns a program is stopped with all its threads and worker processes, so it also pays
     for what it does in the background and in advance. Noise that lasts longer than a few turns hits
     all alike, and the i-th figure of each belongs to round i. What a program waits for, such as a
-    disk, goes on while others have their turn, for up to a moment per turn.
+    disk, and what it has queued on a GPU goes on while others have their turn: where that may be much,
+    turns should be long.
 
     Args:
         programs: by name; they can be pickled.
@@ -83,16 +85,19 @@ def measure(
         for turn in turns.values():
             turn(warmup_s)
         names = list(turns)
+        order = random.Random(0)
         for _ in range(repeats):
             items, seconds = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
             for _ in range(num_turns):
+                order.shuffle(
+                    names
+                )  # what one leaves behind shall not always hit the same other one
                 for name in names:
                     start = time.perf_counter()
                     items[name] += turns[name](window_s / num_turns)
                     seconds[name] += time.perf_counter() - start
             for name in names:
                 measured.speeds[name].append(items[name] / seconds[name])
-            names = names[1:] + names[:1]
             after_round()
     return measured
 
@@ -117,17 +122,27 @@ def _process(
     assert group is not None, "it was started"
 
     def answer() -> int:
-        if connection not in wait([connection, process.sentinel]):
-            raise RuntimeError(f"{name}: its process died; what it printed says why")
-        items = connection.recv()
+        try:
+            wait([connection, process.sentinel])
+            if not connection.poll():  # its guardian holds the other end too
+                raise EOFError
+            items = connection.recv()
+        except (EOFError, ConnectionError):
+            process.join()
+            raise RuntimeError(
+                f"{name}: its process ended with exit code {process.exitcode} (a negative one is that "
+                "of a signal: -9 if memory ran out); what it printed may say why"
+            ) from None
         if isinstance(items, Exception):
             raise items
-        os.killpg(group, signal.SIGSTOP)
+        with suppress(ProcessLookupError):  # it has died, which the next turn tells
+            os.killpg(group, signal.SIGSTOP)
         return items
 
     def turn(seconds: float) -> int:
-        os.killpg(group, signal.SIGCONT)
-        connection.send(seconds)
+        with suppress(ProcessLookupError, ConnectionError):  # it has died, which answer() tells
+            os.killpg(group, signal.SIGCONT)
+            connection.send(seconds)
         return answer()
 
     try:
@@ -144,9 +159,11 @@ def _work(
     """In a process of its own: works when the other end says so, and sends what came of it."""
     os.setpgrp()
     group = os.getpgrp()
-    if os.fork() == 0:
+    guardian = os.fork()
+    if guardian == 0:
         _end_group(group, connection)
         os._exit(0)
+    os.setpgid(guardian, guardian)  # before this group can be stopped
     multiprocessing.set_start_method(None, force=True)  # the platform's default for its workers
     items, end = 0, 0.0
 
@@ -176,7 +193,6 @@ def _work(
 
 def _end_group(group: int, connection: Connection) -> None:
     """In a process that is never stopped: end a group as soon as nobody holds the connection's other end."""
-    os.setpgrp()
     hangup = select.poll()
     hangup.register(connection, 0)
     hangup.poll()

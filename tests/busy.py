@@ -48,6 +48,16 @@ def die(count: Callable[[int], None]) -> NoReturn:
     os._exit(3)
 
 
+class Unreadable:
+    """Can be pickled, but not be read again."""
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return int, ("no number",)
+
+    def __call__(self, count: Callable[[int], None]) -> None:
+        raise NotImplementedError
+
+
 # What Run.compare measures
 
 

@@ -119,7 +119,7 @@ def test_programs_take_turns_and_only_one_of_them_works(tmp_path: Path) -> None:
     measure(programs, warmup_s=0, window_s=0.3, repeats=3, turn_s=0.1)
     for process in ("main", "worker"):
         bins = [{int(line) for line in (tmp_path / n / process).open()} for n in names]
-        assert all(len(own) * busy.BIN_S > 0.4 for own in bins), "did not get its turns"
+        assert all(len(own) * busy.BIN_S > 0.2 for own in bins), "did not get its turns"
         shared = {
             moment for own, other in itertools.combinations(bins, 2) for moment in own & other
         }
@@ -137,8 +137,10 @@ def test_what_a_program_cannot_begin_or_finish_is_told_apart() -> None:
         measure({"good": good, "bad": busy.refuse}, 0, 0.02, 1)
     with pytest.raises(RuntimeError, match=r"(?s)bad failed:.*one.py"):
         measure({"bad": busy.fail_later}, 0, 0.02, 1, refusals=(ModuleNotFoundError,))
-    with pytest.raises(RuntimeError, match="bad: its process died"):
+    with pytest.raises(RuntimeError, match="bad: its process ended with exit code 3"):
         measure({"good": good, "bad": busy.die}, 0, 0.02, 1)
+    with pytest.raises(RuntimeError, match="bad: its process ended with exit code 1"):
+        measure({"bad": busy.Unreadable()}, 0, 0.02, 1)
 
 
 MEASURE = """
@@ -162,10 +164,21 @@ def test_no_stopped_process_outlives_a_killed_measurement(tmp_path: Path) -> Non
         assert process.poll() is None
         time.sleep(0.1)
     children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= 2 * 2
+    # The fork server, its tracker, and two programs, each with a worker and a guardian.
+    assert len(children) == 2 + 2 * 3
     process.kill()
     process.wait()
-    assert psutil.wait_procs(children, timeout=20)[1] == []
+    end = time.monotonic() + 20
+    while any(is_alive(child) for child in children):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # Records
@@ -242,7 +255,7 @@ def test_an_interrupted_run_goes_on_without_measuring_again(tmp_path: Path) -> N
         second: dict[Subject, Callable] = {Subject("b"): once, Subject("c"): last}
         run.compare("loaders", "two", second, unit="images/s")
 
-    with pytest.raises(RuntimeError, match="c: its process died"):
+    with pytest.raises(RuntimeError, match="c: its process ended with exit code 1"):
         measure_both(interrupt=True)
     assert len(built.read_text().split()) == 2
     measure_both(interrupt=False)
