@@ -89,9 +89,8 @@ def measure(
         for _ in range(repeats):
             items, seconds = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
             for _ in range(num_turns):
-                order.shuffle(
-                    names
-                )  # what one leaves behind shall not always hit the same other one
+                # What one leaves behind, such as dirty pages, shall not always hit the same other one.
+                order.shuffle(names)
                 for name in names:
                     start = time.perf_counter()
                     items[name] += turns[name](window_s / num_turns)
