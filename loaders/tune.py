@@ -69,9 +69,11 @@ def with_fastest_parallelism(
 def candidates(cfg: "Config", num_cpus: int) -> list[Setting]:
     """The settings to try on so many CPUs; where `loader.num_threads` is set, it stays."""
     counts = sorted({min(2**power, num_cpus) for power in range(num_cpus.bit_length() + 1)})
-    if cfg.loader.name == "dali":
-        return [(0, cfg.loader.num_threads)] if cfg.loader.num_threads else [(0, n) for n in counts]
-    return [(n, cfg.loader.num_threads or num_cpus // max(1, n)) for n in (0, *counts)]
+    threads = [cfg.loader.num_threads] if cfg.loader.num_threads else counts
+    settings = [(0, n) for n in threads]
+    if cfg.loader.name != "dali":  # which has no worker processes
+        settings += [(n, cfg.loader.num_threads or num_cpus // n) for n in counts]
+    return settings
 
 
 def fastest(speeds: dict[Setting, float]) -> Setting:

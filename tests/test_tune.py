@@ -36,7 +36,7 @@ def chosen(tmp_path, *overrides: str) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("overrides", "settings"),
     [
-        (["loader=pytorch"], [(0, 4), (1, 4), (2, 2), (4, 1)]),
+        (["loader=pytorch"], [(0, 1), (0, 2), (0, 4), (1, 4), (2, 2), (4, 1)]),
         (["loader=pytorch", "loader.num_threads=3"], [(0, 3), (1, 3), (2, 3), (4, 3)]),
         (["loader=dali"], [(0, 1), (0, 2), (0, 4)]),
     ],
