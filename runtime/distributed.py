@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+# The default arguments of its functions are the process group that exists when it is first imported,
+# which DDP does: gloo's threads would then outlive the group, into the end of Python.
+import torch.distributed.nn.functional
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from torch import nn

@@ -5,6 +5,8 @@ import math
 import multiprocessing
 import platform
 import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from runtime.optimizer import clip_grad_norm
 from runtime.setup import resolve_device
+from tests.helpers import REPOSITORY
 
 MIB = 1 << 20
 
@@ -62,3 +65,27 @@ def test_memory_is_kept_for_the_next_step_on_a_cpu() -> None:
     with multiprocessing.get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
         default, kept = pool.map(page_faults, ["", "cpu"], chunksize=1)
     assert kept < 100 < 10_000 < default
+
+
+LEAVE = """
+from pathlib import Path
+import runtime.distributed, torch, torch.distributed as dist
+names = lambda: [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(2, 4)).sum().backward()
+print("before", *[name for name in names() if "gloo" in name])
+del model
+runtime.distributed.leave_process_group()
+print("after", *[name for name in names() if "gloo" in name])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the threads' names")
+def test_no_thread_of_gloo_is_left_when_python_ends() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", LEAVE], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    before, after = result.stdout.split("after")
+    assert "gloo" in before
+    assert "gloo" not in after
