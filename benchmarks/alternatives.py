@@ -43,6 +43,7 @@ class Way:
     """Converts the files first, into a folder that it is given."""
 
     def parallel(self, run: Run) -> dict[str, Any]:
+        """The argument that lets it use all CPU cores of a device."""
         return {"num_workers" if self.by_processes else "num_threads": run.num_cores}
 
 

@@ -1,4 +1,4 @@
-"""Speeds, measured side by side, with confidence intervals that assume nothing of the noise."""
+"""Rounds of measurements, and medians with confidence intervals that assume nothing of the noise."""
 
 import math
 import statistics
