@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +21,6 @@ RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
 """Rows of dtype `plan.ROW`, and their images, for pairs also their targets: each (B, H, W, C) of the
 index's dtype, cut to the rows' rectangles, resized to `Loader.read_size` (targets: times the index's
 scale) and flipped; on any device."""
-
-
-# One batch is used while the next one is ready and the one after it is made; of pairs, each is two.
-MOST_KEPT = 2 * 3
 
 
 class Loader:
@@ -58,6 +55,7 @@ class Loader:
         self.position = 0
         self.last_rows = np.zeros(0, ROW)
         self.kept_batches: list[tuple[Tensor, int]] = []
+        self.choosing_batch = Lock()  # several threads may finish batches
         low, high = data.value_range
         mean, std = np.array(data.mean or [0.0]), np.array(data.std or [1.0])
         for key, values in [("mean", mean), ("std", std)]:
@@ -228,19 +226,16 @@ class Loader:
         )
         if self.device.type != "cpu":
             return torch.empty(shape, device=self.device, memory_format=memory_format)
-        for kept, users_when_free in self.kept_batches:
-            if kept.shape == shape and _users_of_memory(kept) == users_when_free:
-                return kept.detach()  # another tensor of the same memory, so that its users count
-        # NumPy asks for large pages.
-        memory = torch.from_numpy(np.empty(shape.numel(), np.float32))
-        if memory_format == torch.channels_last:
-            count, channels, height, width = shape
-            kept = memory.view(count, height, width, channels).permute(0, 3, 1, 2)
-        else:
-            kept = memory.view(shape)
-        del memory
-        self.kept_batches = [*self.kept_batches[1 - MOST_KEPT :], (kept, _users_of_memory(kept))]
-        return kept.detach()
+        with self.choosing_batch:
+            for kept, users_when_free in self.kept_batches:
+                if kept.shape == shape and _users_of_memory(kept) == users_when_free:
+                    return kept.detach()  # a tensor of the same memory, so that its users count
+            kept = _large_pages(shape, memory_format)
+            # One batch is used while the next ones are ready or made; of pairs, each is two.
+            most_kept = 2 * (2 + self.cfg.loader.prefetch_factor)
+            kept_before = self.kept_batches[1 - most_kept :]
+            self.kept_batches = [*kept_before, (kept, _users_of_memory(kept))]
+            return kept.detach()
 
     def denormalize(self, inputs: Tensor) -> Tensor:
         """Inputs of shape (B, C, H, W) as pictures: 1 or 3 channels with values in [0, 1]."""
@@ -279,6 +274,15 @@ def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         factor.expand(line).contiguous(memory_format=memory_format) for factor in (scale, shift)
     )
     return torch.addcmul(shift, batch, scale, out=batch)
+
+
+def _large_pages(shape: torch.Size, memory_format: torch.memory_format) -> Tensor:
+    """Uninitialised float32 of shape (B, C, H, W), in the large pages that NumPy asks for."""
+    memory = torch.from_numpy(np.empty(shape.numel(), np.float32))
+    if memory_format == torch.contiguous_format:
+        return memory.view(shape)
+    count, channels, height, width = shape
+    return memory.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _users_of_memory(tensor: Tensor) -> int:

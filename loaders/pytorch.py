@@ -7,11 +7,11 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Thread, current_thread, main_thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from loaders.plan import PlanSampler
 
 if TYPE_CHECKING:
     from conf.schema import Config
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -57,25 +59,24 @@ class PlannedImages(Dataset[RawBatch | Failed]):
         self.pool: ThreadPoolExecutor | None = None
 
     def __getitems__(self, rows: np.ndarray) -> RawBatch | Failed:
-        return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()
+        return self.copy(rows) if self.is_copied(rows) else self.start(rows, _as_it_is).result()
 
     @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
-    def start(self, rows: np.ndarray) -> "Future[RawBatch | Failed] | StartedBatch":
-        """Let the threads begin with a batch; `result()` waits for it."""
+    def start(self, rows: np.ndarray, finish: Callable[[RawBatch], T]) -> "StartedBatch[T]":
+        """Let the threads begin with a batch and do with it what `finish` does."""
         if self.pool is None:  # made here, because threads do not survive the start of a worker
             self.pool = ThreadPoolExecutor(self.num_threads, initializer=_compute_alone)
-        if self._is_copied(rows):
-            return self.pool.submit(self._copy, rows)
-        return StartedBatch(self, self.pool, rows)
+        return StartedBatch(self, self.pool, rows, finish)
 
-    def _is_copied(self, rows: np.ndarray) -> bool:
+    def is_copied(self, rows: np.ndarray) -> bool:
         """Whether images of one size, which need no decoding, are not to be resized either."""
         return self.are_alike and bool(
             (rows["height"] == self.size[0]).all() and (rows["width"] == self.size[1]).all()
         )
 
     @torch.inference_mode(False)
-    def _copy(self, rows: np.ndarray) -> RawBatch | Failed:
+    def copy(self, rows: np.ndarray) -> RawBatch | Failed:
+        """A batch of which `is_copied` is true."""
         if self.images is not None:
             images = self.images[torch.from_numpy(rows["sample"].copy())]
         else:
@@ -126,33 +127,58 @@ class PlannedImages(Dataset[RawBatch | Failed]):
             target.copy_(pixels.flip(flips) if flips else pixels)
 
 
-class StartedBatch:
-    """A batch that threads are filling: whichever has time takes the next row."""
+class StartedBatch(Generic[T]):
+    """A batch that threads are filling: whichever has time takes the next row, the last one finishes it."""
 
-    def __init__(self, dataset: PlannedImages, pool: ThreadPoolExecutor, rows: np.ndarray) -> None:
-        self.dataset, self.rows, self.images = dataset, rows, dataset.new_batch(rows)
+    def __init__(
+        self,
+        dataset: PlannedImages,
+        pool: ThreadPoolExecutor,
+        rows: np.ndarray,
+        finish: Callable[[RawBatch], T],
+    ) -> None:
+        self.dataset, self.rows, self.finish = dataset, rows, finish
+        self.is_cancelled = False
+        self.tasks: list[Future[T | Failed | None]]
+        if dataset.is_copied(rows):
+            self.tasks = [pool.submit(self._copy)]
+            return
+        self.images = dataset.new_batch(rows)
         self.reasons: dict[int, str] = {}
+        # All threads take from these: the next row, and at the end one that is not the last end.
         self.positions = iter(range(len(rows)))
-        self.threads = [pool.submit(self._fill) for _ in range(dataset.num_threads)]
+        self.earlier_ends = iter(range(dataset.num_threads - 1))
+        self.tasks = [pool.submit(self._fill) for _ in range(dataset.num_threads)]
 
-    def _fill(self) -> None:
+    def _copy(self) -> T | Failed:
+        answer = self.dataset.copy(self.rows)
+        return answer if isinstance(answer, Failed) else self.finish(answer)
+
+    def _fill(self) -> T | Failed | None:
         for position in self.positions:
+            if self.is_cancelled:
+                return None
             row = self.rows[position]
             try:
                 self.dataset.execute(row, [images[position] for images in self.images])
             except BadFileError as error:
                 self.reasons[int(row["sample"])] = str(error)
+        if next(self.earlier_ends, None) is not None:
+            return None
+        if self.reasons:
+            return Failed(self.rows, self.reasons)
+        return self.finish((self.rows, self.images))
 
-    def result(self) -> RawBatch | Failed:
-        """Wait for the threads."""
-        for thread in self.threads:
-            thread.result()
-        return Failed(self.rows, self.reasons) if self.reasons else (self.rows, self.images)
+    def result(self) -> T | Failed:
+        """Wait for the threads; what `finish` returned."""
+        answers = [task.result() for task in self.tasks]
+        return next(answer for answer in answers if answer is not None)
 
     def cancel(self) -> None:
         """Let no thread take a further row."""
-        for _ in self.positions:
-            pass
+        self.is_cancelled = True
+        for task in self.tasks:
+            task.cancel()
 
 
 def _compute_alone() -> None:
@@ -230,12 +256,38 @@ class PyTorchLoader(Loader):
                 worker_init_fn=_init_worker,
             )
 
+    def batches(self) -> Iterator[RawBatch]:
+        for answer in self._answers():
+            yield from self._repaired(answer)
+
+    def _finish_in_thread(self) -> Iterator[tuple[np.ndarray, tuple[Tensor, Tensor]]]:
+        """By the threads that fill the batches: a further one would take the CPU from them."""
+        if self.data_loader is not None:
+            yield from super()._finish_in_thread()
+            return
+        for answer in self._by_threads(self._finished):
+            if isinstance(answer, Failed):
+                yield from map(self._finished, self._repaired(answer))
+            else:
+                yield answer
+
+    def _finished(self, batch: RawBatch) -> tuple[np.ndarray, tuple[Tensor, Tensor]]:
+        return batch[0], self.finish(*batch)
+
     def _answers(self) -> Iterator[RawBatch | Failed]:
         if self.data_loader is not None:
             return self._by_processes(iter(self.data_loader))
         if self.index.images is not None:  # faster at hand than through a thread
             return map(self.dataset.__getitems__, self.sampler)
-        return self._by_threads()
+        return self._by_threads(_as_it_is)
+
+    def _repaired(self, answer: RawBatch | Failed) -> Iterator[RawBatch]:
+        """The batch without its bad samples, if any others are left."""
+        while isinstance(answer, Failed):
+            self.sampler.set_aside(answer.reasons)
+            answer = self.dataset.__getitems__(self.sampler.without_bad(answer.rows))
+        if len(answer[0]):
+            yield answer
 
     def _by_processes(self, answers: Iterator[RawBatch | Failed]) -> Iterator[RawBatch | Failed]:
         if current_thread() is main_thread():
@@ -246,12 +298,12 @@ class PyTorchLoader(Loader):
             time.sleep(1)  # a worker was killed while it sent: here comes the signal that says so
             raise
 
-    def _by_threads(self) -> Iterator[RawBatch | Failed]:
+    def _by_threads(self, finish: Callable[[RawBatch], T]) -> Iterator[T | Failed]:
         """The batches, up to `loader.prefetch_factor` further ones of them already started."""
-        started = deque[Future[RawBatch | Failed] | StartedBatch]()
+        started = deque[StartedBatch[T]]()
         try:
             for rows in self.sampler:
-                started.append(self.dataset.start(rows))
+                started.append(self.dataset.start(rows, finish))
                 if len(started) > self.cfg.loader.prefetch_factor:
                     yield started.popleft().result()
             while started:
@@ -259,14 +311,6 @@ class PyTorchLoader(Loader):
         finally:
             for batch in started:
                 batch.cancel()
-
-    def batches(self) -> Iterator[RawBatch]:
-        for answer in self._answers():
-            while isinstance(answer, Failed):
-                self.sampler.set_aside(answer.reasons)
-                answer = self.dataset.__getitems__(self.sampler.without_bad(answer.rows))
-            if len(answer[0]):
-                yield answer
 
 
 def _init_worker(worker_id: int) -> None:

@@ -3,7 +3,9 @@
 import gc
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -261,7 +263,35 @@ def test_memory_of_batches_that_nobody_keeps_is_used_again(thirty_pairs: list[st
     assert len(addresses) <= 3
     loader, _ = build_loaders(make_config(*thirty_pairs), CPU)
     addresses = {images.data_ptr() for batch in loader for images in batch}
-    assert len(addresses) <= 6
+    assert len(addresses) <= 2 * (2 + loader.cfg.loader.prefetch_factor)
+
+
+def test_no_further_thread_finishes_batches(thirty_pairs: list[str], monkeypatch) -> None:
+    """It would take the CPU from those that decode."""
+    threads: set[int] = set()
+    for owner, name in [(Index, "read"), (loaders.base.Loader, "finish")]:
+        method = getattr(owner, name)
+
+        def noted(*arguments, method=method):
+            threads.add(threading.get_ident())
+            return method(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+    loader, _ = build_loaders(make_config(*thirty_pairs, "loader.num_threads=2"), CPU)
+    assert len(list(loader)) == 15
+    assert 1 <= len(threads) <= 2
+    assert threading.get_ident() not in threads
+
+
+def test_threads_never_finish_two_batches_in_the_same_memory() -> None:
+    loader, _ = build_loaders(make_config("global_batch_size=8"), CPU)
+    rows, images = next(loader.batches())
+    num_threads = 4
+    with ThreadPoolExecutor(num_threads) as threads:
+        for _ in range(300):
+            batches = list(threads.map(lambda _: loader.finish(rows, images), range(num_threads)))
+            assert len({inputs.data_ptr() for inputs, _ in batches}) == num_threads
+            del batches
 
 
 def test_workers_leave_the_garbage_of_the_training_process_alone(monkeypatch, tmp_path) -> None:
