@@ -39,7 +39,8 @@ class NonFiniteGuard:
         self.max_bad_steps, self.every_steps = cfg.max_bad_steps, cfg.log.every_steps
         self.num_bad_steps = 0
         self.bad_in_a_row = 0
-        self.unchecked: list[tuple[Tensor, int, np.ndarray]] = []
+        # Of each step whether it is bad, the epoch, the number of its batches so far, and the rows.
+        self.unchecked: list[tuple[Tensor, int, int, np.ndarray]] = []
         layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.statistics = [buffer for layer in layers for buffer in layer.buffers()]
         self.known_good = [buffer.clone() for buffer in self.statistics]
@@ -59,11 +60,12 @@ class NonFiniteGuard:
         is_bad = ~(grad_norm < math.inf)  # nan is not less either
         self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         self.optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
-        for current, kept in zip(self.statistics, self.known_good, strict=True):
-            torch.where(is_bad, kept, current, out=current)
+        if is_bad.device.type != "cpu" or is_bad:  # to look makes a device wait, but not the CPU
+            for current, kept in zip(self.statistics, self.known_good, strict=True):
+                torch.where(is_bad, kept, current, out=current)
         self.start_from_here()
-        step = self.train_loader.epoch * len(self.train_loader) + self.train_loader.batches_done
-        self.unchecked.append((is_bad, step, self.train_loader.last_rows["sample"]))
+        loader = self.train_loader
+        self.unchecked.append((is_bad, loader.epoch, loader.batches_done, loader.last_rows))
         if len(self.unchecked) >= self.every_steps:
             self.settle()
 
@@ -76,15 +78,16 @@ class NonFiniteGuard:
         """Look at the steps since the last time; to be called before the model is saved or evaluated."""
         if not self.unchecked:
             return
-        flags = torch.stack([is_bad for is_bad, _, _ in self.unchecked]).tolist()
-        for is_bad, (_, step, samples) in zip(flags, self.unchecked, strict=True):
+        flags = torch.stack([is_bad for is_bad, *_ in self.unchecked]).tolist()
+        for is_bad, (_, epoch, batches_done, rows) in zip(flags, self.unchecked, strict=True):
             self.bad_in_a_row = self.bad_in_a_row + 1 if is_bad else 0
             if not is_bad:
                 continue
             self.num_bad_steps += 1
+            step = epoch * len(self.train_loader) + batches_done
             message = (
                 f"step {step}: the gradient norm is not finite, the step was skipped; this rank's "
-                f"batch: {self._names(samples)}"
+                f"batch: {self._names(rows['sample'])}"
             )
             if self.bad_in_a_row >= self.max_bad_steps:
                 raise FloatingPointError(
