@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 
 WINDOW_S = 0.4
 ROUNDS = 5
+TRIAL_ROUNDS = 2
+CLEARLY = 1.25
+"""How much faster the fastest must be after the trial rounds to rule a setting out."""
+
 WORTHWHILE = 1.03
 """How much faster a larger number of workers or threads has to be."""
 
@@ -89,7 +93,7 @@ def _measure(
     new_sampler: Callable[[], PlanSampler],
     device: torch.device,
 ) -> dict[Setting, float]:
-    """Images per second of all ranks together: of each setting the median over rounds."""
+    """Images per second of all ranks together: of each setting the median over its rounds."""
     # The DataLoader draws from torch's generator, on which the initial weights depend.
     with torch.random.fork_rng(devices=[]):
         endless = {}
@@ -100,20 +104,29 @@ def _measure(
             endless[setting] = _endless(backend(new_sampler(), tried, device))
             next(endless[setting])
         samples: dict[Setting, list[float]] = {setting: [] for setting in endless}
-        for _ in range(ROUNDS):
-            for (num_workers, num_threads), batches in endless.items():
+        for number in range(ROUNDS):
+            if number == TRIAL_ROUNDS:
+                speeds = _medians(samples)
+                slow = [s for s in endless if speeds[s] * CLEARLY < max(speeds.values())]
+                for setting in slow:
+                    del endless[setting]
+            for setting, batches in endless.items():
                 # What was prepared ahead while others were timed does not count.
-                ahead = cfg.loader.prefetch_factor * max(1, num_workers)
+                ahead = cfg.loader.prefetch_factor * max(1, setting[0])
                 _speed(
                     batches, 0.0, least=ahead + cfg.loader.prefetch_queue_depth + 1, device=device
                 )
                 if dist.is_initialized():
                     dist.barrier()
-                speed = _speed(batches, WINDOW_S, least=2, device=device)
-                samples[num_workers, num_threads].append(speed)
+                samples[setting].append(_speed(batches, WINDOW_S, least=2, device=device))
         del batches
         endless.clear()
         gc.collect()  # ends the workers
+    return _medians(samples)
+
+
+def _medians(samples: dict[Setting, list[float]]) -> dict[Setting, float]:
+    """Of each setting, the sum over all ranks of their medians."""
     total = torch.tensor([statistics.median(values) for values in samples.values()])
     if dist.is_initialized():
         dist.all_reduce(total)

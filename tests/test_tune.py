@@ -1,6 +1,7 @@
 """`loader.num_workers=auto`."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -46,6 +47,31 @@ def test_the_fastest_setting_is_chosen(overrides, settings, measured, tmp_path) 
     speeds[settings[-1]] = 2.0
     assert chosen(tmp_path, *overrides) == settings[-1]
     assert calls == [settings]
+
+
+def test_a_setting_that_is_clearly_slower_is_soon_given_up(monkeypatch) -> None:
+    """A setting's number of threads stands for its speed here."""
+    timed: Counter[float] = Counter()
+
+    class Batches:
+        def __init__(self, sampler, cfg, device) -> None:
+            self.speed = float(cfg.loader.num_threads)
+
+        def set_epoch(self, epoch: int) -> None: ...
+
+        def __iter__(self):
+            yield self.speed
+
+    def speed(batches, seconds: float, least: int, device) -> float:
+        speed = next(batches)
+        timed[speed] += seconds > 0
+        return speed
+
+    monkeypatch.setattr(tune, "_speed", speed)
+    settings = [(0, 50), (0, 85), (0, 100)]
+    found = tune._measure(settings, make_config(), Batches, lambda: None, CPU)  # type: ignore[arg-type,return-value]
+    assert found == {(0, 50): 50, (0, 85): 85, (0, 100): 100}
+    assert timed == {50: tune.TRIAL_ROUNDS, 85: tune.ROUNDS, 100: tune.ROUNDS}
 
 
 def test_more_processes_must_be_worth_it(measured, tmp_path) -> None:
