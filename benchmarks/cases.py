@@ -1,6 +1,5 @@
 """What is measured on: the data sets of the published experiments, generated where they are not there."""
 
-import functools
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ CASES = {
     ]
 }
 # Samples that are generated; deblur's include the third that its test folder holds.
-SMALL = {"caltech256": 600, "cells": 3000, "deblur": 36, "lowlight": 160}
+SMALL = {"caltech256": 400, "cells": 3000, "deblur": 24, "lowlight": 160}
 FULL = {"caltech256": 30_607, "cells": 90_000, "deblur": 3214, "lowlight": 153_856}
 
 
@@ -113,13 +112,9 @@ def prepare(case: Case, size: int, folder: Path) -> list[str]:
     if not case.generator:
         return list(case.overrides)
     root = folder / f"{case.generator}-{size}"
-    _generate(case.generator, root / case.below, size)
+    generate = importlib.import_module("loaders.generate").generate
+    generate(case.generator, root / case.below, size)
     return [*case.overrides, f"data.root={root}", f"data.cache_dir={folder / 'cache'}"]
-
-
-@functools.cache
-def _generate(name: str, root: Path, size: int) -> None:
-    importlib.import_module("loaders.generate").generate(name, root, size)
 
 
 def loader_overrides(name: str, num_cores: int) -> list[str]:

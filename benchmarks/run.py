@@ -45,10 +45,10 @@ class Sizes:
     own_batch_size: bool = False
     """Batches as large as the experiment's configuration says, not as small as `Case.batch_size`."""
 
-    warmup_s: float = 0.15
+    warmup_s: float = 0.1
     """Seconds that each subject works before anything is counted."""
 
-    window_s: float = 0.4
+    window_s: float = 0.25
     """Seconds of one sample."""
 
     repeats: int = 3
@@ -121,6 +121,9 @@ class Run:
     scripts: tuple[str, ...] = ()
     """Names of the entry points that are started; empty: all."""
 
+    prepared: dict[str, list[str]] = field(default_factory=dict)
+    """By case, what `case_overrides` found: a process that is sent this run need not look again."""
+
     def path(self, benchmark: str) -> Path:
         return self.folder / f"{benchmark}.csv"
 
@@ -145,6 +148,8 @@ class Run:
         Raises:
             one of UNAVAILABLE: the data cannot be had.
         """
+        if name in self.prepared:
+            return self.prepared[name]
         case = CASES[name]
         if any(override.startswith("data.root=") for override in self.overrides):
             chosen = list(case.overrides)
@@ -152,7 +157,8 @@ class Run:
             chosen = prepare(case, self.sizes.data.get(case.generator, 0), self.data_dir)
         if not self.sizes.own_batch_size:
             chosen.append(f"global_batch_size={case.batch_size}")
-        return [*chosen, *self.overrides]
+        self.prepared[name] = [*chosen, *self.overrides]
+        return self.prepared[name]
 
     def config(self, name: str, *overrides: str) -> Config:
         """Configuration of a case; `overrides` win over all others."""

@@ -7,8 +7,8 @@ import select
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -74,14 +74,20 @@ def measure(
     """
     measured = Measured({}, {})
     num_turns = max(1, round(window_s / turn_s))
-    with ExitStack() as stack:
-        turns = {}
+    processes: dict[str, _Process] = {}
+    turns: dict[str, Callable[[float], int]] = {}
+    try:
+        # All begin at the same time, which makes use of all CPUs, and end so.
         for name, program in programs.items():
+            processes[name] = _Process(name, program, refusals)
+        for name, process in processes.items():
             try:
-                turns[name] = stack.enter_context(_process(name, program, refusals))
-                measured.speeds[name] = []
+                process.stop()
             except Refused as error:
                 measured.reasons[name] = str(error)
+            else:
+                turns[name] = process.turn
+                measured.speeds[name] = []
         for turn in turns.values():
             turn(warmup_s)
         names = list(turns)
@@ -98,58 +104,60 @@ def measure(
             for name in names:
                 measured.speeds[name].append(items[name] / seconds[name])
             after_round()
+    finally:
+        for process in processes.values():
+            process.connection.close()  # which _end_group sees
+        for process in processes.values():
+            process.process.join()
     return measured
 
 
-@contextmanager
-def _process(
-    name: str, program: Program, refusals: tuple[type[Exception], ...]
-) -> Iterator[Callable[[float], int]]:
-    """Starts a program and stops it after its first piece of work.
+class _Process:
+    """A program in a process group of its own: it works until its first piece of work is done, and then
+    when it has its turn."""
 
-    Yields:
-        Lets it work for so many seconds and returns the number of items.
-    """
-    # Forked from a process in which nothing was computed: OpenMP's threads would be missing in a fork.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    connection, others = context.Pipe()
-    process = context.Process(target=_work, args=(name, program, refusals, others))
-    process.start()
-    others.close()
-    group = process.pid
-    assert group is not None, "it was started"
+    def __init__(self, name: str, program: Program, refusals: tuple[type[Exception], ...]) -> None:
+        # Forked from a process in which nothing was computed: OpenMP's threads would be missing in a fork.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self.name = name
+        self.connection, others = context.Pipe()
+        self.process = context.Process(target=_work, args=(name, program, refusals, others))
+        self.process.start()
+        others.close()
+        assert self.process.pid is not None, "it was started"
+        self.group = self.process.pid
 
-    def answer() -> int:
+    def turn(self, seconds: float) -> int:
+        """Let it work for so many seconds; returns the number of items."""
+        with suppress(ProcessLookupError, ConnectionError):  # it has died, which stop() tells
+            os.killpg(self.group, signal.SIGCONT)
+            self.connection.send(seconds)
+        return self.stop()
+
+    def stop(self) -> int:
+        """Wait until it has done its work, and stop it; returns the number of items.
+
+        Raises:
+            Refused: it cannot begin.
+            RuntimeError: it failed or died.
+        """
         try:
-            wait([connection, process.sentinel])
-            if not connection.poll():  # its guardian holds the other end too
+            wait([self.connection, self.process.sentinel])
+            if not self.connection.poll():  # its guardian holds the other end too
                 raise EOFError
-            items = connection.recv()
+            items = self.connection.recv()
         except (EOFError, ConnectionError):
-            process.join()
+            self.process.join()
             raise RuntimeError(
-                f"{name}: its process ended with exit code {process.exitcode} (a negative one is that "
-                "of a signal: -9 if memory ran out); what it printed may say why"
+                f"{self.name}: its process ended with exit code {self.process.exitcode} (a negative one "
+                "is that of a signal: -9 if memory ran out); what it printed may say why"
             ) from None
         if isinstance(items, Exception):
             raise items
         with suppress(ProcessLookupError):  # it has died, which the next turn tells
-            os.killpg(group, signal.SIGSTOP)
+            os.killpg(self.group, signal.SIGSTOP)
         return items
-
-    def turn(seconds: float) -> int:
-        with suppress(ProcessLookupError, ConnectionError):  # it has died, which answer() tells
-            os.killpg(group, signal.SIGCONT)
-            connection.send(seconds)
-        return answer()
-
-    try:
-        answer()
-        yield turn
-    finally:
-        connection.close()  # which _end_group sees
-        process.join()
 
 
 def _work(

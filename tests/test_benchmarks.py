@@ -160,7 +160,7 @@ def test_no_stopped_process_outlives_a_killed_measurement(tmp_path: Path) -> Non
     script.write_text(MEASURE)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
-    while not (tmp_path / "b" / "worker").exists():
+    while not all((tmp_path / name / "worker").exists() for name in ("a", "b")):
         assert process.poll() is None
         time.sleep(0.1)
     children = psutil.Process(process.pid).children(recursive=True)
