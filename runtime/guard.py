@@ -1,7 +1,6 @@
 """Steps whose gradients are not finite change nothing."""
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +38,7 @@ class NonFiniteGuard:
         self.max_bad_steps, self.every_steps = cfg.max_bad_steps, cfg.log.every_steps
         self.num_bad_steps = 0
         self.bad_in_a_row = 0
-        # Of each step whether it is bad, the epoch, the number of its batches so far, and the rows.
+        # Of each step 1 if it is bad, the epoch, the number of its batches so far, and the rows.
         self.unchecked: list[tuple[Tensor, int, int, np.ndarray]] = []
         layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self.statistics = [buffer for layer in layers for buffer in layer.buffers()]
@@ -57,15 +56,16 @@ class NonFiniteGuard:
         Raises:
             FloatingPointError: `max_bad_steps` steps in a row were bad.
         """
-        is_bad = ~(grad_norm < math.inf)  # nan is not less either
+        found_inf = (grad_norm - grad_norm).nan_to_num_(nan=1.0)  # 0 if it is finite, else 1
         self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-        self.optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
-        if is_bad.device.type != "cpu" or is_bad:  # to look makes a device wait, but not the CPU
+        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        if found_inf.device.type != "cpu" or found_inf:  # on a CPU nobody waits for the answer
+            is_bad = found_inf.bool()
             for current, kept in zip(self.statistics, self.known_good, strict=True):
                 torch.where(is_bad, kept, current, out=current)
         self.start_from_here()
         loader = self.train_loader
-        self.unchecked.append((is_bad, loader.epoch, loader.batches_done, loader.last_rows))
+        self.unchecked.append((found_inf, loader.epoch, loader.batches_done, loader.last_rows))
         if len(self.unchecked) >= self.every_steps:
             self.settle()
 
@@ -78,7 +78,7 @@ class NonFiniteGuard:
         """Look at the steps since the last time; to be called before the model is saved or evaluated."""
         if not self.unchecked:
             return
-        flags = torch.stack([is_bad for is_bad, *_ in self.unchecked]).tolist()
+        flags = torch.stack([found_inf for found_inf, *_ in self.unchecked]).tolist()
         for is_bad, (_, epoch, batches_done, rows) in zip(flags, self.unchecked, strict=True):
             self.bad_in_a_row = self.bad_in_a_row + 1 if is_bad else 0
             if not is_bad:
