@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.tensorboard import SummaryWriter
@@ -126,10 +127,10 @@ class RunLogger:
         self.loss_sum += loss.detach()
         self.steps_in_sum += 1
         self.step_number += 1
-        if self.bar is not None:
-            self.bar.update()
         if self.step_number % self.every_steps == 0:
             self._log_point(grad_norm, float(scheduler.get_last_lr()[0]))
+        if self.bar is not None:
+            self.bar.update()
 
     def _log_point(self, grad_norm: Tensor, lr: float) -> None:
         mean_loss = self.loss_sum / self.steps_in_sum
@@ -155,7 +156,7 @@ class RunLogger:
             f"{self.data_wait_share:.0%} waiting for data"
         )
         if self.bar is not None:
-            self.bar.set_postfix_str(line)
+            self.bar.set_postfix_str(line, refresh=False)
         elif time.perf_counter() - self.last_plain_line > SECONDS_BETWEEN_PLAIN_LINES:
             self.last_plain_line = time.perf_counter()
             log.info("step %d: %s", self.step_number, line)
@@ -263,8 +264,13 @@ class RunLogger:
     def _scalars(self, values: dict[str, float]) -> None:
         with self._without_tensorboard_if_it_fails():
             if self.writer is not None:
-                for name, value in values.items():
-                    self.writer.add_scalar(name, value, self.step_number)
+                # All in one event: add_scalar() would write one for each value.
+                summary = Summary(
+                    value=[
+                        Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
+                    ]
+                )
+                self.writer._get_file_writer().add_summary(summary, self.step_number)
 
     @contextmanager
     def _without_tensorboard_if_it_fails(self) -> Iterator[None]:

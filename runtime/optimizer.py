@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import LambdaLR
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def build_optimizer(
     cfg: "Config", model: nn.Module, steps_per_epoch: int
-) -> tuple[Optimizer, LRScheduler]:
+) -> tuple[Optimizer, LambdaLR]:
     """Optimizer, and its schedule to be stepped once per optimizer step.
 
     The learning rate rises linearly from 1 % of its peak during `optimizer.warmup_epochs` and then
@@ -55,11 +55,13 @@ def build_optimizer(
             f"optimizer.warmup_epochs={options.warmup_epochs} leaves nothing of epochs={cfg.epochs}; "
             "use a smaller value"
         )
-    cosine = CosineAnnealingLR(optimizer, total_steps - warmup_steps)
-    if warmup_steps == 0:
-        return optimizer, cosine
-    warmup = LinearLR(optimizer, start_factor=0.01, total_iters=warmup_steps)
-    return optimizer, SequentialLR(optimizer, [warmup, cosine], milestones=[warmup_steps])
+
+    def share_of_peak(step: int) -> float:
+        if step < warmup_steps:
+            return 0.01 + 0.99 * step / warmup_steps
+        return (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps))) / 2
+
+    return optimizer, LambdaLR(optimizer, share_of_peak)
 
 
 def clip_grad_norm(optimizer: Optimizer, max_norm: float) -> Tensor:
@@ -75,7 +77,7 @@ def clip_grad_norm(optimizer: Optimizer, max_norm: float) -> Tensor:
         The L2 norm of all gradients together, before they were scaled: a scalar on their device.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if math.isfinite(max_norm):
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)

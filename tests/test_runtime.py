@@ -11,10 +11,13 @@ import sys
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
-from runtime.optimizer import clip_grad_norm
+from loaders import build_loaders
+from runtime.guard import Kept, NonFiniteGuard
+from runtime.optimizer import build_optimizer, clip_grad_norm
 from runtime.setup import resolve_device
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, make_config
 
 MIB = 1 << 20
 
@@ -41,6 +44,70 @@ def test_gradients_are_clipped_as_pytorch_clips_them(max_norm: float) -> None:
         parameter.grad = gradient
     assert norm == pytest.approx(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
     torch.testing.assert_close(found, gradients(model))
+
+
+@pytest.mark.parametrize("warmup_epochs", [0.0, 0.5])
+def test_the_schedule_is_that_of_pytorchs_own_parts(warmup_epochs: float) -> None:
+    cfg = make_config("epochs=2", f"optimizer.warmup_epochs={warmup_epochs}", "optimizer.lr=0.3")
+    optimizer, schedule = build_optimizer(cfg, nn.Linear(1, 1), steps_per_epoch=10)
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    warmup_steps = int(10 * warmup_epochs)
+    cosine = CosineAnnealingLR(other, 20 - warmup_steps)
+    expected: LRScheduler = cosine
+    if warmup_steps:
+        warmup = LinearLR(other, start_factor=0.01, total_iters=warmup_steps)
+        expected = SequentialLR(other, [warmup, cosine], milestones=[warmup_steps])
+    for _ in range(20):
+        assert schedule.get_last_lr() == pytest.approx(expected.get_last_lr(), abs=1e-12)
+        for one, its_schedule in [(optimizer, schedule), (other, expected)]:
+            one.step()
+            its_schedule.step()
+    assert schedule.get_last_lr() == [0]
+
+
+NEEDS_CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+def test_tensors_are_restored_only_where_the_condition_holds(device: str) -> None:
+    tensors = [torch.tensor(1.0, device=device), torch.arange(6.0, device=device).view(2, 3)]
+    kept = Kept(tensors)
+
+    def set_all(value: float) -> None:
+        for tensor in tensors:
+            tensor.fill_(value)
+
+    set_all(float("nan"))
+    kept.restore_if(torch.tensor(True, device=device))
+    assert tensors[0].item() == 1
+    assert tensors[1].tolist() == [[0, 1, 2], [3, 4, 5]]
+    set_all(7)
+    kept.restore_if(torch.tensor(False, device=device))
+    assert all((tensor == 7).all() for tensor in tensors)
+    set_all(float("inf"))
+    kept.restore_if(torch.tensor(True, device=device))
+    assert all((tensor == 7).all() for tensor in tensors)
+    set_all(8)
+    kept.keep()
+    set_all(9)
+    kept.restore_if(torch.tensor(True, device=device))
+    assert all((tensor == 8).all() for tensor in tensors)
+
+
+def test_the_guard_does_not_wait_for_a_device() -> None:
+    """Tensors on the meta device have no values, so that looking at one fails."""
+    cfg = make_config("loader=synthetic", "log.every_steps=3")
+    loader, _ = build_loaders(cfg, torch.device("cpu"))
+    model = nn.BatchNorm2d(3, device="meta")
+    guard = NonFiniteGuard(cfg, model, torch.optim.SGD(model.parameters()), loader)
+    norm = torch.empty((), device="meta")
+    guard.check(norm)
+    guard.check(norm)
+    with pytest.raises(NotImplementedError, match="meta"):
+        guard.check(norm)  # the third step, after which it looks
 
 
 def page_faults(device: str) -> int:

@@ -225,7 +225,7 @@ def test_training_goes_on_while_tensorboard_cannot_write(options, tmp_path) -> N
         "def fail(*unused):",
         "    raise OSError(28, 'No space left on device')",
         "if step == 4:",
-        "    logger.writer.add_scalar = fail",
+        "    logger.writer._get_file_writer = fail",
     )
     printed = train("train.py", tmp_path / "run", *options, folder=folder)
     assert printed.count("TensorBoard events are lost until the next epoch") == 1
