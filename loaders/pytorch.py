@@ -276,7 +276,7 @@ class PyTorchLoader(Loader):
 
     def _answers(self) -> Iterator[RawBatch | Failed]:
         if self.data_loader is not None:
-            return self._by_processes(iter(self.data_loader))
+            return self._by_processes(_without_garbage(self.data_loader))
         if self.index.images is not None:  # faster at hand than through a thread
             return map(self.dataset.__getitems__, self.sampler)
         return self._by_threads(_as_it_is)
@@ -313,10 +313,17 @@ class PyTorchLoader(Loader):
                 batch.cancel()
 
 
+def _without_garbage(data_loader: DataLoader[T]) -> Iterator[T]:
+    """Start the workers, which shall not collect what is garbage here: a DALI pipeline would crash them."""
+    gc.freeze()
+    try:
+        return iter(data_loader)
+    finally:
+        gc.unfreeze()
+
+
 def _init_worker(worker_id: int) -> None:
-    """Leave to the training process what is its own: its garbage, and to act on signals that are sent to
-    all its processes."""
-    gc.freeze()  # a DALI pipeline that is collected here would crash this process
+    """Leave it to the training process to act on signals that are sent to all its processes."""
     if not hasattr(signal, "sigtimedwait"):  # macOS
         return
     # Blocked in this thread, and so in those that it will start.

@@ -16,9 +16,7 @@ from PIL import Image
 
 import loaders.base
 from loaders import build_loaders
-from loaders.base import RawBatch
 from loaders.index import Index
-from loaders.pytorch import Failed, PlannedImages
 from tests.helpers import REPOSITORY, make_config
 
 CPU = torch.device("cpu")
@@ -295,23 +293,24 @@ def test_threads_never_finish_two_batches_in_the_same_memory() -> None:
 
 
 def test_workers_leave_the_garbage_of_the_training_process_alone(monkeypatch, tmp_path) -> None:
-    """A DALI pipeline crashes a forked process that collects it."""
-    get = PlannedImages.__getitems__
+    """A DALI pipeline crashes a forked process that collects it, however early."""
+    work = torch.utils.data._utils.worker._worker_loop
 
-    def collect_and_get(dataset: PlannedImages, rows: np.ndarray) -> RawBatch | Failed:
+    def collect_and_work(*arguments):
         gc.collect()
-        return get(dataset, rows)
+        work(*arguments)
 
     gc.collect()
     gc.disable()
     try:
         next(iter(build_loaders(config("dali", tmp_path), CPU)[0]))
-        monkeypatch.setattr(PlannedImages, "__getitems__", collect_and_get)
+        monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_loop", collect_and_work)
         options = ["loader.num_workers=2", "global_batch_size=1000"]
         loader, _ = build_loaders(config("pytorch", tmp_path, *options), CPU)
         assert sum(len(inputs) for inputs, _ in loader) == len(loader.index)
     finally:
         gc.enable()
+    assert gc.get_freeze_count() == 0
 
 
 def test_threads_stop_when_an_epoch_is_left(thirty_pairs: list[str], monkeypatch) -> None:
