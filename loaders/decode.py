@@ -3,12 +3,13 @@
 import errno
 import os
 import struct
-import threading
-from collections.abc import Callable
+import zlib
+from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import simplejpeg
+from imagecodecs import SpngError, spng_decode
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 ORIENTATION = 0x0112  # the EXIF tag
@@ -18,9 +19,9 @@ JPEG_FRAMES, JPEG_SCAN = (0xFFC0, 0xFFC1, 0xFFC2), 0xFFDA
 # Segments without an orientation: tables, restart interval, comment and all APP segments but APP1.
 JPEG_TABLES = {0xFFC4, 0xFFDB, 0xFFDD, 0xFFFE, *range(0xFFE0, 0xFFF0)} - {0xFFE1}
 PNG_START, CHECKSUM_BYTES = b"\x89PNG\r\n\x1a\n", 4
-PNG_PIXELS, PNG_8_BIT_RGB = slice(24, 26), b"\x08\x02"  # bit depth and colour type
-
-_of_thread = threading.local()
+PNG_HEIGHT, PNG_HEADER, PNG_HEADER_CHECKSUM = slice(20, 24), slice(12, 29), slice(29, 33)
+# Bit depth, colour type, compression, filter, and not interlaced.
+PNG_PIXELS, PNG_PLAIN_RGB = slice(24, 29), b"\x08\x02\0\0\0"
 
 # The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
 Image.MAX_IMAGE_PIXELS = None
@@ -108,8 +109,13 @@ def _png_exif(file: BinaryIO) -> bytes:
     return b""
 
 
-def decode_photo(path: str, orientation: int = 1) -> np.ndarray:
+def decode_photo(path: str, orientation: int = 1, num_lines: int | None = None) -> np.ndarray:
     """(height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB.
+
+    Args:
+        path: of the file.
+        orientation: how it is to be turned upright, as EXIF numbers it.
+        num_lines: a decoder that can may leave out all below so many lines.
 
     Raises:
         OSError: the file cannot be read, is no image or is cut short.
@@ -121,11 +127,10 @@ def decode_photo(path: str, orientation: int = 1) -> np.ndarray:
             return simplejpeg.decode_jpeg(content)
         except ValueError:
             pass  # CMYK, which Pillow converts, or a damaged file, which it explains
-    is_plain_png = content.startswith(PNG_START) and content[PNG_PIXELS] == PNG_8_BIT_RGB
-    if orientation == 1 and is_plain_png and (decode_png := _png_decoder()):
-        decoded = decode_png(content)
-        if decoded is not None:  # else it is damaged, which Pillow explains
-            return decoded
+    is_plain_png = content.startswith(PNG_START) and content[PNG_PIXELS] == PNG_PLAIN_RGB
+    if orientation == 1 and is_plain_png:
+        with suppress(SpngError):  # it is damaged, which Pillow explains
+            return spng_decode(content if num_lines is None else _upper_png(content, num_lines))
     with Image.open(path) as stored:
         # Either of the two would copy the image also where there is nothing to do.
         image = stored if orientation == 1 else ImageOps.exif_transpose(stored)
@@ -136,37 +141,24 @@ def decode_photo(path: str, orientation: int = 1) -> np.ndarray:
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _png_decoder() -> Callable[[bytes], np.ndarray | None] | None:
-    """This thread's decoder of PNGs by nvImageCodec, which DALI brings along: 1.5x as fast as Pillow.
+def _upper_png(content: bytes, num_lines: int) -> bytes:
+    """The same with a header that tells `num_lines` only: libspng stops there.
 
-    It returns (height, width, 3) uint8, or None for a damaged file. None without nvImageCodec.
+    Since it would not see damage in what is then left of the last chunk, all checksums are compared
+    here. The content itself if there is nothing to leave out, or if it is damaged.
     """
-    if not hasattr(_of_thread, "png_decoder"):
-        _of_thread.png_decoder = _new_png_decoder()
-    return _of_thread.png_decoder
-
-
-def _new_png_decoder() -> Callable[[bytes], np.ndarray | None] | None:
-    try:
-        from nvidia.nvimgcodec import (
-            CPU_ONLY,
-            NVIMGCODEC_DEVICE_CPU_ONLY,
-            Backend,
-            DecodeParams,
-            Decoder,
-        )
-    except ImportError:  # not installed, or a version before 0.9
-        return None
-    decoder = Decoder(
-        device_id=NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1, backends=[Backend(CPU_ONLY)]
-    )
-    params = DecodeParams(apply_exif_orientation=False)
-
-    def decode_png(content: bytes) -> np.ndarray | None:
-        image = decoder.decode(content, params=params)
-        return None if image is None else np.asarray(image)
-
-    return decode_png
+    if num_lines >= int.from_bytes(content[PNG_HEIGHT]):
+        return content
+    at, view = len(PNG_START), memoryview(content)
+    while at < len(content):
+        end = at + 8 + int.from_bytes(view[at : at + 4])
+        if zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + CHECKSUM_BYTES]):
+            return content
+        at = end + CHECKSUM_BYTES
+    upper = bytearray(content)
+    upper[PNG_HEIGHT] = num_lines.to_bytes(4)
+    upper[PNG_HEADER_CHECKSUM] = zlib.crc32(upper[PNG_HEADER]).to_bytes(4)
+    return bytes(upper)
 
 
 def read_tiff_header(path: str) -> Header:
@@ -211,22 +203,25 @@ def decode_tiff(path: str, header: np.void) -> np.ndarray:
         return pixels.reshape(shape)
     from tifffile import imread
 
-    image = imread(path)
+    image = imread(path, maxworkers=1)  # other threads read other files
     if image.shape != shape[: image.ndim]:
         image = np.moveaxis(image, 0, -1)
     return np.ascontiguousarray(image.reshape(shape), dtype)
 
 
-def decode(path: str, header: np.void, as_stored: bool) -> np.ndarray:
+def decode(path: str, header: np.void, as_stored: bool, num_lines: int | None = None) -> np.ndarray:
     """(height, width, channels) as `header` says: all channels as stored, or 8-bit RGB.
 
-    A damaged file makes decoders raise errors of any type; `reason_of` puts them into words.
+    With `num_lines`, lines below so many may be missing. A damaged file makes decoders raise errors of
+    any type; `reason_of` puts them into words.
     """
     image = (
-        decode_tiff(path, header) if as_stored else decode_photo(path, int(header["orientation"]))
+        decode_tiff(path, header)
+        if as_stored
+        else decode_photo(path, int(header["orientation"]), num_lines)
     )
     height, width = header["height"], header["width"]
-    if image.shape[:2] != (height, width):
+    if image.shape[0] not in (height, num_lines) or image.shape[1] != width:
         raise OSError(
             f"{image.shape[0]}x{image.shape[1]} pixels but {height}x{width} when it was indexed"
         )

@@ -88,8 +88,10 @@ class Index:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def read(self, sample: int, side: int = 0) -> np.ndarray:
+    def read(self, sample: int, side: int = 0, num_lines: int | None = None) -> np.ndarray:
         """(height, width, channels) of dtype `dtype`: a sample's image, or with `side=1` its target.
+
+        With `num_lines`, lines below so many may be missing.
 
         Raises:
             BadFileError: the file cannot be decoded.
@@ -104,7 +106,7 @@ class Index:
             return image.reshape(height, width, self.channels)
         path, header = self.files[side][sample], self.headers[side][sample]
         try:
-            return decode(path, header, self.as_stored)
+            return decode(path, header, self.as_stored, num_lines)
         except Exception as error:
             raise BadFileError(
                 f"{path} cannot be decoded ({reason_of(error, path)}); repair or remove it"

@@ -122,8 +122,8 @@ class PlannedImages(Dataset[RawBatch | Failed]):
         flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
         for side, (scale, target) in enumerate(zip(self.index.scales, targets, strict=True)):
             y, x, height, width = (scale * length for length in rectangle)
-            image = self.index.read(sample, side)[y : y + height, x : x + width]
-            pixels = _resized(image, target.shape[:2])
+            image = self.index.read(sample, side, y + height)
+            pixels = _resized(image[y : y + height, x : x + width], target.shape[:2])
             target.copy_(pixels.flip(flips) if flips else pixels)
 
 

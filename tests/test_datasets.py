@@ -1,7 +1,6 @@
 """Every data set in every backend: the same samples, rectangles, flips and pixels."""
 
 import functools
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -231,7 +230,8 @@ def test_tiffs_of_any_kind_are_read_right(channels, dtype, planar, backend, tmp_
             stored,
             planarconfig=None if channels == 1 else "separate" if planar else "contig",
             photometric="minisblack",
-            compression="deflate" if number % 2 else None,
+            compression=[None, "deflate", "lzw"][number % 3],
+            predictor=number % 3 == 2,
             extrasamples=[0] * (channels - 1) if channels > 1 else None,
         )
         images[str(path)] = image
@@ -348,23 +348,37 @@ def test_every_kind_of_photo_becomes_rgb_alike(kind: str, tmp_path: Path) -> Non
         assert (images[0] - other).abs().max() <= (16 if kind == "cmyk" else 2) / 255
 
 
-@pytest.mark.parametrize("has_nvimgcodec", [True, False])
+@pytest.mark.parametrize("transparent", [None, (1, 2, 3)])
 def test_an_rgb_png_is_decoded_exactly(
-    has_nvimgcodec: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transparent: tuple[int, int, int] | None, tmp_path: Path
 ) -> None:
-    if has_nvimgcodec:
-        pytest.importorskip("nvidia.nvimgcodec", "0.9")
-    else:
-        monkeypatch.setattr(decode, "_new_png_decoder", lambda: None)
-    monkeypatch.setattr(decode, "_of_thread", threading.local())
     image = np.random.default_rng(0).integers(0, 256, (37, 50, 3), dtype=np.uint8)
-    save(tmp_path / "whole.png", image)
+    Image.fromarray(image).save(tmp_path / "whole.png", transparency=transparent)
     assert np.array_equal(decode.decode_photo(str(tmp_path / "whole.png")), image)
-    assert (decode._of_thread.png_decoder is not None) == has_nvimgcodec
     content = (tmp_path / "whole.png").read_bytes()
     (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
     with pytest.raises(OSError, match="truncated"):
         decode.decode_photo(str(tmp_path / "cut.png"))
+
+
+def test_upper_lines_of_a_png_are_right_or_its_damage_is_seen(tmp_path: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 4, (12, 10, 3), dtype=np.uint8)
+    path = tmp_path / "a.png"
+    Image.fromarray(image).save(path)
+    content = path.read_bytes()
+    for num_lines in (1, 5, 12, 13):
+        found = decode.decode_photo(str(path), num_lines=num_lines)
+        assert np.array_equal(found, image[:num_lines])
+    num_errors = 0
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+        try:
+            found = decode.decode_photo(str(path), num_lines=5)
+        except (OSError, SyntaxError):
+            num_errors += 1
+        else:
+            assert np.array_equal(found[:5], image[:5]), at
+    assert num_errors > 0.8 * len(content)
 
 
 def test_jpeg_packs_have_the_folders_of_the_original(
