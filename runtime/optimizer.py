@@ -1,7 +1,7 @@
 """Optimizer, learning-rate schedule and the norm of the gradients."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def build_optimizer(
     cfg: "Config", model: nn.Module, steps_per_epoch: int
-) -> tuple[Optimizer, LambdaLR]:
+) -> tuple[Optimizer, "Schedule"]:
     """Optimizer, and its schedule to be stepped once per optimizer step.
 
     The learning rate rises linearly from 1 % of its peak during `optimizer.warmup_epochs` and then
@@ -61,7 +61,18 @@ def build_optimizer(
             return 0.01 + 0.99 * step / warmup_steps
         return (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps))) / 2
 
-    return optimizer, LambdaLR(optimizer, share_of_peak)
+    return optimizer, Schedule(optimizer, share_of_peak)
+
+
+class Schedule(LambdaLR):
+    """A schedule that a resumed run follows from its first step on, also where its `epochs` differ."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """To be called when the optimizer's state was loaded, which holds the rate of then."""
+        super().load_state_dict(state_dict)
+        self.last_epoch -= 1
+        self.step()
+        self._step_count -= 1
 
 
 def clip_grad_norm(optimizer: Optimizer, max_norm: float) -> Tensor:

@@ -199,6 +199,19 @@ def test_learning_rate_warms_up_and_decays_to_zero(tmp_path) -> None:
     assert rates[-1] < 0.002
 
 
+def test_a_run_resumed_with_more_epochs_follows_their_schedule(tmp_path) -> None:
+    options = ["global_batch_size=1000", "log.every_steps=1", "loader=synthetic"]
+    train("train.py", tmp_path / "short", *options, "epochs=2")
+    train("train.py", tmp_path / "whole", *options, "epochs=3")
+    train("train.py", tmp_path / "more", *options, "epochs=3", f"resume={tmp_path / 'short'}")
+    rates = {
+        name: [rate for _, rate in scalars_of(tmp_path / name, "train/lr")]
+        for name in ("short", "whole", "more")
+    }
+    assert rates["more"] == rates["whole"][20:]
+    assert rates["short"] != rates["whole"][:20]
+
+
 def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_path) -> None:
     free = [norm for _, norm in scalars_of(runs("train.py"), "train/grad_norm")]
     amp = runs("train_amp.py", "amp.init_scale=256")
