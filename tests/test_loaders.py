@@ -20,6 +20,7 @@ from loaders.index import Index
 from tests.helpers import REPOSITORY, make_config
 
 CPU = torch.device("cpu")
+WORK = torch.utils.data._utils.worker._worker_loop
 BACKENDS = ["pytorch", "dali", "synthetic"]
 PIXELS = ["pytorch", "dali"]
 COUNT = 13
@@ -292,14 +293,13 @@ def test_threads_never_finish_two_batches_in_the_same_memory() -> None:
             del batches
 
 
+def collect_and_work(*arguments) -> None:
+    gc.collect()
+    WORK(*arguments)
+
+
 def test_workers_leave_the_garbage_of_the_training_process_alone(monkeypatch, tmp_path) -> None:
     """A DALI pipeline crashes a forked process that collects it, however early."""
-    work = torch.utils.data._utils.worker._worker_loop
-
-    def collect_and_work(*arguments):
-        gc.collect()
-        work(*arguments)
-
     gc.collect()
     gc.disable()
     try:
