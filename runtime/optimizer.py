@@ -70,6 +70,7 @@ class Schedule(LambdaLR):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """To be called when the optimizer's state was loaded, which holds the rate of then."""
         super().load_state_dict(state_dict)
+        # Arrive at the same step once more, which sets its rate.
         self.last_epoch -= 1
         self.step()
         self._step_count -= 1
