@@ -195,7 +195,7 @@ def run_once(run: Run, subject: Subject, first_device: int = 0) -> tuple[dict[st
         Its `summary.json`, and what it used.
 
     Raises:
-        ValueError: it failed; the message holds the end of what it wrote.
+        ValueError: it failed, and the message holds the end of what it wrote; or it was too short.
     """
     devices, on_gpu = subject.num_devices, run.device.type == "cuda"
     chosen = slice(first_device, first_device + devices)
@@ -229,7 +229,10 @@ def run_once(run: Run, subject: Subject, first_device: int = 0) -> tuple[dict[st
         usage = watch(process, gpus)
         if process.returncode:
             raise ValueError(" ".join(text.read_text().split()[-40:]))
-        return json.loads(Path(folder, "run", "summary.json").read_text()), usage
+        summary = json.loads(Path(folder, "run", "summary.json").read_text())
+        if not summary["perf/images_per_s"]:
+            raise ValueError("it ended after its first step, which measures no speed")
+        return summary, usage
 
 
 def cores() -> list[int]:

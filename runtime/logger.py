@@ -96,7 +96,7 @@ class RunLogger:
         self.mark = now
 
     def track(self, loader: Loader, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The loader's batches, with the time spent waiting for each counted; ends at `max_steps`."""
+        """The loader's batches until `max_steps`; the time waiting for each and using it is counted."""
         self.step_number = epoch * len(loader) + loader.batches_done
         self._open(loader, epoch)
         self.lap("other")
@@ -110,9 +110,14 @@ class RunLogger:
                 images = loader.denormalize(batch[0][: self.cfg.log.images])
                 with self._without_tensorboard_if_it_fails():
                     self.writer.add_images("train/inputs", images, 0)
-            self.num_images += len(batch[0]) * self.world_size
             yield batch
             self.lap("compute")
+            if "first_step" in self.seconds:
+                self.num_images += len(batch[0]) * self.world_size
+            else:
+                # It also fills queues, compiles and connects the ranks: later steps are faster.
+                waiting, computing = self.seconds.pop("data_wait"), self.seconds.pop("compute")
+                self.seconds["first_step"] = waiting + computing
         if self.bar is not None:
             self.bar.close()
 
@@ -185,15 +190,18 @@ class RunLogger:
 
     @property
     def images_per_s(self) -> float:
-        """Training images of all ranks per second of training; evaluation and saving are left out."""
+        """Training images of all ranks per second of training, without evaluation and saving.
+
+        The first step is left out: 0 until a second one has ended.
+        """
         train_s = self.seconds.get("data_wait", 0.0) + self.seconds.get("compute", 0.0)
         return self.num_images / train_s if train_s else 0.0
 
     @property
     def data_wait_share(self) -> float:
-        """Share of the training time in which the loop waited for a batch, in [0, 1]."""
+        """Share of that time in which the loop waited for a batch, in [0, 1]."""
         wait_s, compute_s = self.seconds.get("data_wait", 0.0), self.seconds.get("compute", 0.0)
-        return wait_s / (wait_s + compute_s) if wait_s + compute_s else 0.0
+        return wait_s / (wait_s + compute_s) if compute_s else 0.0
 
     def finish(self, num_bad_steps: int = 0) -> None:
         """Write `summary.json` and the closing summary.
@@ -234,11 +242,12 @@ class RunLogger:
         log.info("time by part:")
         for part, seconds in self.seconds.items():
             log.info("  %-12s %8.1f s  %4.0f %%", part, seconds, 100 * seconds / total)
-        log.info(
-            "%.0f images/s in training, %s",
-            self.images_per_s,
-            verdict(self.data_wait_share, self.cfg),
-        )
+        if self.num_images:
+            log.info(
+                "%.0f images/s in training, %s",
+                self.images_per_s,
+                verdict(self.data_wait_share, self.cfg),
+            )
         values = ", ".join(f"{name} {value:.4f}" for name, value in self.best_metrics.items())
         log.info("best: %s", values)
         log.info("TensorBoard logs and checkpoints: %s", self.folder)

@@ -71,6 +71,7 @@ def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_
         "start_up",
         "data",
         "model",
+        "first_step",
         "data_wait",
         "compute",
         "validation",

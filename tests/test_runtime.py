@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from loaders import build_loaders
+from runtime import logger as logger_module
 from runtime.guard import Kept, NonFiniteGuard
 from runtime.optimizer import build_optimizer, clip_grad_norm
 from runtime.setup import resolve_device
@@ -108,6 +109,27 @@ def test_the_guard_does_not_wait_for_a_device() -> None:
     guard.check(norm)
     with pytest.raises(NotImplementedError, match="meta"):
         guard.check(norm)  # the third step, after which it looks
+
+
+def test_the_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path) -> None:
+    """Also where a checkpoint counts a part of the first step's time."""
+    now = 0.0
+    monkeypatch.setattr(logger_module.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(logger_module, "_log_to", lambda path, rank: None)
+    cfg = make_config("loader=synthetic", "max_steps=5", f"output_dir={tmp_path}")
+    cpu = torch.device("cpu")
+    train_loader, _ = build_loaders(cfg, cpu, rank=1, world_size=2)
+    logger = logger_module.RunLogger(cfg, cpu, rank=1, world_size=2)
+    for _ in logger.track(train_loader, epoch=0):
+        if logger.step_number == 0:
+            now += 100
+            logger.lap("compute")
+            assert logger.images_per_s == logger.data_wait_share == 0
+        now += 2
+        logger.step_number += 1
+    assert logger.seconds["first_step"] == 102
+    assert logger.seconds["compute"] == 8
+    assert logger.images_per_s == 4 * cfg.global_batch_size / 8
 
 
 def page_faults(device: str) -> int:
