@@ -47,7 +47,7 @@ def main(cfg: Config) -> None:
     logger.lap("model")
 
     # new #: scales the loss so that small float16 gradients do not vanish
-    dtype = amp_dtype(cfg.amp.dtype)
+    dtype = amp_dtype(cfg.amp.dtype, device)
     scaler = GradScaler(device.type, cfg.amp.init_scale, enabled=cfg.amp.dtype == "float16")
 
     checkpoint = Checkpoint(

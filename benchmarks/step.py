@@ -50,7 +50,7 @@ class TrainingStep:
         model = build_model(cfg.model, self.loader.in_channels, self.loader.num_classes).to(device)
         self.optimizer, _ = build_optimizer(cfg, model, len(self.loader))
         self.model = nn.parallel.DistributedDataParallel(model) if distributed else model
-        self.dtype = amp_dtype(cfg.amp.dtype)
+        self.dtype = amp_dtype(cfg.amp.dtype, device)
         self.amp = amp
         self.scaler = GradScaler(device.type, enabled=amp and cfg.amp.dtype == "float16")
         self.batches = endless(self.loader)

@@ -1,11 +1,14 @@
 """Device, memory and seed."""
 
 import ctypes
+import logging
 import random
 import sys
 
 import numpy as np
 import torch
+
+log = logging.getLogger(__name__)
 
 
 def resolve_device(name: str, local_rank: int = 0) -> torch.device:
@@ -60,8 +63,8 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def amp_dtype(name: str) -> torch.dtype:
-    """The dtype of autocast's low precision.
+def amp_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of autocast's low precision; a choice that makes this device slow is logged.
 
     Raises:
         ValueError: `name` is neither float16 nor bfloat16.
@@ -69,4 +72,6 @@ def amp_dtype(name: str) -> torch.dtype:
     dtypes = {"float16": torch.float16, "bfloat16": torch.bfloat16}
     if name not in dtypes:
         raise ValueError(f"amp.dtype={name} is unknown; use float16 or bfloat16")
+    if name == "float16" and device.type == "cpu":
+        log.info("float16 makes most CPUs many times slower: try amp.dtype=bfloat16 or train.py")
     return dtypes[name]

@@ -17,7 +17,7 @@ from loaders import build_loaders
 from runtime import logger as logger_module
 from runtime.guard import Kept, NonFiniteGuard
 from runtime.optimizer import build_optimizer, clip_grad_norm
-from runtime.setup import resolve_device
+from runtime.setup import amp_dtype, resolve_device
 from tests.helpers import REPOSITORY, make_config
 
 MIB = 1 << 20
@@ -130,6 +130,18 @@ def test_the_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path) -
     assert logger.seconds["first_step"] == 102
     assert logger.seconds["compute"] == 8
     assert logger.images_per_s == 4 * cfg.global_batch_size / 8
+
+
+def test_float16_on_a_cpu_is_advised_against(caplog) -> None:
+    caplog.set_level("INFO")
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert amp_dtype("bfloat16", cpu) == torch.bfloat16
+    assert amp_dtype("float16", gpu) == torch.float16
+    assert not caplog.messages
+    assert amp_dtype("float16", cpu) == torch.float16
+    assert "try amp.dtype=bfloat16" in caplog.text
+    with pytest.raises(ValueError, match="amp.dtype=float8 is unknown; use float16 or bfloat16"):
+        amp_dtype("float8", gpu)
 
 
 def page_faults(device: str) -> int:
