@@ -83,7 +83,8 @@ def split(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         key, is_setting, value = argument.partition("=")
         if key in ("-h", "--help"):
             lines = [f"    {name:<15} {text}" for name, text in BENCHMARKS.items()]
-            sys.exit("\n".join([__doc__ or "", "Benchmarks:", *lines]))
+            print("\n".join([__doc__ or "", "Benchmarks:", *lines]))
+            sys.exit()
         if key in ("full", "results", "cases", "scripts", "repeats", "window") and is_setting:
             settings[key] = value
         elif is_setting:

@@ -275,6 +275,13 @@ def test_what_cannot_be_built_is_listed_with_its_reason(tmp_path: Path) -> None:
     assert other.repeats == TINY.repeats
 
 
+def test_help_names_every_benchmark_and_is_no_failure(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert not stopped.value.code
+    assert set(BENCHMARKS) <= set(capsys.readouterr().out.split("Benchmarks:")[1].split())
+
+
 def test_command_line_tells_benchmarks_settings_and_overrides_apart() -> None:
     names, settings = split(["loaders", "full=true", "experiment=cells", "results=x", "+a=b"])
     assert names == ["loaders"]
