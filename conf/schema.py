@@ -6,8 +6,10 @@ fails at start. The YAML files beside this one only hold values.
 
 import functools
 import os
+import sys
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -228,7 +230,7 @@ class Config:
     name: str = "${run_stamp:}"
     """Name of the run; default: the time at which it was started."""
 
-    output_dir: str = "outputs/${hydra:job.name}/${name}"
+    output_dir: str = "outputs/${script:}/${name}"
     """The run's one folder: resolved config, log, TensorBoard events, checkpoints, summary."""
 
     epochs: int = 4
@@ -282,7 +284,13 @@ def run_stamp() -> str:
     return store.compare_set("run_stamp", "", now).decode()
 
 
+def script() -> str:
+    """Name of the running script, such as `train`; Hydra's own is not known yet when a multirun starts."""
+    return Path(sys.argv[0]).stem
+
+
 OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True)
+OmegaConf.register_new_resolver("script", script, replace=True)
 
 store = ConfigStore.instance()
 store.store(name="schema", node=Config)

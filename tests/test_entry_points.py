@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -292,22 +293,24 @@ def test_without_torchrun_the_message_says_so(script: str, tmp_path) -> None:
     assert "start this script with torchrun" in result.stderr
 
 
-def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:
-    for name in ("conf", "loaders", "models", "runtime", "data", "train_ddp.py"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
-    result = start("train_ddp.py", *SHORT, folder=tmp_path)
+def run_in(folder: Path, script: str, *overrides: str) -> Path:
+    """The run's default folder, made by a script that is started in `folder`."""
+    for name in ("conf", "loaders", "models", "runtime", "data", script):
+        (folder / name).symlink_to(REPOSITORY / name)
+    result = start(script, *overrides, *SHORT, folder=folder)
     assert result.returncode == 0, result.stderr
-    (run,) = (tmp_path / "outputs" / "train_ddp").iterdir()
+    (run,) = (folder / "outputs" / Path(script).stem).iterdir()
+    return run
+
+
+def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:
+    run = run_in(tmp_path, "train_ddp.py")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
     assert (run / "summary.json").exists()
 
 
 def test_multirun_gives_each_job_a_folder(tmp_path) -> None:
-    result = start("train.py", "-m", "seed=1,2", f"output_dir={tmp_path}/sweep", *SHORT)
-    assert result.returncode == 0, result.stderr
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()) == [
-        "0",
-        "1",
-    ]
-    weights = [checkpoint_of(tmp_path / "sweep" / job)["model"] for job in "01"]
+    sweep = run_in(tmp_path, "train.py", "-m", "seed=1,2")
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
+    weights = [checkpoint_of(sweep / job)["model"] for job in "01"]
     assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
