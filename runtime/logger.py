@@ -157,7 +157,7 @@ class RunLogger:
             }
         )
         line = (
-            f"loss {loss:.4f}, {self.images_per_s:.0f} images/s, "
+            f"loss {loss:.4f}, {self._speed()} images/s, "
             f"{self.data_wait_share:.0%} waiting for data"
         )
         if self.bar is not None:
@@ -203,6 +203,9 @@ class RunLogger:
         wait_s, compute_s = self.seconds.get("data_wait", 0.0), self.seconds.get("compute", 0.0)
         return wait_s / (wait_s + compute_s) if compute_s else 0.0
 
+    def _speed(self) -> str:
+        return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f}"
+
     def finish(self, num_bad_steps: int = 0) -> None:
         """Write `summary.json` and the closing summary.
 
@@ -244,8 +247,8 @@ class RunLogger:
             log.info("  %-12s %8.1f s  %4.0f %%", part, seconds, 100 * seconds / total)
         if self.num_images:
             log.info(
-                "%.0f images/s in training, %s",
-                self.images_per_s,
+                "%s images/s in training, %s",
+                self._speed(),
                 verdict(self.data_wait_share, self.cfg),
             )
         values = ", ".join(f"{name} {value:.4f}" for name, value in self.best_metrics.items())
