@@ -147,19 +147,13 @@ class RunLogger:
         if self.rank != 0:
             return
         loss = mean_loss.item()
-        self._scalars(
-            {
-                "train/loss": loss,
-                "train/grad_norm": grad_norm.item(),
-                "train/lr": lr,
-                "perf/images_per_s": self.images_per_s,
-                "perf/data_wait_share": self.data_wait_share,
-            }
-        )
-        line = (
-            f"loss {loss:.4f}, {self._speed()} images/s, "
-            f"{self.data_wait_share:.0%} waiting for data"
-        )
+        values = {"train/loss": loss, "train/grad_norm": grad_norm.item(), "train/lr": lr}
+        line = f"loss {loss:.4f}"
+        if self.num_images:
+            values["perf/images_per_s"] = self.images_per_s
+            values["perf/data_wait_share"] = self.data_wait_share
+            line += f", {self._speed()} images/s, {self.data_wait_share:.0%} waiting for data"
+        self._scalars(values)
         if self.bar is not None:
             self.bar.set_postfix_str(line, refresh=False)
         elif time.perf_counter() - self.last_plain_line > SECONDS_BETWEEN_PLAIN_LINES:
