@@ -502,6 +502,12 @@ def test_memory_that_processes_share_is_counted_once() -> None:
     assert 0.25 < entry_points.watch(process, gpus=[]).memory_gib < 0.4
 
 
+def test_a_run_of_one_step_has_no_speed(tmp_path: Path) -> None:
+    run = Run(tmp_path, TINY, (*LIGHT, "max_steps=1"))
+    with pytest.raises(ValueError, match="it ended after its first step, which measures no speed"):
+        entry_points.run_once(run, Subject("train.py", settings="loader=synthetic"))
+
+
 def test_entry_points_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr(entry_points, "scripts", lambda: ["train.py"])
     rows = run_tiny("entry_points", tmp_path, data_dir, *LIGHT)
