@@ -11,8 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from conf.schema import Config
-from loaders import build_loaders
-from loaders.base import Loader
+from loaders import Loader, build_loaders
 
 REPOSITORY = Path(__file__).parents[1]
 # Nothing is cut, resized or flipped: the images as they are in the files.

@@ -12,7 +12,7 @@ from benchmarks.cases import WHOLE_IMAGES, Case, endless, loader_overrides, trai
 from benchmarks.out_of_band import pack
 from benchmarks.run import UNAVAILABLE, Draw, Run, Subject, draw_from
 from conf.schema import Config
-from loaders.index import build_index
+from loaders.layouts import build_index
 
 READ, DECODE, ALL = "step=read", "step=decode", "step=resize+crop"
 

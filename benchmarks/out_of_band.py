@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.cases import Case, endless, loader_overrides, train_loader
 from benchmarks.run import UNAVAILABLE, Draw, Run, Subject, draw_from, say
 from benchmarks.step import TrainingStep
-from loaders.index import build_index
+from loaders.layouts import build_index
 from loaders.pack import pack as write_pack
 
 LOADING, TRAINING = "loading only", "training"

@@ -2,37 +2,38 @@
 
     train_loader, val_loader = build_loaders(cfg, device)
 
-`loaders/index.py` finds the samples, `loaders/plan.py` decides what happens to which of them in an
-epoch, and a backend (`pytorch.py`, `dali.py`, `packed.py`, `synthetic.py`) executes that plan. So all backends
-visit the same samples in the same order with the same augmentation.
+A layout (`layouts/`) finds the samples, the plan (`plan.py`, `augment.py`) decides what happens to
+which of them in an epoch, and a backend (`pytorch.py`, `dali.py`, `synthetic.py`) executes the rows of
+the plan. So all backends visit the same samples in the same order with the same augmentation.
 """
 
 import importlib
-from typing import TYPE_CHECKING
 
 import torch
 
-from loaders.base import Loader, limits_explained
-from loaders.plan import PlanSampler
+from conf.schema import Config
+from loaders.index import Index
+from loaders.layouts import build_index
+from loaders.limits import limits_explained
+from loaders.loader import Loader
+from loaders.packed import open_pack
+from loaders.sampler import PlanSampler
 from loaders.tune import with_fastest_parallelism
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 # name of the backend -> its class; a backend is imported only when it is asked for
 BACKENDS = {
     "pytorch": "loaders.pytorch.PyTorchLoader",
     "dali": "loaders.dali.DALILoader",
     "dali native": "loaders.dali_native.NativeDALILoader",
-    "packed": "loaders.packed.PackedLoader",
+    "packed": "loaders.pytorch.PyTorchLoader",
     "synthetic": "loaders.synthetic.SyntheticLoader",
 }
 
 
 def build_loaders(
-    cfg: "Config", device: torch.device, rank: int = 0, world_size: int = 1
+    cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, Loader]:
-    """Training and validation loader of this rank; see `loaders.base.Loader` for what they yield.
+    """Training and validation loader of this rank; see `loaders.loader.Loader` for what they yield.
 
     Args:
         cfg: `cfg.data`, `cfg.loader`, `cfg.global_batch_size` and `cfg.seed` are used.
@@ -66,7 +67,8 @@ def build_loaders(
     if cfg.loader.name == "dali" and cfg.loader.reader == "native":
         train_backend = _backend("dali native")
     with limits_explained():
-        train_index, val_index = train_backend.find(cfg)
+        indexes = open_pack(cfg) if cfg.loader.name == "packed" else build_index(cfg.data)
+    train_index, val_index = indexes
     shards = cfg.global_batch_size, rank, world_size
 
     def new_train_sampler() -> PlanSampler:
@@ -76,7 +78,25 @@ def build_loaders(
     val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *shards, train=False)
     if cfg.loader.num_workers == "auto":
         cfg = with_fastest_parallelism(cfg, train_backend, new_train_sampler, device)
-    return train_backend(train_sampler, cfg, device), val_backend(val_sampler, cfg, device)
+    train_loader, val_loader = (
+        train_backend(train_sampler, cfg, device),
+        val_backend(val_sampler, cfg, device),
+    )
+    train_loader.description = _describe(train_loader, val_index)
+    return train_loader, val_loader
+
+
+def _describe(train_loader: Loader, val_index: Index) -> str:
+    """`photos: 900 training and 100 validation samples, 3 classes (cat, cow, dog)`."""
+    index, classes = train_loader.index, train_loader.classes
+    targets = "targets are images"
+    if classes:
+        shown = classes if len(classes) <= 6 else (*classes[:3], "...", classes[-1])
+        targets = f"{len(classes)} classes ({', '.join(shown)})"
+    return (
+        f"{index.name.rpartition('/')[0]}: {len(index):,} training and {len(val_index):,} validation "
+        f"samples, {targets}"
+    )
 
 
 def _backend(name: str) -> type[Loader]:

@@ -15,16 +15,11 @@ import numpy as np
 from tqdm import tqdm
 
 from conf.schema import DataConfig
-from loaders.base import cpus_per_rank
 from loaders.decode import decode, reason_of
-from loaders.index import (
-    HEADER,
-    BadHeadersError,
-    build_index,
-    header_or_reason,
-    image_folders,
-    images_below,
-)
+from loaders.headers import HEADER, BadHeadersError, header_or_reason
+from loaders.layouts import build_index
+from loaders.layouts.files import images_below
+from loaders.limits import cpus_per_rank
 from loaders.pack import command_line
 
 
@@ -46,19 +41,17 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
             return reason_of(error, path)
         return None
 
-    problems = {}
+    problems: dict[str, str] = {}
+    files: list[str] | None = None
     try:
-        build_index(data)
+        if not build_index(data)[0].files:
+            files = []  # they do not come as image files
     except BadHeadersError:
         pass  # the first ten of what is found below
     except (ValueError, OSError) as error:
         problems[data.root] = str(error)
-    files: list[str] = []
-    try:
-        for folder in image_folders(data):
-            files += sorted(images_below(folder))
-    except (ValueError, OSError) as error:
-        problems[data.root] = str(error)
+    if files is None:
+        files = images_below(Path(data.root))
     with ThreadPoolExecutor(cpus_per_rank()) as pool:
         reasons = tqdm(pool.map(problem_of, files), total=len(files), desc="decoding")
         for path, reason in zip(files, reasons, strict=True):

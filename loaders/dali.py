@@ -4,16 +4,20 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import chain, starmap
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from loaders.base import Loader, RawBatch, cpus_per_rank
-from loaders.index import BadFileError, Index, as_image_tree
-from loaders.plan import PlanSampler
+from conf.schema import Config
+from loaders.index import BadFileError, Index
+from loaders.limits import cpus_per_rank
+from loaders.loader import Loader
+from loaders.overlap import Finished, on_stream
+from loaders.pixels import RawBatch
+from loaders.sampler import PlanSampler
 
 try:
     from nvidia.dali import fn, pipeline_def, types
@@ -22,9 +26,6 @@ except ModuleNotFoundError as error:
         "loader=dali needs NVIDIA DALI, which exists for Linux only: pip install nvidia-dali-cuda120, "
         "or use loader=pytorch"
     ) from error
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
@@ -80,38 +81,52 @@ class DALILoader(Loader):
     in one call, the targets behind the inputs of the batch.
     """
 
-    def __init__(self, sampler: PlanSampler, cfg: "Config", device: torch.device) -> None:
+    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
-        self.finishes_ahead = False  # the pipeline's threads are at the next batches already
-        self.tree = as_image_tree(self.index, cfg.data.cache_dir)
+        index, shapes = self.index, sampler.shapes
         self.paths = [
-            [np.frombuffer(path.encode(), np.uint8) for path in paths] for paths in self.tree.files
+            [np.frombuffer(path.encode(), np.uint8) for path in paths] for paths in index.files
         ]
-        readable = all(header["dali_reads"].all() for header in self.tree.headers)
-        if not readable:
-            log.info(
-                "%s: tifffile decodes, because DALI does not read these TIFFs", self.index.name
-            )
         # DALI decodes the upper lines of a JPEG that is cut short without an error.
         self.doubtful: set[int] = set()
-        for headers in self.tree.headers:
+        for headers in index.headers:
             self.doubtful.update(np.flatnonzero(~headers["ends"]).tolist())
-        # The sizes of the rectangles are the same in every epoch, unless they are random.
-        plan, sizes = self.sampler.plan(), self.index.sizes
-        shapes = np.stack([plan["height"], plan["width"]], axis=1)
-        is_random = self.sampler.shuffle and cfg.data.random_resized_crop is not None
-        self.cuts = is_random or bool((shapes != sizes[plan["sample"]]).any())
-        self.resizes = is_random or bool((shapes != self.read_size).any())
-        self.flips = self.sampler.shuffle and cfg.data.hflip + cfg.data.vflip > 0
-        # One thread copies whole uncompressed images faster than a few CPU threads of DALI decode them.
-        are_alike = len(self.index.scales) == 1 and bool((sizes == sizes[0]).all())
-        self.copies = device.type == "cpu" and self.tree.is_raw and are_alike and not self.cuts
-        if self.copies:
-            log.info("%s: uncompressed images are copied, without a decoder", self.index.name)
-        self.decodes = readable and not self.copies
+        # What the pipeline has to do: less where the plan never asks for it.
+        self.cuts = shapes is None or bool((shapes != index.sizes).any())
+        self.resizes = shapes is None or bool((shapes != self.read_size).any())
+        self.flips = sampler.train and cfg.data.hflip + cfg.data.vflip > 0
+        self.copies = index.can_copy and not self.cuts
+        readable = all(headers["dali_reads"].all() for headers in index.headers)
+        self.decodes = bool(index.files) and readable and not self.copies
+        if not readable:
+            log.info("%s: tifffile decodes, because DALI does not read these TIFFs", index.name)
         self.waiting: Iterator[np.ndarray] = iter(())
         self.running: deque[np.ndarray] = deque()
         self.pipeline = self._build()
+
+    def finished_batches(self) -> Iterator[Finished]:
+        if self.device.type == "cuda":
+            return on_stream(self.raw_batches(), self.pixels.finish, self.device)
+        # The pipeline's threads are at the next batches already: no further one finishes this one.
+        return starmap(self._finish_alone, self.raw_batches())
+
+    def _finish_alone(self, *batch: Any) -> Finished:
+        """On the CPU without torch's other threads, unless images are enlarged: until one of these gets
+        a core from the pipeline's threads takes longer than the work."""
+        num_threads = torch.get_num_threads()
+        if self.read_size == self.output_size:
+            torch.set_num_threads(1)
+        try:
+            return self.pixels.finish(*batch)
+        finally:
+            torch.set_num_threads(num_threads)
+
+    def raw_batches(self) -> Iterator[RawBatch]:
+        """The rows of each batch and their images, still to be finished."""
+        self._leave_epoch()
+        self.waiting = iter(self.sampler)
+        while (images := self._run()) is not None:
+            yield self.running.popleft(), images
 
     def _build(self) -> Any:
         options, on_gpu = self.cfg.loader, self.device.type == "cuda"
@@ -126,7 +141,7 @@ class DALILoader(Loader):
             types.UINT16 if self.index.dtype == "uint16" else types.UINT8,
             types.ANY_DATA if self.index.as_stored else photo_type,
             options.hw_decoder_load,
-            batch_size=len(self.index.scales) * self.batch_size,
+            batch_size=len(self.index.size_factors) * self.batch_size,
             num_threads=options.num_threads or cpus_per_rank(),
             device_id=self.device.index if on_gpu else None,
             prefetch_queue_depth=options.prefetch_queue_depth,
@@ -139,39 +154,36 @@ class DALILoader(Loader):
         rows = next(self.waiting)
         self.running.append(rows)
         doubtful = self.doubtful.intersection(rows["sample"].tolist())
-        for reason in bad_among(doubtful, self.tree).values():
+        for reason in bad_among(doubtful, self.index).values():
             raise BadFileError(reason)
         self.doubtful -= doubtful
-        scales = self.index.scales
-        start = _for_each(scales, np.stack([rows["y"], rows["x"]], axis=1))
-        shape = _for_each(scales, np.stack([rows["height"], rows["width"]], axis=1))
+        factors = self.index.size_factors
         inputs: list[Any] = []
         if self.flips:
             mirror = (rows["hflip"] + 2 * rows["vflip"]).astype(np.int32)
-            inputs.append(np.tile(mirror, len(scales)))
+            inputs.append(np.tile(mirror, len(factors)))
         if self.resizes:
             size = np.tile(np.array(self.read_size, np.float32), (len(rows), 1))
-            inputs.append(_for_each(scales, size))
-        samples = [(side, sample) for side in range(len(scales)) for sample in rows["sample"]]
-        if self.decodes:
-            inputs.append([self.paths[side][sample] for side, sample in samples])
-            if self.cuts:
-                inputs += [start, shape]
-            return tuple(inputs)
+            inputs.append(_for_each_side(factors, size))
         if self.copies:
-            whole = (len(rows), *self.index.sizes[0], self.index.channels)
-            images = np.empty(whole, self.index.dtype)
-            for sample, image in zip(rows["sample"], images, strict=True):
-                self.tree.read_raw(sample, image)
+            images, bad = self.index.copy(rows["sample"])
+            for reason in bad.values():
+                raise BadFileError(reason)
             return (*inputs, images)
+        start = _for_each_side(factors, np.stack([rows["y"], rows["x"]], axis=1))
+        shape = _for_each_side(factors, np.stack([rows["height"], rows["width"]], axis=1))
+        samples = [(side, sample) for side in range(len(factors)) for sample in rows["sample"]]
+        if self.decodes:
+            paths = [self.paths[side][sample] for side, sample in samples]
+            return (*inputs, paths, start, shape) if self.cuts else (*inputs, paths)
         pixels = []
         for (side, sample), (y, x), (height, width) in zip(samples, start, shape, strict=True):
-            image = self.tree.read(sample, side)
+            image = self.index.read(sample, side)
             pixels.append(np.ascontiguousarray(image[y : y + height, x : x + width]))
         return (*inputs, pixels)
 
     def _run(self) -> tuple[Tensor, ...] | None:
-        """The images and, for pairs, the targets of the next batch; None at the end of the epoch."""
+        """The images of each side of the next batch; None at the end of the epoch."""
         while True:
             try:
                 (images,) = self.pipeline.run()
@@ -180,12 +192,12 @@ class DALILoader(Loader):
                 return None
             except (RuntimeError, OSError) as error:
                 self._recover(error)
-        sides = len(self.index.scales)
-        if max(self.index.scales) == 1:
-            return torch.from_dlpack(images.as_tensor()).chunk(sides)
+        num_sides = len(self.index.size_factors)
+        if max(self.index.size_factors) == 1:
+            return torch.from_dlpack(images.as_tensor()).chunk(num_sides)
         single = [torch.from_dlpack(image) for image in images]
-        count = len(single) // sides
-        return tuple(torch.stack(single[side * count :][:count]) for side in range(sides))
+        count = len(single) // num_sides
+        return tuple(torch.stack(single[side * count :][:count]) for side in range(num_sides))
 
     def _recover(self, error: Exception) -> None:
         """Go on at the batch that failed, without its bad samples; a pipeline is dead after an error.
@@ -195,7 +207,7 @@ class DALILoader(Loader):
             Exception: the error itself, if all files of the batches in flight can be decoded.
         """
         for rows in self.running:
-            if bad := bad_among(rows["sample"].tolist(), self.tree):
+            if bad := bad_among(rows["sample"].tolist(), self.index):
                 break
         else:
             error.add_note("Without DALI, all files in flight can be decoded; try loader=pytorch.")
@@ -218,30 +230,13 @@ class DALILoader(Loader):
             self.pipeline = self._build()
         self.running.clear()
 
-    def finish(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """As every loader, but unless images are enlarged this thread works alone: until a thread of
-        torch gets a core from the pipeline's threads takes longer than the work."""
-        num_threads = torch.get_num_threads()
-        if self.read_size == self.output_size:
-            torch.set_num_threads(1)
-        try:
-            return super().finish(rows, images)
-        finally:
-            torch.set_num_threads(num_threads)
-
-    def batches(self) -> Iterator[RawBatch]:
-        self._leave_epoch()
-        self.waiting = iter(self.sampler)
-        while (images := self._run()) is not None:
-            yield self.running.popleft(), images
-
 
 def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
     """Those of the samples that cannot be decoded, and why; decoded with all CPUs."""
 
     def reason(sample: int) -> str | None:
         try:
-            for side in range(len(index.scales)):
+            for side in range(len(index.size_factors)):
                 index.read(sample, side)
         except BadFileError as error:
             return str(error)
@@ -253,6 +248,6 @@ def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
         return {sample: why for sample, why in reasons if why is not None}
 
 
-def _for_each(scales: tuple[int, ...], lengths: np.ndarray) -> np.ndarray:
+def _for_each_side(factors: tuple[int, ...], lengths: np.ndarray) -> np.ndarray:
     """The lengths of a batch's images and, below these, those of its targets."""
-    return np.concatenate([scale * lengths for scale in scales]).astype(lengths.dtype)
+    return np.concatenate([factor * lengths for factor in factors]).astype(lengths.dtype)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from nvidia.dali import fn, pipeline_def, types
 
-from loaders.base import RawBatch, cpus_per_rank
 from loaders.dali import DALILoader
-from loaders.plan import ROW
+from loaders.limits import cpus_per_rank
+from loaders.pixels import RawBatch
+from loaders.plan import neutral_rows
 
 SHUFFLE_BUFFER = 4096
 
@@ -73,8 +74,9 @@ class NativeDALILoader(DALILoader):
         unsupported = {
             "data.random_resized_crop": data.random_resized_crop is not None,
             "data.colour_jitter": any(data.colour_jitter),
-            "target images of another size": max(self.index.scales) > 1,
+            "target images of another size": max(self.index.size_factors) > 1,
             "TIFFs with any number of channels": self.index.as_stored,
+            "data sets without files": not self.index.files,
             "data.on_error=skip": data.on_error == "skip",
         }
         asked_for = [name for name, is_asked_for in unsupported.items() if is_asked_for]
@@ -92,7 +94,7 @@ class NativeDALILoader(DALILoader):
         else:
             resize = {"size": [float(length) for length in data.resize]}
         pipeline = native_images(
-            list(self.tree.files),
+            list(self.index.files),
             types.GRAY if self.in_channels == 1 else types.RGB,
             "gpu" if on_gpu else "cpu",
             resize,
@@ -100,7 +102,7 @@ class NativeDALILoader(DALILoader):
             data.random_crop,
             (data.hflip, data.vflip),
             self.cfg.seed,
-            (self.sampler.rank, self.sampler.num_replicas),
+            (self.sampler.rank, self.sampler.world_size),
             batch_size=self.batch_size,
             num_threads=self.cfg.loader.num_threads or cpus_per_rank(),
             device_id=self.device.index if on_gpu else None,
@@ -118,17 +120,14 @@ class NativeDALILoader(DALILoader):
                 "or a checkpoint from the end of an epoch"
             )
 
-    def batches(self) -> Iterator[RawBatch]:
+    def raw_batches(self) -> Iterator[RawBatch]:
         # The rest of the epoch before: its padded batches, and all that was left out by stopping early.
         for _ in range(self.batches_left):
             self.pipeline.run()
         padded = self.pipeline.reader_meta("reader0")["epoch_size_padded"]
-        self.batches_left = -(-padded // (self.sampler.num_replicas * self.batch_size))
+        self.batches_left = -(-padded // (self.sampler.world_size * self.batch_size))
         for _ in range(len(self.sampler)):
             samples, *images = self.pipeline.run()
             self.batches_left -= 1
-            rows = np.zeros(self.batch_size, ROW)
-            rows["sample"] = np.asarray(samples.as_cpu().as_tensor()).ravel()
-            for name in ("brightness", "contrast", "saturation"):
-                rows[name] = 1
+            rows = neutral_rows(np.asarray(samples.as_cpu().as_tensor()).ravel())
             yield rows, tuple(torch.from_dlpack(side.as_tensor()) for side in images)

@@ -25,9 +25,10 @@ from torch.nn.functional import interpolate
 from tqdm import tqdm
 
 from conf.schema import Config, DataConfig
-from loaders.base import cpus_per_rank
-from loaders.index import Index, build_index
-from loaders.packed import SPLITS, settings_of
+from loaders.index import Index, Labels
+from loaders.layouts import build_index
+from loaders.limits import cpus_per_rank
+from loaders.packed import SPLITS, describe_split, settings_of
 from loaders.plan import resized_sizes
 
 FORMATS = ("pixels", "jpeg")
@@ -45,17 +46,7 @@ def pack(data: DataConfig, out: Path, format: str = "pixels") -> None:
     description = {
         "format": format,
         "settings": settings_of(data),
-        "splits": {
-            split: {
-                "name": index.name,
-                "fingerprint": index.fingerprint,
-                "channels": index.channels,
-                "num_classes": index.num_classes,
-                "scales": index.scales,
-                "dtype": index.dtype,
-            }
-            for split, index in indexes.items()
-        },
+        "splits": {split: describe_split(index) for split, index in indexes.items()},
     }
     text = json.dumps(description, indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
@@ -83,19 +74,19 @@ def _pack_pixels(data: DataConfig, index: Index, out: Path, split: str) -> None:
     lengths = sizes.prod(axis=1, dtype=np.int64) * index.channels
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     arrays = {"sizes": sizes, "offsets": offsets}
-    if index.labels is not None:
-        arrays["labels"] = index.labels
+    if isinstance(index.target, Labels):
+        arrays["labels"] = index.target.values
     np.savez(out / f"{split}.npz", **arrays)  # type: ignore[arg-type]
     done = _open(out / f"{split}-done.npy", (len(index),), "bool")
     pixels = [
-        _open(out / f"{split}-{side}.npy", (int(lengths.sum()) * scale**2,), index.dtype)
-        for side, scale in enumerate(index.scales)
+        _open(out / f"{split}-{side}.npy", (int(lengths.sum()) * factor**2,), index.dtype)
+        for side, factor in enumerate(index.size_factors)
     ]
 
     def write(sample: int) -> None:
-        for side, scale in enumerate(index.scales):
-            image = resized(index.read(sample, side), *(scale * sizes[sample]))
-            start = offsets[sample] * scale**2
+        for side, factor in enumerate(index.size_factors):
+            image = resized(index.read(sample, side), *(factor * sizes[sample]))
+            start = offsets[sample] * factor**2
             pixels[side][start : start + image.size] = image.ravel()
 
     def remember(samples: list[int]) -> None:
@@ -125,12 +116,12 @@ def _pack_jpeg(data: DataConfig, index: Index, out: Path, split: str) -> None:
         )
 
     def write(sample: int) -> None:
-        for side, scale in enumerate(index.scales):
+        for side, factor in enumerate(index.size_factors):
             target = targets[side][sample]
             if target.exists():
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            image = resized(index.read(sample, side), *(scale * sizes[sample]))
+            image = resized(index.read(sample, side), *(factor * sizes[sample]))
             temporary = target.with_name(f".{target.name}")
             Image.fromarray(image).save(temporary, "JPEG", quality=95, subsampling=0)
             temporary.rename(target)

@@ -1,4 +1,4 @@
-"""Images that were decoded and resized ahead of time (`python -m loaders.pack`) as the backend.
+"""Images that were decoded and resized ahead of time by `python -m loaders.pack`.
 
 A pack is a folder of NumPy files: the pixels of all images of a split one behind another, mapped into
 memory, so that reading an image costs a memory copy.
@@ -7,16 +7,14 @@ memory, so that reading an image costs a memory copy.
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
 
-from loaders.index import Index, build_index
-from loaders.pytorch import PyTorchLoader
-
-if TYPE_CHECKING:
-    from conf.schema import Config, DataConfig
+from conf.schema import Config, DataConfig
+from loaders.index import Index, Labels, TargetImages
+from loaders.layouts import build_index
 
 # What decides the content of a pack; all other keys of `data` only choose what is done with it.
 SETTINGS = (
@@ -31,15 +29,7 @@ SETTINGS = (
 SPLITS = ("train", "val")
 
 
-class PackedLoader(PyTorchLoader):
-    """Cuts and flips what lies in memory; nothing is decoded."""
-
-    @staticmethod
-    def find(cfg: "Config") -> tuple[Index, Index]:
-        return open_pack(cfg)
-
-
-def settings_of(data: "DataConfig") -> dict[str, Any]:
+def settings_of(data: DataConfig) -> dict[str, Any]:
     """The settings that a pack is made with, as plain values."""
     plain: Any = (
         OmegaConf.to_container(data, resolve=True) if OmegaConf.is_config(data) else asdict(data)
@@ -47,7 +37,7 @@ def settings_of(data: "DataConfig") -> dict[str, Any]:
     return {key: plain[key] for key in SETTINGS}
 
 
-def open_pack(cfg: "Config") -> tuple[Index, Index]:
+def open_pack(cfg: Config) -> tuple[Index, Index]:
     """Index of the training and of the validation split of the pack `loader.pack`.
 
     Raises:
@@ -88,26 +78,40 @@ def open_pack(cfg: "Config") -> tuple[Index, Index]:
     return _open_split(folder, made, "train"), _open_split(folder, made, "val")
 
 
+def describe_split(index: Index) -> dict[str, Any]:
+    """What `pack.json` says of a split."""
+    target = index.target
+    return {
+        "name": index.name,
+        "fingerprint": index.fingerprint,
+        "channels": index.channels,
+        "dtype": index.dtype,
+        "size_factors": list(index.size_factors),
+        "classes": list(target.classes) if isinstance(target, Labels) else None,
+    }
+
+
 def _open_split(folder: Path, made: dict[str, Any], split: str) -> Index:
     facts = made["splits"][split]
     with np.load(folder / f"{split}.npz") as arrays:
         sizes, offsets = arrays["sizes"], arrays["offsets"]
         labels = arrays.get("labels")
+    factors = facts["size_factors"]
     # Copy-on-write, because torch warns of memory that cannot be written to.
-    pixels = tuple(
+    pixels = [
         np.load(folder / f"{split}-{side}.npy", mmap_mode="c").view(np.ndarray)
-        for side in range(len(facts["scales"]))
-    )
+        for side in range(len(factors))
+    ]
     return Index(
         name=facts["name"],
         sizes=sizes,
         channels=facts["channels"],
-        labels=labels,
-        num_classes=facts["num_classes"],
-        scales=tuple(facts["scales"]),
+        target=TargetImages(factors[1])
+        if labels is None
+        else Labels(labels, tuple(facts["classes"])),
         dtype=facts["dtype"],
         resized=True,
         packed=tuple(
-            (flat, offsets * scale**2) for flat, scale in zip(pixels, facts["scales"], strict=True)
+            (flat, offsets * factor**2) for flat, factor in zip(pixels, factors, strict=True)
         ),
     )

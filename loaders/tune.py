@@ -7,21 +7,19 @@ import json
 import logging
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from loaders.base import Loader, cpus_per_rank
-from loaders.plan import PlanSampler
-
-if TYPE_CHECKING:
-    from conf.schema import Config
+from conf.schema import Config
+from loaders.headers import one_process_at_a_time
+from loaders.limits import cpus_per_rank
+from loaders.loader import Loader
+from loaders.sampler import PlanSampler
 
 log = logging.getLogger(__name__)
 
@@ -39,38 +37,36 @@ Setting = tuple[int, int]
 
 
 def with_fastest_parallelism(
-    cfg: "Config",
+    cfg: Config,
     backend: type[Loader],
     new_sampler: Callable[[], PlanSampler],
     device: torch.device,
-) -> "Config":
+) -> Config:
     """A copy of the configuration with numbers in place of `loader.num_workers=auto`.
 
-    The answer is kept in `data.cache_dir`, for this machine, data set and batch size. All ranks measure
-    at the same time, because they share the machine, and get the same answer.
+    The answer is kept in `data.cache_dir`, for this machine, data set and batch size. Each rank measures
+    for itself, at about the same time as the others, with which it shares the machine; what it chooses
+    does not change its batches.
     """
     cfg = copy.deepcopy(cfg)
     if cfg.loader.name == "synthetic":
         cfg.loader.num_workers = 0
         return cfg
     kept = Path(cfg.data.cache_dir) / "parallelism.json"
-    sampler = new_sampler()
-    key = _key(cfg, sampler, device)
-    found: Setting | None = _agree(_read(kept).get(key))
-    if found is None:
-        settings = candidates(cfg, cpus_per_rank())
-        speeds = _measure(settings, cfg, backend, new_sampler, device)
-        found = _agree(fastest(speeds))
-        if sampler.rank == 0:
-            _write(kept, key, found)
+    key = _key(cfg, new_sampler(), device)
+    chosen = _read(kept).get(key)
+    if chosen is None:
+        speeds = _measure(candidates(cfg, cpus_per_rank()), cfg, backend, new_sampler, device)
         told = ", ".join(f"{_name(*setting)} {speed:.0f}" for setting, speed in speeds.items())
         log.info("loader.num_workers=auto: images/s by setting: %s", told)
-    log.info("loader.num_workers=auto: %s (kept in %s)", _name(*found), kept)
-    cfg.loader.num_workers, cfg.loader.num_threads = found
+        chosen = fastest(speeds)
+        _write(kept, key, chosen)
+    log.info("loader.num_workers=auto: %s (kept in %s)", _name(*chosen), kept)
+    cfg.loader.num_workers, cfg.loader.num_threads = chosen
     return cfg
 
 
-def candidates(cfg: "Config", num_cpus: int) -> list[Setting]:
+def candidates(cfg: Config, num_cpus: int) -> list[Setting]:
     """The settings to try on so many CPUs; where `loader.num_threads` is set, it stays."""
     counts = sorted({min(2**power, num_cpus) for power in range(num_cpus.bit_length() + 1)})
     threads = [cfg.loader.num_threads] if cfg.loader.num_threads else counts
@@ -88,12 +84,12 @@ def fastest(speeds: dict[Setting, float]) -> Setting:
 
 def _measure(
     settings: list[Setting],
-    cfg: "Config",
+    cfg: Config,
     backend: type[Loader],
     new_sampler: Callable[[], PlanSampler],
     device: torch.device,
 ) -> dict[Setting, float]:
-    """Images per second of all ranks together: of each setting the median over its rounds."""
+    """Images per second: of each setting the median over its rounds."""
     # The DataLoader draws from torch's generator, on which the initial weights depend.
     with torch.random.fork_rng(devices=[]):
         endless = {}
@@ -106,31 +102,20 @@ def _measure(
         samples: dict[Setting, list[float]] = {setting: [] for setting in endless}
         for number in range(ROUNDS):
             if number == TRIAL_ROUNDS:
-                speeds = _medians(samples)
-                slow = [s for s in endless if speeds[s] * CLEARLY < max(speeds.values())]
+                best = max(map(median, samples.values()))
+                slow = [s for s in samples if median(samples[s]) * CLEARLY < best]
                 for setting in slow:
                     del endless[setting]
             for setting, batches in endless.items():
                 # What was prepared ahead while others were timed does not count.
                 ahead = cfg.loader.prefetch_factor * max(1, setting[0])
-                _speed(
-                    batches, 0.0, least=ahead + cfg.loader.prefetch_queue_depth + 1, device=device
-                )
-                if dist.is_initialized():
-                    dist.barrier()
-                samples[setting].append(_speed(batches, WINDOW_S, least=2, device=device))
+                ahead += cfg.loader.prefetch_queue_depth + 1
+                _speed(batches, 0.0, ahead, device)
+                samples[setting].append(_speed(batches, WINDOW_S, 2, device))
         del batches
         endless.clear()
         gc.collect()  # ends the workers
-    return _medians(samples)
-
-
-def _medians(samples: dict[Setting, list[float]]) -> dict[Setting, float]:
-    """Of each setting, the sum over all ranks of their medians."""
-    total = torch.tensor([statistics.median(values) for values in samples.values()])
-    if dist.is_initialized():
-        dist.all_reduce(total)
-    return dict(zip(samples, total.tolist(), strict=True))
+    return {setting: median(values) for setting, values in samples.items()}
 
 
 def _endless(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
@@ -155,22 +140,13 @@ def _speed(
     return images / (time.perf_counter() - start)
 
 
-def _agree(answer: Any) -> Any:
-    """The answer of rank 0, on every rank."""
-    if not dist.is_initialized():
-        return answer
-    answers = [answer]
-    dist.broadcast_object_list(answers, src=0)
-    return answers[0]
-
-
-def _key(cfg: "Config", sampler: PlanSampler, device: torch.device) -> str:
+def _key(cfg: Config, sampler: PlanSampler, device: torch.device) -> str:
     """What the answer depends on: the machine, the data and what is done with it."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     facts = {
         "machine": [platform.node(), cpus_per_rank(), gpu],
         "loader": [cfg.loader.name, cfg.loader.num_threads, cfg.loader.prefetch_factor],
-        "batch": [sampler.global_batch_size, sampler.num_replicas],
+        "batch": [sampler.global_batch_size, sampler.world_size],
         "plan": sampler.description() | {"seed": ""},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
@@ -191,7 +167,8 @@ def _read(path: Path) -> dict[str, Setting]:
 
 
 def _write(path: Path, key: str, setting: Setting) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(_read(path) | {key: setting}, indent=2) + "\n")
-    temporary.replace(path)
+    """Add an answer to those in the file, of which no other rank's gets lost."""
+    with one_process_at_a_time(path):
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(_read(path) | {key: setting}, indent=2) + "\n")
+        temporary.replace(path)

@@ -23,8 +23,10 @@ import torch
 
 import loaders.check
 from loaders import build_loaders
-from loaders.base import LimitError, limits_explained
-from loaders.index import BadFileError, BadHeadersError, build_index
+from loaders.headers import BadHeadersError
+from loaders.index import BadFileError
+from loaders.layouts import build_index
+from loaders.limits import LimitError, limits_explained
 from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, make_config
 from tests.test_datasets import save, smooth
 
@@ -122,14 +124,16 @@ def test_a_jpeg_cut_short_before_indexing_is_refused_whatever_part_is_used(way, 
 
 
 def rows_and_images(loader) -> tuple[list[int], torch.Tensor]:
-    batches = [(rows["sample"].tolist(), images[0].clone()) for rows, images in loader.batches()]
+    batches = [
+        (rows["sample"].tolist(), images[0].clone()) for rows, images in loader.raw_batches()
+    ]
     samples = [sample for samples, _ in batches for sample in samples]
     return samples, torch.cat([images for _, images in batches])
 
 
 def expected_rows(sampler, bad: set[int]) -> list[int]:
     """The rank's samples of the epoch, each bad one replaced by the next good one, around the end."""
-    samples = sampler.plan()["sample"][: sampler.num_rows][sampler.rank :: sampler.num_replicas]
+    samples = sampler.plan()["sample"][: sampler.num_rows][sampler.rank :: sampler.world_size]
     return [
         next(int(s) for s in np.roll(samples, -place) if s not in bad)
         for place in range(len(samples))
@@ -190,7 +194,7 @@ def test_skipped_samples_are_replaced_alike_in_training_and_left_out_in_evaluati
 def build_loaders_as_indexed(loader, rank: int):
     """Loaders of the same kind for the index of an existing one, whose files were damaged since."""
     kind, sampler = type(loader), type(loader.sampler)
-    shards = loader.cfg.global_batch_size, rank, loader.sampler.num_replicas
+    shards = loader.cfg.global_batch_size, rank, loader.sampler.world_size
     fresh = [
         sampler(loader.index, loader.cfg.data, loader.cfg.seed, *shards, train=train)
         for train in (True, False)
@@ -221,7 +225,7 @@ def test_batches_of_bad_samples_only(way: str, tmp_path: Path) -> None:
     for name in (*train.index.files[0][1:], *val.index.files[0][:2]):
         replace_file(name, HTML)
     assert [len(labels) for _, labels in val] == [1, 1]
-    assert [rows["sample"].tolist() for rows, _ in train.batches()] == [[0]] * 4
+    assert rows_and_images(train)[0] == [0] * 4
     os.unlink(train.index.files[0][0])
     with pytest.raises(BadFileError, match="all samples of photos/train on rank 0 are bad"):
         list(build_loaders_as_indexed(train, 0)[0])

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from loaders import build_loaders, decode
-from loaders.index import build_index
+from loaders.layouts import build_index
 from loaders.pack import pack
 from tests.helpers import make_config
 

@@ -14,9 +14,11 @@ import tifffile
 import torch
 from PIL import Image
 
-import loaders.base
+import loaders
 from loaders import build_loaders
-from loaders.index import Index
+from loaders.index import Index, Labels
+from loaders.pixels import Pixels
+from loaders.pytorch import PyTorchLoader
 from tests.helpers import REPOSITORY, make_config
 
 CPU = torch.device("cpu")
@@ -34,11 +36,10 @@ def thirteen(monkeypatch: pytest.MonkeyPatch) -> None:
         name="thirteen/train",
         sizes=np.full((COUNT, 2), 8),
         channels=1,
-        labels=np.arange(COUNT) % 10,
-        num_classes=10,
+        target=Labels(np.arange(COUNT) % 10, tuple("0123456789")),
         images=np.broadcast_to(values[:, None, None, None], (COUNT, 8, 8, 1)).copy(),
     )
-    monkeypatch.setattr(loaders.base, "build_index", lambda data: (index, index))
+    monkeypatch.setattr(loaders, "build_index", lambda data: (index, index))
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def config(backend: str, tmp_path, *overrides: str):
 def samples_of(loader, backend: str) -> list[list[int]]:
     """The samples of each batch, told by the pixels (synthetic batches have none of their own)."""
     if backend == "synthetic":
-        return [rows["sample"].tolist() for rows, _ in loader.batches()]
+        return [rows["sample"].tolist() for rows, _ in loader.finished_batches()]
     batches = []
     for inputs, labels in loader:
         assert inputs.dtype == torch.float32
@@ -268,7 +269,7 @@ def test_memory_of_batches_that_nobody_keeps_is_used_again(thirty_pairs: list[st
 def test_no_further_thread_finishes_batches(thirty_pairs: list[str], monkeypatch) -> None:
     """It would take the CPU from those that decode."""
     threads: set[int] = set()
-    for owner, name in [(Index, "read"), (loaders.base.Loader, "finish")]:
+    for owner, name in [(Index, "read"), (Pixels, "finish")]:
         method = getattr(owner, name)
 
         def noted(*arguments, method=method):
@@ -284,12 +285,14 @@ def test_no_further_thread_finishes_batches(thirty_pairs: list[str], monkeypatch
 
 def test_threads_never_finish_two_batches_in_the_same_memory() -> None:
     loader, _ = build_loaders(make_config("global_batch_size=8"), CPU)
-    rows, images = next(loader.batches())
+    assert isinstance(loader, PyTorchLoader)
+    rows, images = next(loader.raw_batches())
     num_threads = 4
     with ThreadPoolExecutor(num_threads) as threads:
         for _ in range(300):
-            batches = list(threads.map(lambda _: loader.finish(rows, images), range(num_threads)))
-            assert len({inputs.data_ptr() for inputs, _ in batches}) == num_threads
+            finish = lambda _: loader.pixels.finish(rows, images)  # noqa: E731
+            batches = list(threads.map(finish, range(num_threads)))
+            assert len({inputs.data_ptr() for _, (inputs, _) in batches}) == num_threads
             del batches
 
 

@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 
-from loaders.index import Index
-from loaders.plan import PlanSampler, epoch_plan, output_size
+from loaders.index import Index, Labels
+from loaders.plan import epoch_plan, output_size
+from loaders.sampler import PlanSampler
 from tests.helpers import make_config
 
 
 def make_index(*sizes: tuple[int, int]) -> Index:
     return Index(
-        name="made/train", sizes=np.array(sizes), channels=3, labels=np.zeros(len(sizes), int)
+        name="made/train",
+        sizes=np.array(sizes),
+        channels=3,
+        target=Labels(np.zeros(len(sizes), int), ("all",)),
     )
 
 

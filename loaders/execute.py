@@ -1,0 +1,164 @@
+"""Executes rows of the plan on the CPU: threads read, cut, resize and flip images into a batch.
+
+Decoding and resizing release Python's interpreter lock.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.utils.data import Dataset, get_worker_info
+
+from loaders.index import BadFileError, Index
+
+
+class Executed(NamedTuple):
+    """What became of the rows of a batch."""
+
+    rows: np.ndarray
+    images: tuple[Tensor, ...]
+    """For each side (B, height, width, C) of the index's dtype; meaningless if any sample is bad."""
+    bad: dict[int, str]
+    """Of each sample that cannot be decoded, why."""
+
+
+class PlannedImages(Dataset[Executed]):
+    """Item `rows` is the batch of their images.
+
+    The DataLoader hands a whole batch of rows to `__getitems__`, so nothing is collated.
+    """
+
+    def __init__(
+        self, index: Index, size: tuple[int, int], num_threads: int, pin_memory: bool
+    ) -> None:
+        self.index, self.size, self.num_threads = index, size, num_threads
+        self.pin_memory = pin_memory
+        self.pool: ThreadPoolExecutor | None = None
+
+    def __getitems__(self, rows: np.ndarray) -> Executed:
+        return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()
+
+    @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
+    def start(
+        self, rows: np.ndarray, then: Callable[[Executed], Any] = lambda executed: executed
+    ) -> "Future[Any]":
+        """Let the threads begin with a batch; the future is what `then` makes of it.
+
+        Whichever thread has time takes the next row, and the last one to end calls `then`. If the
+        future is cancelled, no thread takes a further row.
+        """
+        if self.pool is None:  # made here, because threads do not survive the start of a worker
+            # A thread's operations are not split among further threads, which would take longer.
+            self.pool = ThreadPoolExecutor(self.num_threads, "load", torch.set_num_threads, (1,))
+        if self._is_copied(rows):
+            return self.pool.submit(lambda: then(self._copy(rows)))
+        executed, future = Executed(rows, self._new_batch(len(rows)), {}), Future[Any]()
+        positions, lock, num_working = iter(range(len(rows))), Lock(), self.num_threads
+
+        def work() -> None:
+            nonlocal num_working
+            try:
+                for position in positions:
+                    if future.cancelled():
+                        return
+                    try:
+                        self._execute(rows[position], [side[position] for side in executed.images])
+                    except BadFileError as error:
+                        executed.bad[int(rows["sample"][position])] = str(error)
+                with lock:
+                    num_working -= 1
+                    is_last = num_working == 0
+                if is_last and future.set_running_or_notify_cancel():
+                    future.set_result(then(executed))
+            except BaseException as error:
+                with lock:
+                    if not future.done():
+                        future.set_exception(error)
+
+        for _ in range(self.num_threads):
+            self.pool.submit(work)
+        return future
+
+    def _is_copied(self, rows: np.ndarray) -> bool:
+        """Whether images that need no decoding are not to be resized either."""
+        return self.index.can_copy and bool(
+            (rows["height"] == self.size[0]).all() and (rows["width"] == self.size[1]).all()
+        )
+
+    @torch.inference_mode(False)
+    def _copy(self, rows: np.ndarray) -> Executed:
+        """A batch of which `_is_copied` is true, without further threads."""
+        whole, bad = self.index.copy(rows["sample"])
+        images = _cut_alike(torch.from_numpy(whole), rows, self.size)
+        for name, dim in [("vflip", 1), ("hflip", 2)]:
+            if rows[name].any():
+                flipped = torch.from_numpy(rows[name].copy())
+                images[flipped] = images[flipped].flip(dim)
+        return Executed(rows, (_shared(images.pin_memory() if self.pin_memory else images),), bad)
+
+    def _new_batch(self, count: int) -> tuple[Tensor, ...]:
+        """The memory of so many samples, for each side."""
+        height, width = self.size
+        dtype = getattr(torch, self.index.dtype)
+        shapes = [(count, f * height, f * width) for f in self.index.size_factors]
+        return tuple(
+            _shared(torch.empty((*s, self.index.channels), dtype=dtype, pin_memory=self.pin_memory))
+            for s in shapes
+        )
+
+    def _execute(self, row: np.void, batch: list[Tensor]) -> None:
+        """Fill (height, width, C) of each side with the row's images.
+
+        Raises:
+            BadFileError: the sample is bad.
+        """
+        sample, *rectangle = (int(row[name]) for name in ("sample", "y", "x", "height", "width"))
+        flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
+        for side, (factor, filled) in enumerate(zip(self.index.size_factors, batch, strict=True)):
+            y, x, height, width = (factor * length for length in rectangle)
+            image = self.index.read(sample, side, y + height)
+            pixels = _resized(image[y : y + height, x : x + width], filled.shape[:2])
+            filled.copy_(pixels.flip(flips) if flips else pixels)
+
+
+def _resized(image: np.ndarray, size: tuple[int, ...]) -> Tensor:
+    """(height, width, C) of `size`, bilinear with antialiasing."""
+    if image.shape[:2] == size:
+        return torch.from_numpy(image)
+    # The leading dimension comes first: only so does torch see channels_last.
+    pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    # Lines cost torch more than columns: the fewer of them it resizes, the better.
+    if size[0] < image.shape[0]:
+        pixels = interpolate(pixels, (size[0], image.shape[1]), mode="bilinear", antialias=True)
+    pixels = interpolate(pixels, size, mode="bilinear", antialias=True)
+    return pixels[0].permute(1, 2, 0)
+
+
+def _cut_alike(images: Tensor, rows: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """The rows' rectangles, all of `size`, of images of one size."""
+    height, width = size
+    if (height, width) == images.shape[1:3]:
+        return images
+    corners = rows[["y", "x"]]
+    if (corners == corners[0]).all():
+        y, x = corners[0].item()
+        return images[:, y : y + height, x : x + width].contiguous()
+    parts = [
+        image[y : y + height, x : x + width]
+        for image, (y, x) in zip(images, corners.tolist(), strict=True)
+    ]
+    return torch.stack(parts)
+
+
+def _shared(images: Tensor) -> Tensor:
+    """The images, in a worker process moved to shared memory.
+
+    The DataLoader's queue would do this in a thread of its own, where a full /dev/shm loses the batch
+    and the training process waits for it forever.
+    """
+    return images if get_worker_info() is None else images.share_memory_()

@@ -1,0 +1,233 @@
+"""What the headers of image files say, read once and kept in `data.cache_dir`."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from zipfile import BadZipFile
+
+import numpy as np
+import simplejpeg
+from filelock import FileLock
+from PIL import Image
+from tqdm import tqdm
+
+from conf.schema import DataConfig
+from loaders import png
+from loaders.decode import JPEG_START, reason_of
+from loaders.index import common_folder
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ORIENTATION = 0x0112  # the EXIF tag
+JPEG_TAGS, JPEG_END = b"\xff\xe1", b"\xff\xd9"
+JPEG_HEADER_BYTES = 1 << 14  # enough for most
+NAMED_IN_ERRORS = 10
+
+
+class BadHeadersError(ValueError):
+    """Files without a header that can be used; the message names the first ten."""
+
+
+class Header(NamedTuple):
+    """What a file's header says of its image."""
+
+    height: int
+    """Pixels, upright."""
+    width: int
+    """Pixels, upright."""
+    channels: int
+    bits: int
+    """Per channel: 8 or 16."""
+    orientation: int = 1
+    """How the stored image is to be turned upright, as EXIF numbers it; 1: not at all."""
+    raw_offset: int = -1
+    """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
+    dali_reads: bool = True
+    """Whether DALI's decoder returns these channels and bits correctly."""
+    ends: bool = True
+    """False for a JPEG without the marker at its end: it may be cut short, which a decoder that only
+    needs the upper lines would not notice."""
+
+
+HEADER = np.dtype([(name, kind) for name, kind in Header.__annotations__.items()])
+
+
+def read_headers(files: list[str], data: DataConfig, as_stored: bool) -> np.ndarray:
+    """What the headers of the files say, as an array of dtype `HEADER`.
+
+    They are kept in `data.cache_dir`; next time, only files that were added or changed are read.
+
+    Raises:
+        BadHeadersError: files have no readable header or are too large.
+    """
+    headers = np.zeros(len(files), HEADER)
+    if not files:
+        return headers
+    stamps = np.array(_in_threads(_stamp, files, "looking at files"))
+    kind = f"{common_folder(files)} {data.max_pixels} {as_stored} {HEADER}"
+    kept = Path(data.cache_dir, f"index-{hashlib.sha256(kind.encode()).hexdigest()[:16]}.npz")
+    with one_process_at_a_time(kept):
+        is_known = _fill_with_kept(headers, kept, files, stamps)
+        unread = np.flatnonzero(~is_known).tolist()
+        if not unread:
+            return headers
+        answers = _in_threads(
+            lambda i: header_or_reason(files[i], data.max_pixels, as_stored),
+            unread,
+            "reading headers",
+        )
+        broken = []
+        for i, answer in zip(unread, answers, strict=True):
+            if isinstance(answer, Header):
+                headers[i], is_known[i] = tuple(answer), True
+            else:
+                broken.append(f"{files[i]} ({answer})")
+        if is_known.any():
+            names = "\0".join(files[i] for i in np.flatnonzero(is_known))
+            unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
+            with unfinished.open("wb") as file:
+                np.savez(
+                    file,
+                    names=np.frombuffer(os.fsencode(names), np.uint8),
+                    stamps=stamps[is_known],
+                    headers=headers[is_known],
+                )
+            unfinished.rename(kept)
+    if broken:
+        raise BadHeadersError(
+            f"{len(broken)} of {len(files)} files cannot be used: {some(broken)}; repair or remove them"
+        )
+    return headers
+
+
+def header_or_reason(path: str, max_pixels: int, as_stored: bool) -> Header | str:
+    """What the header says, or why it cannot be used."""
+    try:
+        header = read_tiff_header(path) if as_stored else read_photo_header(path)
+    except Exception as error:  # damaged bytes make the libraries raise errors of any type
+        return reason_of(error, path)
+    if header.height * header.width > max_pixels:
+        return (
+            f"{header.height}x{header.width} pixels are more than data.max_pixels={max_pixels}; "
+            "raise it if the file is meant"
+        )
+    return header
+
+
+def read_photo_header(path: str) -> Header:
+    """Header of a file that shall become 8-bit RGB, whatever it holds.
+
+    Raises:
+        OSError: the file cannot be read or is no image.
+    """
+    with open(path, "rb", buffering=0) as file:
+        start = file.read(JPEG_HEADER_BYTES)
+        if not start.startswith(JPEG_START):
+            return _header_by_pillow(path)
+        file.seek(-len(JPEG_END), os.SEEK_END)
+        ends = file.read() == JPEG_END
+    if JPEG_TAGS not in start:  # which may hold an orientation
+        with suppress(ValueError, KeyError):  # damaged or longer than what was read
+            height, width, *_ = simplejpeg.decode_jpeg_header(start, strict=False)
+            return Header(height, width, 3, 8, ends=ends)
+    return _header_by_pillow(path)._replace(ends=ends)
+
+
+def _header_by_pillow(path: str) -> Header:
+    """Of an image in any format; ten times slower."""
+    with open(path, "rb") as file, Image.open(file) as image:
+        # The base class's method: that of PNG decodes the image to find tags behind the pixels.
+        tags = Image.Image.getexif(image)
+        if image.format == "PNG" and ORIENTATION not in tags:
+            tags.load(png.exif(file))
+        orientation = tags.get(ORIENTATION, 1)
+        height, width = image.size if orientation >= 5 else reversed(image.size)
+        return Header(height, width, 3, 8, orientation)
+
+
+def read_tiff_header(path: str) -> Header:
+    """Header of a TIFF whose channels shall be kept as they are.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no TIFF, or holds something else than one image of 8 or 16 bits.
+    """
+    from tifffile import TiffFile
+
+    with TiffFile(path) as tiff:
+        page = tiff.pages.first
+        if len(tiff.pages) != 1:
+            raise ValueError(f"has {len(tiff.pages)} pages; split it into files of one page")
+        if page.dtype not in (np.uint8, np.uint16):
+            raise ValueError(f"has pixels of type {page.dtype}; convert them to uint8 or uint16")
+        planar = page.planarconfig == 2 and page.samplesperpixel > 1
+        is_native = page.dtype == np.uint8 or tiff.byteorder == "<"
+        return Header(
+            height=page.imagelength,
+            width=page.imagewidth,
+            channels=page.samplesperpixel,
+            bits=8 * page.dtype.itemsize,
+            raw_offset=page.dataoffsets[0]
+            if page.is_contiguous and not planar and is_native
+            else -1,
+            dali_reads=not planar,
+        )
+
+
+def one_process_at_a_time(path: Path) -> FileLock:
+    """Lock among the processes of this machine; the empty file `path`.lock stays behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(f"{path}.lock")
+
+
+def some(names: "set[str] | list[str]") -> str:
+    """Up to ten of the names, sorted."""
+    more = len(names) - NAMED_IN_ERRORS
+    return ", ".join(sorted(names)[:NAMED_IN_ERRORS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _fill_with_kept(
+    headers: np.ndarray, kept: Path, files: list[str], stamps: np.ndarray
+) -> np.ndarray:
+    """Fill in the kept headers of files that did not change; (N,) bool: which these are."""
+    try:
+        with np.load(kept) as arrays:
+            names, kept_stamps, kept_headers = (
+                arrays[key] for key in ("names", "stamps", "headers")
+            )
+    except (OSError, EOFError, ValueError, BadZipFile):
+        # There is none, or the machine went down before it was on the disk.
+        return np.zeros(len(files), bool)
+    row_of = {name: row for row, name in enumerate(os.fsdecode(names.tobytes()).split("\0"))}
+    rows = np.array([row_of.get(name, -1) for name in files])
+    is_known = (rows >= 0) & (kept_stamps[rows] == stamps).all(axis=1)
+    headers[is_known] = kept_headers[rows[is_known]]
+    return is_known
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Changes when the file does."""
+    try:
+        stat = os.stat(path)
+    except OSError:  # such as a link to nowhere; reading its header will say so
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _in_threads(answer: Callable[[T], R], questions: list[T], what: str) -> list[R]:
+    """The answers, with a progress bar once it takes more than two seconds."""
+    answers: list[R] = []
+    parts = [questions[start : start + 256] for start in range(0, len(questions), 256)]
+    with (
+        ThreadPoolExecutor(32) as pool,
+        tqdm(total=len(questions), desc=what, delay=2, leave=False) as progress,
+    ):
+        for part in pool.map(lambda part: [answer(question) for question in part], parts):
+            answers += part
+            progress.update(len(part))
+    return answers

@@ -1,0 +1,33 @@
+"""How the samples of a data set lie on disk: one file per layout, whose function finds them.
+
+A layout takes `cfg.data` and returns the `Index` of the training and of the validation split.
+"""
+
+from collections.abc import Callable
+
+from conf.schema import DataConfig
+from loaders.index import Index
+from loaders.layouts.class_folders import caltech256, cells, imagefolder
+from loaders.layouts.digits import mnist, mnist_mini
+from loaders.layouts.pairs import pairs
+
+LAYOUTS: dict[str, Callable[[DataConfig], tuple[Index, Index]]] = {
+    "mnist_mini": mnist_mini,
+    "mnist": mnist,
+    "caltech256": caltech256,
+    "imagefolder": imagefolder,
+    "pairs": pairs,
+    "cells": cells,
+}
+
+
+def build_index(data: DataConfig) -> tuple[Index, Index]:
+    """Index of the training and of the validation split.
+
+    Raises:
+        ValueError: `data.layout` is unknown, or the files do not have that layout.
+        FileNotFoundError: the data is not there; the message says how to get it.
+    """
+    if data.layout not in LAYOUTS:
+        raise ValueError(f"data.layout={data.layout} is unknown; use one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[data.layout](data)

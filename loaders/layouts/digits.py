@@ -1,0 +1,48 @@
+"""MNIST, whole or as the subset that lies in this repository; its images fit into memory."""
+
+from pathlib import Path
+
+import numpy as np
+
+from conf.schema import DataConfig
+from loaders.headers import one_process_at_a_time
+from loaders.index import Index, Labels
+
+MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
+
+
+def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
+    with np.load(MNIST_MINI) as arrays:
+        return (
+            _digits("mnist_mini/train", arrays["train_images"], arrays["train_labels"]),
+            _digits("mnist_mini/val", arrays["val_images"], arrays["val_labels"]),
+        )
+
+
+def mnist(data: DataConfig) -> tuple[Index, Index]:
+    from torchvision.datasets import MNIST
+
+    try:
+        with one_process_at_a_time(Path(data.root) / "download"):
+            train, val = (MNIST(data.root, train=train, download=True) for train in (True, False))
+    except (RuntimeError, OSError) as error:
+        raise FileNotFoundError(
+            f"MNIST is not in {data.root} and could not be downloaded ({error}); put "
+            "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and "
+            f"t10k-labels-idx1-ubyte.gz into {Path(data.root, 'MNIST', 'raw')}, or use "
+            "data=mnist_mini, which needs no download"
+        ) from error
+    return (
+        _digits("mnist/train", train.data.numpy(), train.targets.numpy()),
+        _digits("mnist/val", val.data.numpy(), val.targets.numpy()),
+    )
+
+
+def _digits(name: str, images: np.ndarray, labels: np.ndarray) -> Index:
+    return Index(
+        name=name,
+        sizes=np.tile(np.array(images.shape[1:3], np.int32), (len(images), 1)),
+        channels=1,
+        target=Labels(labels.astype(np.int64), tuple("0123456789")),
+        images=np.ascontiguousarray(images)[..., None],
+    )

@@ -1,0 +1,100 @@
+"""What the layouts that consist of image files share: finding, splitting and checking them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from conf.schema import DataConfig
+from loaders.index import Index, Labels, TargetImages
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
+VALIDATION_FOLDERS = ("val", "test")
+
+
+def split_folders(root: Path) -> list[Path]:
+    """[train, validation], or [root] if there are no such folders."""
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"data.root={root} is not a folder; set data.root to the data set's folder"
+        )
+    if not (root / "train").is_dir():
+        return [root]
+    for name in VALIDATION_FOLDERS:
+        if (root / name).is_dir():
+            return [root / "train", root / name]
+    raise FileNotFoundError(f"{root} has train but neither val nor test beside it; add one of them")
+
+
+def split_by_seed(count: int, data: DataConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted positions of the training and of the validation samples."""
+    num_val = data.val_count if data.val_count is not None else round(count * data.val_fraction)
+    if not 0 < num_val < count:
+        raise ValueError(
+            f"a validation split of {num_val} of {count} samples leaves one split empty; set "
+            "data.val_fraction or data.val_count"
+        )
+    order = np.random.Generator(np.random.Philox(key=data.split_seed)).permutation(count)
+    return np.sort(order[num_val:]), np.sort(order[:num_val])
+
+
+def folders_in(folder: Path) -> Iterator[str]:
+    """Names of the folders in a folder; hidden ones are left out."""
+    with os.scandir(folder) as entries:
+        yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+
+
+def images_below(folder: Path) -> list[str]:
+    """Sorted paths of all images below a folder, if there is one; hidden ones are left out."""
+    found: list[str] = []
+    pending = [str(folder)] if os.path.isdir(folder) else []
+    while pending:
+        current = pending.pop()
+        with os.scandir(current) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    if entry.is_symlink() and Path(current).resolve().is_relative_to(
+                        Path(entry.path).resolve()
+                    ):
+                        raise ValueError(
+                            f"{entry.path} is a link to one of its own parent folders; remove the link"
+                        )
+                    pending.append(entry.path)
+                elif entry.name.lower().endswith(IMAGE_ENDINGS):
+                    found.append(entry.path)
+    return sorted(found)
+
+
+def file_index(
+    name: str,
+    files: tuple[list[str], ...],
+    headers: tuple[np.ndarray, ...],
+    target: Labels | TargetImages,
+    as_stored: bool = False,
+) -> Index:
+    """Index of image files whose inputs all have the same kind of pixels."""
+    if not files[0]:
+        raise ValueError(f"{name} has no images; expected files like {', '.join(IMAGE_ENDINGS)}")
+    kinds = headers[0][["channels", "bits"]]
+    channels, bits = kinds[0].item()
+    wrong = np.flatnonzero(kinds != kinds[0])
+    if len(wrong):
+        other = kinds[wrong[0]]
+        raise ValueError(
+            f"{len(wrong)} of {len(files[0])} images of {name} are of another kind than {files[0][0]} "
+            f"with {channels} channels of {bits} bits, such as {files[0][wrong[0]]} with "
+            f"{other['channels']} channels of {other['bits']} bits; use images of one kind"
+        )
+    return Index(
+        name=name,
+        sizes=np.stack([headers[0]["height"], headers[0]["width"]], axis=1),
+        channels=channels,
+        target=target,
+        dtype=f"uint{bits}",
+        files=files,
+        headers=headers,
+        as_stored=as_stored,
+    )

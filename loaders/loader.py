@@ -1,0 +1,125 @@
+"""The contract that every backend fulfils."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conf.schema import Config
+from loaders.index import Labels
+from loaders.limits import limits_explained
+from loaders.overlap import Finished
+from loaders.pixels import Pixels
+from loaders.plan import ROW
+from loaders.sampler import PlanSampler
+
+
+class Loader:
+    """Iterates over this rank's batches of one split.
+
+    A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W); int64 class labels
+    of shape (B,), or float32 target images of shape (B, C, f * H, f * W), f being the index's size
+    factor. A backend only implements `finished_batches()`.
+
+    Attributes:
+        index: the split's samples.
+        device: where the batches lie.
+        in_channels: C of the inputs.
+        batch_size: B, on this device.
+        classes: names of the classes; empty if the targets are images.
+        num_classes: their number; None if the targets are images.
+        max_batches: batches of the rank that has most of them in a whole epoch; others have one less.
+        dropped_per_epoch: samples of the tail of each epoch that training leaves out.
+        description: of training loaders: data set, numbers of samples, classes; for the log.
+        last_rows: the rows of the batch that was yielded last.
+        read_size: (height, width) of the images that the backend delivers. This is the size of the
+            inputs, but where every row enlarges a rectangle of the same size, that size: the enlarging
+            is then done for the whole batch on the device, and fewer bytes travel.
+    """
+
+    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
+        self.sampler, self.cfg, self.device, self.index = sampler, cfg, device, sampler.index
+        target = self.index.target
+        self.in_channels = self.index.channels
+        self.classes = target.classes if isinstance(target, Labels) else ()
+        self.num_classes = len(self.classes) or None
+        self.batch_size = sampler.global_batch_size // sampler.world_size
+        self.max_batches = sampler.max_batches
+        self.dropped_per_epoch = len(self.index) - sampler.num_rows
+        self.description = ""
+        self.position = 0
+        self.last_rows = np.zeros(0, ROW)
+        self.read_size = self.output_size = sampler.output_size
+        shapes = sampler.shapes
+        if (
+            shapes is not None
+            and (shapes == shapes[0]).all()
+            and (shapes <= self.output_size).all()
+        ):
+            self.read_size = int(shapes[0, 0]), int(shapes[0, 1])
+        self.pixels = Pixels(self.index, self.output_size, cfg, device)
+
+    def finished_batches(self) -> Iterator[Finished]:
+        """The sampler's rows, batch by batch, with inputs and targets."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return len(self.sampler)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose plan is followed."""
+        return self.sampler.epoch
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of the epoch that were already yielded."""
+        return self.position // self.sampler.global_batch_size
+
+    @property
+    def epoch_is_finished(self) -> bool:
+        return self.position >= self.sampler.num_rows
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch's plan. The same epoch again keeps a position that was loaded."""
+        if epoch != self.sampler.epoch:
+            self.sampler.set_epoch(epoch)
+            self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands: the epoch, how many of its rows all ranks together have used, and what
+        the plan of these rows depends on."""
+        return {
+            "epoch": self.sampler.epoch,
+            "position": self.position,
+            "plan": self.sampler.description(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict()` was taken, on any number of ranks."""
+        self.sampler.set_epoch(state["epoch"])
+        self.position = state["position"]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.epoch_is_finished:
+            self.position = 0
+        self.sampler.start_row = self.position
+        with limits_explained():
+            for rows, batch in self.finished_batches():
+                self.last_rows = rows
+                # Counted before the batch is handed out: a checkpoint written in the loop's body
+                # holds a step that has already used it.
+                self.position += self.sampler.global_batch_size
+                yield batch
+        self.position = self.sampler.num_rows
+
+    def names(self, rows: np.ndarray) -> list[str]:
+        """The (input) files of these rows, or `sample 12` where there are no files."""
+        return [self.index.name_of(sample) for sample in rows["sample"].tolist()]
+
+    def denormalize(self, inputs: Tensor) -> Tensor:
+        """Inputs of shape (B, C, H, W) as pictures: 1 or 3 channels with values in [0, 1]."""
+        return self.pixels.denormalize(inputs)

@@ -1,0 +1,145 @@
+"""Which rows of the plan a rank executes, batch by batch."""
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+
+from conf.schema import DataConfig
+from loaders.augment import AUGMENTATIONS
+from loaders.index import BadFileError, Index
+from loaders.plan import crop_shapes, epoch_plan, output_size
+
+log = logging.getLogger(__name__)
+
+
+class PlanSampler:
+    """Walks the plan of the current epoch: yields, batch by batch, the rows of this rank.
+
+    What `torch.utils.data.DistributedSampler` is for positions, this is for rows of the plan: every
+    `world_size`-th one from `rank` on, in an order that `set_epoch` changes alike on every rank. It is
+    no subclass, because it yields batches of rows, starts at any row, and pads nothing: in training
+    every rank gets the same number of batches and the tail of the epoch that does not fill a global
+    batch is dropped; in evaluation every row is yielded exactly once over all ranks, so that the last
+    batches can be smaller and a rank can have one batch less.
+
+    A sample that turns out to be undecodable joins `bad` (sample: reason). In training the next row of
+    this rank in the epoch whose sample is good takes the place of its row, in evaluation the row is left
+    out. This follows from the plan and the files alone: when the sample was found does not matter.
+
+    Attributes:
+        epoch: whose plan is walked.
+        start_row: of the plan, at which the next walk begins.
+        output_size: (height, width) in pixels of the images that the rows make.
+        shapes: (N, 2) height and width of the samples' rectangles in pixels; None: random ones.
+
+    Raises:
+        ValueError: the split has fewer samples than a global batch (training) or than ranks, images are
+            smaller than the crop, or `data.on_error` is unknown.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        data: DataConfig,
+        seed: int,
+        global_batch_size: int,
+        rank: int,
+        world_size: int,
+        train: bool,
+    ) -> None:
+        needed = global_batch_size if train else world_size
+        if len(index) < needed:
+            raise ValueError(
+                f"{index.name} has {len(index)} samples, fewer than "
+                + (f"global_batch_size={needed}" if train else f"world_size={needed}")
+                + "; use a smaller value or more data"
+            )
+        if data.on_error not in ("raise", "skip"):
+            raise ValueError(f"data.on_error={data.on_error} is unknown; use raise or skip")
+        self.index, self.data, self.seed, self.train = index, data, seed, train
+        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
+        self.output_size = output_size(data, index)
+        self.shapes = crop_shapes(index, data, train)
+        self.epoch = self.start_row = 0
+        self.bad: dict[int, str] = {}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Walk the plan of another epoch."""
+        self.epoch = epoch
+
+    def plan(self) -> np.ndarray:
+        """The whole table of the current epoch, of all ranks."""
+        return epoch_plan(self.index, self.data, self.seed, self.epoch, self.train)
+
+    def description(self) -> dict[str, str]:
+        """All that the plan of an epoch depends on: equal descriptions give equal plans."""
+        keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
+        settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
+        return {"files": self.index.fingerprint, "seed": str(self.seed)} | settings
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the plan that are used: all, less the dropped tail in training."""
+        count = len(self.index)
+        return count - count % self.global_batch_size if self.train else count
+
+    @property
+    def max_batches(self) -> int:
+        """Batches of the rank that has most of them in a whole epoch, which is rank 0."""
+        return -(-self.num_rows // self.global_batch_size)
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        full, rest = divmod(self.num_rows, self.global_batch_size)
+        return full + (rest > self.rank)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        plan = self.plan()
+        for start in range(self.start_row, self.num_rows, self.global_batch_size):
+            rows = plan[start : min(start + self.global_batch_size, self.num_rows)]
+            if len(shard := self.without_bad(rows[self.rank :: self.world_size])):
+                yield shard
+
+    def set_aside(self, failed: dict[int, str]) -> None:
+        """Add samples to `bad`, with the reasons.
+
+        Raises:
+            BadFileError: `data.on_error` is `raise`, or there are more than `data.max_bad_samples` now.
+        """
+        for sample, reason in failed.items():
+            if self.data.on_error == "raise":
+                raise BadFileError(f"{reason}, or leave out bad files with data.on_error=skip")
+            if sample not in self.bad:
+                self.bad[sample] = reason
+                log.warning(
+                    "%s (%s; bad sample %d, data.max_bad_samples=%d)",
+                    *(reason, "replaced" if self.train else "left out"),
+                    *(len(self.bad), self.data.max_bad_samples),
+                )
+        if len(self.bad) > self.data.max_bad_samples:
+            raise BadFileError(
+                f"{len(self.bad)} samples of {self.index.name} are bad, more than data.max_bad_samples="
+                f"{self.data.max_bad_samples}, the last one: {list(self.bad.values())[-1]}; "
+                "python -m loaders.check lists all of them"
+            )
+
+    def without_bad(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of this rank, those of `bad` samples replaced or left out.
+
+        Raises:
+            BadFileError: no good sample is left to replace one.
+        """
+        bad = np.array(list(self.bad), np.int64)
+        is_bad = np.isin(rows["sample"], bad)
+        if not self.train or not is_bad.any():
+            return rows[~is_bad]
+        plan, rows = self.plan()[: self.num_rows], rows.copy()
+        is_good = ~np.isin(plan["sample"], bad)
+        for number in np.flatnonzero(is_bad):
+            place = np.flatnonzero(plan["sample"] == rows["sample"][number])[0]
+            following = np.arange(place, place + self.num_rows, self.world_size) % self.num_rows
+            if not is_good[following].any():
+                raise BadFileError(f"all samples of {self.index.name} on rank {self.rank} are bad")
+            rows[number] = plan[following[is_good[following].argmax()]]
+        return rows
