@@ -27,7 +27,7 @@ class DataConfig:
     """Folder of the data set; relative paths start at the folder the script is started in."""
 
     cache_dir: str = "data/cache"
-    """Where derived files go: image sizes, and image trees of data sets that do not come as files."""
+    """Where derived files go: image sizes, and what `loader.num_workers=auto` found."""
 
     val_fraction: float = 0.1
     """Share of the samples that validates, where there are no folders `train` and `val` (or `test`)."""

@@ -3,8 +3,8 @@
 import hashlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from zipfile import BadZipFile
@@ -13,7 +13,7 @@ import numpy as np
 import simplejpeg
 from filelock import FileLock
 from PIL import Image
-from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from conf.schema import DataConfig
 from loaders import png
@@ -221,13 +221,10 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _in_threads(answer: Callable[[T], R], questions: list[T], what: str) -> list[R]:
     """The answers, with a progress bar once it takes more than two seconds."""
-    answers: list[R] = []
     parts = [questions[start : start + 256] for start in range(0, len(questions), 256)]
-    with (
-        ThreadPoolExecutor(32) as pool,
-        tqdm(total=len(questions), desc=what, delay=2, leave=False) as progress,
-    ):
-        for part in pool.map(lambda part: [answer(question) for question in part], parts):
-            answers += part
-            progress.update(len(part))
-    return answers
+    answers = thread_map(
+        lambda part: [answer(question) for question in part],
+        parts,
+        **{"max_workers": 32, "desc": what, "delay": 2, "leave": False, "unit_scale": 256},
+    )
+    return list(chain.from_iterable(answers))

@@ -3,15 +3,11 @@
     python -m loaders.pack data=imagefolder data.root=photos data.resize=256 out=data/packed
     python train.py data=imagefolder data.root=photos data.resize=256 loader=packed loader.pack=data/packed
 
-`format=pixels` (default) writes a memory-mapped store for `loader=packed`, `format=jpeg` resized JPEG
-files with the folders of the original, which take less space and which every loader reads as
-`data.root=DIR` (quality 95, without `data.resize`). Started again, it goes on where it was stopped.
+Started again, it goes on where it was stopped.
 """
 
 import json
-import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -20,7 +16,6 @@ import numpy as np
 import torch
 from filelock import FileLock
 from hydra import compose, initialize_config_dir
-from PIL import Image
 from torch.nn.functional import interpolate
 from tqdm import tqdm
 
@@ -31,20 +26,17 @@ from loaders.limits import cpus_per_rank
 from loaders.packed import SPLITS, describe_split, settings_of
 from loaders.plan import resized_sizes
 
-FORMATS = ("pixels", "jpeg")
+CHUNK = 1024  # samples that are written before they count as done
 
 
-def pack(data: DataConfig, out: Path, format: str = "pixels") -> None:
+def pack(data: DataConfig, out: Path) -> None:
     """Write the data set, resized by `data.resize`, into the folder `out`.
 
     Raises:
-        ValueError: the format is unknown or cannot hold these images, or `out` holds a pack of other data.
+        ValueError: `out` holds a pack of other data.
     """
-    if format not in FORMATS:
-        raise ValueError(f"format={format} is unknown; use one of {', '.join(FORMATS)}")
     indexes = dict(zip(SPLITS, build_index(data), strict=True))
     description = {
-        "format": format,
         "settings": settings_of(data),
         "splits": {split: describe_split(index) for split, index in indexes.items()},
     }
@@ -62,14 +54,11 @@ def pack(data: DataConfig, out: Path, format: str = "pixels") -> None:
             return
         begun.write_text(text)
         for split, index in indexes.items():
-            if format == "pixels":
-                _pack_pixels(data, index, out, split)
-            else:
-                _pack_jpeg(data, index, out, split)
+            _pack_split(data, index, out, split)
         begun.rename(finished)
 
 
-def _pack_pixels(data: DataConfig, index: Index, out: Path, split: str) -> None:
+def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
     sizes = resized_sizes(data, index.sizes)
     lengths = sizes.prod(axis=1, dtype=np.int64) * index.channels
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
@@ -89,54 +78,19 @@ def _pack_pixels(data: DataConfig, index: Index, out: Path, split: str) -> None:
             start = offsets[sample] * factor**2
             pixels[side][start : start + image.size] = image.ravel()
 
-    def remember(samples: list[int]) -> None:
-        for array in pixels:
-            array.flush()  # the pixels first: what counts as done must be on the disk
-        done[samples] = True
-        done.flush()
-
-    _run(write, np.flatnonzero(~done).tolist(), f"packing {index.name}", remember)
+    samples = np.flatnonzero(~done)
+    with (
+        ThreadPoolExecutor(cpus_per_rank()) as pool,
+        tqdm(total=len(samples), desc=f"packing {index.name}") as bar,
+    ):
+        for part in np.split(samples, range(CHUNK, len(samples), CHUNK)):
+            for _ in pool.map(write, part):
+                bar.update()
+            for array in pixels:
+                array.flush()  # the pixels first: what counts as done must be on the disk
+            done[part] = True
+            done.flush()
     (out / f"{split}-done.npy").unlink()
-
-
-def _pack_jpeg(data: DataConfig, index: Index, out: Path, split: str) -> None:
-    if index.as_stored or not index.files:
-        raise ValueError(
-            f"format=jpeg holds 8-bit RGB files only, not {index.name}; use format=pixels"
-        )
-    sizes = resized_sizes(data, index.sizes)
-    targets = []
-    for side, paths in enumerate(index.files):
-        folder = out / split
-        if len(index.files) > 1:
-            folder /= (data.input_dir, data.target_dir)[side]
-        root = _folder_of(paths, data, side)
-        targets.append(
-            [folder / Path(os.path.relpath(path, root)).with_suffix(".jpg") for path in paths]
-        )
-
-    def write(sample: int) -> None:
-        for side, factor in enumerate(index.size_factors):
-            target = targets[side][sample]
-            if target.exists():
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            image = resized(index.read(sample, side), *(factor * sizes[sample]))
-            temporary = target.with_name(f".{target.name}")
-            Image.fromarray(image).save(temporary, "JPEG", quality=95, subsampling=0)
-            temporary.rename(target)
-
-    _run(write, list(range(len(index))), f"packing {index.name}", lambda samples: None)
-
-
-def _folder_of(paths: list[str], data: DataConfig, side: int) -> Path:
-    """The folder below which the paths tell class or partner."""
-    root = Path(data.root)
-    for name in ("train", "val", "test"):
-        if Path(paths[0]).is_relative_to(root / name):
-            root /= name
-            break
-    return root / (data.input_dir, data.target_dir)[side] if data.layout == "pairs" else root
 
 
 def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -148,22 +102,6 @@ def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
         tensor = tensor.float()
     tensor = interpolate(tensor, (height, width), mode="bilinear", antialias=True)
     return tensor[0].permute(1, 2, 0).round().numpy().astype(image.dtype)
-
-
-def _run(
-    write: Callable[[int], None],
-    samples: list[int],
-    what: str,
-    remember: Callable[[list[int]], None],
-    chunk: int = 1024,
-) -> None:
-    """Write all samples with all CPUs; what was written is remembered after every chunk."""
-    with ThreadPoolExecutor(cpus_per_rank()) as pool, tqdm(total=len(samples), desc=what) as bar:
-        for start in range(0, len(samples), chunk):
-            part = samples[start : start + chunk]
-            for _ in pool.map(write, part):
-                bar.update()
-            remember(part)
 
 
 def _open(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
@@ -187,13 +125,13 @@ def command_line(options: dict[str, str | None]) -> Config:
 
 
 def main() -> None:
-    """Command line: Hydra overrides of the data, `out=DIR` and `format=pixels|jpeg`."""
-    options = {"out": None, "format": "pixels"}
+    """Command line: Hydra overrides of the data, and `out=DIR`."""
+    options: dict[str, str | None] = {"out": None}
     cfg = command_line(options)
     if options["out"] is None:
         sys.exit(f"{__doc__}\nout=DIR is missing")
     try:
-        pack(cfg.data, Path(options["out"]), str(options["format"]))
+        pack(cfg.data, Path(options["out"]))
     except (ValueError, OSError) as error:
         sys.exit(f"loaders.pack: {error}")
 

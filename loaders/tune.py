@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.headers import one_process_at_a_time
 from loaders.limits import cpus_per_rank
 from loaders.loader import Loader
 from loaders.sampler import PlanSampler
@@ -52,15 +51,17 @@ def with_fastest_parallelism(
     if cfg.loader.name == "synthetic":
         cfg.loader.num_workers = 0
         return cfg
-    kept = Path(cfg.data.cache_dir) / "parallelism.json"
-    key = _key(cfg, new_sampler(), device)
-    chosen = _read(kept).get(key)
+    kept = Path(cfg.data.cache_dir) / f"parallelism-{_key(cfg, new_sampler(), device)}.json"
+    chosen = _read(kept)
     if chosen is None:
         speeds = _measure(candidates(cfg, cpus_per_rank()), cfg, backend, new_sampler, device)
         told = ", ".join(f"{_name(*setting)} {speed:.0f}" for setting, speed in speeds.items())
         log.info("loader.num_workers=auto: images/s by setting: %s", told)
         chosen = fastest(speeds)
-        _write(kept, key, chosen)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(f".{os.getpid()}.tmp")  # several ranks may write at once
+        unfinished.write_text(json.dumps(chosen))
+        unfinished.replace(kept)
     log.info("loader.num_workers=auto: %s (kept in %s)", _name(*chosen), kept)
     cfg.loader.num_workers, cfg.loader.num_threads = chosen
     return cfg
@@ -157,18 +158,9 @@ def _name(num_workers: int, num_threads: int) -> str:
     return f"loader.num_workers={num_workers} {threads}" if num_workers else threads
 
 
-def _read(path: Path) -> dict[str, Setting]:
+def _read(path: Path) -> Setting | None:
     try:
-        return {
-            key: (setting[0], setting[1]) for key, setting in json.loads(path.read_text()).items()
-        }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}  # it is measured again
-
-
-def _write(path: Path, key: str, setting: Setting) -> None:
-    """Add an answer to those in the file, of which no other rank's gets lost."""
-    with one_process_at_a_time(path):
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(_read(path) | {key: setting}, indent=2) + "\n")
-        temporary.replace(path)
+        num_workers, num_threads = json.loads(path.read_text())
+        return int(num_workers), int(num_threads)
+    except (OSError, ValueError, TypeError):
+        return None  # it is measured

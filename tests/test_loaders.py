@@ -1,5 +1,6 @@
 """What every backend promises: the same samples, each in its place, on any number of ranks."""
 
+import ast
 import gc
 import subprocess
 import sys
@@ -361,3 +362,54 @@ for batches in sys.kept:
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_loader_tells_what_it_holds(thirteen, tmp_path) -> None:
+    rows = np.array([(3,), (12,)], [("sample", "i8")])
+    loaders_of_ranks = [build_loaders(config("pytorch", tmp_path), CPU, rank, 3) for rank in (0, 2)]
+    for train, val in loaders_of_ranks:
+        assert train.classes == tuple("0123456789")
+        assert train.num_classes == 10
+        assert train.dropped_per_epoch == 1
+        assert val.dropped_per_epoch == 0
+        assert train.max_batches == len(train) == 2
+        assert val.max_batches == 3
+        assert val.names(rows) == ["sample 3", "sample 12"]
+        assert train.description == (
+            "thirteen: 13 training and 13 validation samples, 10 classes (0, 1, 2, ..., 9)"
+        )
+    assert [len(val) for _, val in loaders_of_ranks] == [3, 2]
+
+
+def test_a_loader_of_pairs_has_no_classes_but_names(thirty_pairs: list[str]) -> None:
+    train, _ = build_loaders(make_config(*thirty_pairs), CPU)
+    assert train.classes == ()
+    assert train.num_classes is None
+    assert train.description == ("pairs: 30 training and 2 validation samples, targets are images")
+    rows, _ = next(train.finished_batches())
+    assert train.names(rows) == [train.index.files[0][row["sample"]] for row in rows]
+
+
+def test_loaders_use_no_collectives() -> None:
+    """Ranks only share the plan; so a loader works in any process, with or without a group."""
+    for path in (REPOSITORY / "loaders").rglob("*.py"):
+        names = [
+            node.attr if isinstance(node, ast.Attribute) else getattr(node, "module", None)
+            for node in ast.walk(ast.parse(path.read_text()))
+        ]
+        assert not {"distributed", "torch.distributed"} & set(names), path
+        assert "import torch.distributed" not in path.read_text(), path
+
+
+def test_loaders_know_neither_models_nor_tasks_nor_runtime() -> None:
+    for path in (REPOSITORY / "loaders").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = (
+                [getattr(node, "module", None) or ""] if isinstance(node, ast.ImportFrom) else []
+            )
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            for module in modules:
+                assert module.split(".")[0] not in ("models", "tasks", "runtime", "benchmarks"), (
+                    path
+                )
