@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, starmap
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -105,21 +105,7 @@ class DALILoader(Loader):
         self.pipeline = self._build()
 
     def finished_batches(self) -> Iterator[Finished]:
-        if self.device.type == "cuda":
-            return on_stream(self.raw_batches(), self.pixels.finish, self.device)
-        # The pipeline's threads are at the next batches already: no further one finishes this one.
-        return starmap(self._finish_alone, self.raw_batches())
-
-    def _finish_alone(self, *batch: Any) -> Finished:
-        """On the CPU without torch's other threads, unless images are enlarged: until one of these gets
-        a core from the pipeline's threads takes longer than the work."""
-        num_threads = torch.get_num_threads()
-        if self.read_size == self.output_size:
-            torch.set_num_threads(1)
-        try:
-            return self.pixels.finish(*batch)
-        finally:
-            torch.set_num_threads(num_threads)
+        return finished_beside_pipeline(self.raw_batches(), self)
 
     def raw_batches(self) -> Iterator[RawBatch]:
         """The rows of each batch and their images, still to be finished."""
@@ -129,7 +115,6 @@ class DALILoader(Loader):
             yield self.running.popleft(), images
 
     def _build(self) -> Any:
-        options, on_gpu = self.cfg.loader, self.device.type == "cuda"
         photo_type = types.GRAY if self.in_channels == 1 else types.RGB
         pipeline = planned_images(
             self._feed,
@@ -137,14 +122,11 @@ class DALILoader(Loader):
             self.cuts,
             self.resizes,
             self.flips,
-            "gpu" if on_gpu else "cpu",
+            "gpu" if self.device.type == "cuda" else "cpu",
             types.UINT16 if self.index.dtype == "uint16" else types.UINT8,
             types.ANY_DATA if self.index.as_stored else photo_type,
-            options.hw_decoder_load,
-            batch_size=len(self.index.size_factors) * self.batch_size,
-            num_threads=options.num_threads or cpus_per_rank(),
-            device_id=self.device.index if on_gpu else None,
-            prefetch_queue_depth=options.prefetch_queue_depth,
+            self.cfg.loader.hw_decoder_load,
+            **pipeline_options(self, len(self.index.size_factors) * self.batch_size),
         )
         pipeline.build()
         return pipeline
@@ -229,6 +211,35 @@ class DALILoader(Loader):
         except (RuntimeError, OSError):
             self.pipeline = self._build()
         self.running.clear()
+
+
+def pipeline_options(loader: Loader, batch_size: int) -> dict[str, Any]:
+    """What every pipeline of a loader is told."""
+    options = loader.cfg.loader
+    return {
+        "batch_size": batch_size,
+        "num_threads": options.num_threads or cpus_per_rank(),
+        "device_id": loader.device.index if loader.device.type == "cuda" else None,
+        "prefetch_queue_depth": options.prefetch_queue_depth,
+    }
+
+
+def finished_beside_pipeline(batches: Iterator[RawBatch], loader: Loader) -> Iterator[Finished]:
+    """Finish a pipeline's batches while its threads are at the next ones already."""
+    if loader.device.type == "cuda":
+        yield from on_stream(batches, loader.pixels.finish, loader.device)
+        return
+    for batch in batches:
+        num_threads = torch.get_num_threads()
+        # Unless images are enlarged this thread works alone: until one of torch's gets a core from the
+        # pipeline's threads takes longer than the work.
+        if loader.read_size == loader.output_size:
+            torch.set_num_threads(1)
+        try:
+            finished = loader.pixels.finish(*batch)
+        finally:
+            torch.set_num_threads(num_threads)
+        yield finished
 
 
 def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from nvidia.dali import fn, pipeline_def, types
 
-from loaders.dali import DALILoader
-from loaders.limits import cpus_per_rank
+from conf.schema import Config
+from loaders.dali import finished_beside_pipeline, pipeline_options
+from loaders.loader import Loader
+from loaders.overlap import Finished
 from loaders.pixels import RawBatch
 from loaders.plan import neutral_rows
+from loaders.sampler import PlanSampler
 
 SHUFFLE_BUFFER = 4096
 
@@ -62,15 +65,16 @@ def native_images(sides, output_type, device, resize, crop, random_crop, flips, 
     return tuple(outputs)
 
 
-class NativeDALILoader(DALILoader):
+class NativeDALILoader(Loader):
     """Training batches in DALI's own random order; evaluation has no random order and uses the plan.
 
     Raises:
-        ValueError: an augmentation is asked for that only the plan has.
+        ValueError: something is asked for that only the plan has.
     """
 
-    def _build(self) -> Any:
-        data = self.cfg.data
+    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
+        super().__init__(sampler, cfg, device)
+        data, on_gpu = cfg.data, device.type == "cuda"
         unsupported = {
             "data.random_resized_crop": data.random_resized_crop is not None,
             "data.colour_jitter": any(data.colour_jitter),
@@ -85,7 +89,6 @@ class NativeDALILoader(DALILoader):
                 f"loader.reader=native does not have {', '.join(asked_for)}; use loader.reader=plan"
             )
         self.read_size = self.output_size
-        on_gpu = self.device.type == "cuda"
         resize: dict[str, Any]
         if data.resize is None:
             resize = {"resize_x": 0.0, "resize_y": 0.0}  # 0 keeps the size
@@ -93,7 +96,7 @@ class NativeDALILoader(DALILoader):
             resize = {"resize_shorter": float(data.resize)}
         else:
             resize = {"size": [float(length) for length in data.resize]}
-        pipeline = native_images(
+        self.pipeline = native_images(
             list(self.index.files),
             types.GRAY if self.in_channels == 1 else types.RGB,
             "gpu" if on_gpu else "cpu",
@@ -101,16 +104,15 @@ class NativeDALILoader(DALILoader):
             self.output_size,
             data.random_crop,
             (data.hflip, data.vflip),
-            self.cfg.seed,
-            (self.sampler.rank, self.sampler.world_size),
-            batch_size=self.batch_size,
-            num_threads=self.cfg.loader.num_threads or cpus_per_rank(),
-            device_id=self.device.index if on_gpu else None,
-            prefetch_queue_depth=self.cfg.loader.prefetch_queue_depth,
+            cfg.seed,
+            (sampler.rank, sampler.world_size),
+            **pipeline_options(self, self.batch_size),
         )
-        pipeline.build()
+        self.pipeline.build()
         self.batches_left = 0
-        return pipeline
+
+    def finished_batches(self) -> Iterator[Finished]:
+        return finished_beside_pipeline(self.raw_batches(), self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -121,6 +123,7 @@ class NativeDALILoader(DALILoader):
             )
 
     def raw_batches(self) -> Iterator[RawBatch]:
+        """The rows of each batch and their images, still to be finished."""
         # The rest of the epoch before: its padded batches, and all that was left out by stopping early.
         for _ in range(self.batches_left):
             self.pipeline.run()

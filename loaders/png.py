@@ -1,8 +1,8 @@
 """Two things that no library does with a PNG file: leave out its lower lines, and find late EXIF tags.
 
 A crop of a large PNG needs the lines above its lower edge only. Decoding no more than these makes
-`loader=pytorch` FACTOR times as fast on 1280x720 PNG pairs cropped to 256 (`python -m benchmarks
-loaders cases=deblur`).
+`loader=pytorch` 1.4 times as fast on 1280x720 PNG pairs cropped to 256: 36 pairs/s against 26 on two
+cores, side by side on the data of `python -m benchmarks loaders cases=deblur`.
 """
 
 import os

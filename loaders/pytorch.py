@@ -118,14 +118,14 @@ def _as_it_is(batch: Any) -> Any:
 
 def _by_processes(data_loader: DataLoader[Executed]) -> Iterator[Executed]:
     """The workers' batches; a worker that dies says which setting to change."""
-    if current_thread() is main_thread():
-        _explain_deaths_of_workers()
     # The workers shall not collect what is garbage here: a DALI pipeline would crash them.
     gc.freeze()
     try:
         batches = iter(data_loader)
     finally:
         gc.unfreeze()
+    if current_thread() is main_thread():
+        _explain_deaths_of_workers()
     try:
         yield from batches
     except ConnectionError:
