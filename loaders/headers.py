@@ -222,9 +222,6 @@ def _stamp(path: str) -> tuple[int, int]:
 def _in_threads(answer: Callable[[T], R], questions: list[T], what: str) -> list[R]:
     """The answers, with a progress bar once it takes more than two seconds."""
     parts = [questions[start : start + 256] for start in range(0, len(questions), 256)]
-    answers = thread_map(
-        lambda part: [answer(question) for question in part],
-        parts,
-        **{"max_workers": 32, "desc": what, "delay": 2, "leave": False, "unit_scale": 256},
-    )
+    bar = {"desc": what, "unit": "x256", "delay": 2, "leave": False}
+    answers = thread_map(lambda part: list(map(answer, part)), parts, max_workers=32, **bar)
     return list(chain.from_iterable(answers))

@@ -23,7 +23,7 @@ from conf.schema import Config, DataConfig
 from loaders.index import Index, Labels
 from loaders.layouts import build_index
 from loaders.limits import cpus_per_rank
-from loaders.packed import SPLITS, describe_split, settings_of
+from loaders.packed import FORMAT, SPLITS, describe_split, settings_of
 from loaders.plan import resized_sizes
 
 CHUNK = 1024  # samples that are written before they count as done
@@ -37,10 +37,11 @@ def pack(data: DataConfig, out: Path) -> None:
     """
     indexes = dict(zip(SPLITS, build_index(data), strict=True))
     description = {
+        "format": FORMAT,
         "settings": settings_of(data),
         "splits": {split: describe_split(index) for split, index in indexes.items()},
     }
-    text = json.dumps(description, indent=2) + "\n"
+    text = json.dumps(description, indent=2, default=list) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     begun, finished = out / "unfinished.json", out / "pack.json"
     with FileLock(out / ".lock"):

@@ -5,12 +5,10 @@ memory, so that reading an image costs a memory copy.
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from conf.schema import Config, DataConfig
 from loaders.index import Index, Labels, TargetImages
@@ -27,14 +25,12 @@ SETTINGS = (
     "resize",
 )
 SPLITS = ("train", "val")
+FORMAT = 2  # changes when what a pack holds does
 
 
 def settings_of(data: DataConfig) -> dict[str, Any]:
-    """The settings that a pack is made with, as plain values."""
-    plain: Any = (
-        OmegaConf.to_container(data, resolve=True) if OmegaConf.is_config(data) else asdict(data)
-    )
-    return {key: plain[key] for key in SETTINGS}
+    """The settings that a pack is made with."""
+    return {key: getattr(data, key) for key in SETTINGS}
 
 
 def open_pack(cfg: Config) -> tuple[Index, Index]:
@@ -55,6 +51,8 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
             f"data={cfg.data.layout} data.root={cfg.data.root} out={folder}, or run that again to finish it"
         )
     made = json.loads((folder / "pack.json").read_text())
+    if made["format"] != FORMAT:
+        raise ValueError(f"{folder} was packed by another version; pack again into another folder")
     wanted = settings_of(cfg.data)
     differing = [
         f"data.{key}={wanted[key]} (the pack: {made['settings'][key]})"

@@ -23,11 +23,7 @@ from loaders.sampler import PlanSampler
 log = logging.getLogger(__name__)
 
 WINDOW_S = 0.4
-ROUNDS = 5
-TRIAL_ROUNDS = 2
-CLEARLY = 1.25
-"""How much faster the fastest must be after the trial rounds to rule a setting out."""
-
+ROUNDS = 3
 WORTHWHILE = 1.03
 """How much faster a larger number of workers or threads has to be."""
 
@@ -101,12 +97,7 @@ def _measure(
             endless[setting] = _endless(backend(new_sampler(), tried, device))
             next(endless[setting])
         samples: dict[Setting, list[float]] = {setting: [] for setting in endless}
-        for number in range(ROUNDS):
-            if number == TRIAL_ROUNDS:
-                best = max(map(median, samples.values()))
-                slow = [s for s in samples if median(samples[s]) * CLEARLY < best]
-                for setting in slow:
-                    del endless[setting]
+        for _ in range(ROUNDS):
             for setting, batches in endless.items():
                 # What was prepared ahead while others were timed does not count.
                 ahead = cfg.loader.prefetch_factor * max(1, setting[0])
