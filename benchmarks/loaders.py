@@ -37,9 +37,7 @@ def main(run: Run) -> None:
             builders |= limit(run, "limit: reading files", case, "read", READ)
             builders |= limit(run, decode, case, "decode", DECODE)
         run.compare(
-            *("loaders", case.name, builders),
-            unit=f"{case.unit}/s",
-            epoch_size=case.published_size,
+            *("loaders", case.name, builders), unit=f"{case.unit}/s", epoch_size=case.published_size
         )
 
 

@@ -215,13 +215,16 @@ def draw_picture(path: Path, name: str, rows: Rows) -> Path:
         for quantity in (SPEED, STEP_TIME, WAIT, PACKING):
             chosen = [row for row in group if row.quantity == quantity]
             # What reads pixels is so much faster that no other bar could be seen beside it.
-            split = [
-                [row for row in chosen if from_pixels(row) == pixels] for pixels in (False, True)
-            ]
-            for part in split if name == "alternatives" else [chosen]:
-                bars = [Bar(str(r.who), r.summary if r.repeats else None, colour(r)) for r in part]
-                if bars:
-                    panels.append(Panel(case, f"{quantity} ({part[0].unit})", bars))
+            is_split = name == "alternatives" and not all(from_pixels(row) for row in chosen)
+            for part, title in (
+                ([r for r in chosen if not (is_split and from_pixels(r))], case),
+                ([r for r in chosen if is_split and from_pixels(r)], f"{case}, from pixels"),
+            ):
+                if part:
+                    bars = [
+                        Bar(str(r.who), r.summary if r.repeats else None, colour(r)) for r in part
+                    ]
+                    panels.append(Panel(title, f"{quantity} ({part[0].unit})", bars))
     return plots.bars(path, panels)
 
 

@@ -84,11 +84,7 @@ def num_samples(cfg: Config) -> int:
 
 
 def parts(
-    cfg: Config,
-    device: torch.device,
-    rank: int = 0,
-    world_size: int = 1,
-    distributed: bool = False,
+    cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1, distributed: bool = False
 ) -> Parts:
     """Loader, task, model, optimizer and schedule; `distributed`: the model as `train_ddp.py` has it."""
     seed_everything(cfg.seed)
