@@ -25,18 +25,20 @@ BENCHMARKS = {
     "entry_points": "every script with every loader on 1 to N devices",
     "bottleneck": "where a step's time goes, and what to change",
     "loop_overhead": "what the training loop costs beside forward, backward and step",
+    "agreement": "what it costs that ranks agree on signals and the clock in each step",
     "alternatives": "our loaders beside all others",
 }
+SETTINGS = ("full", "results", "cases", "scripts", "repeats", "window")
 
 
 def main(arguments: list[str]) -> int:
     """The command line; returns the exit status: 1 if a benchmark failed."""
-    names, settings = split(arguments)
+    names, settings, overrides = split(arguments)
     from benchmarks import report
-    from benchmarks.cases import CASES, REPOSITORY
+    from benchmarks.cases import CASES
+    from benchmarks.records import REPOSITORY
     from benchmarks.run import SIZES_FULL, SIZES_SMALL, Run, is_first_rank, results_folder, say
 
-    folder = Path(settings["results"]) if "results" in settings else results_folder()
     sizes = SIZES_FULL if settings.get("full", "false").lower() in ("true", "1") else SIZES_SMALL
     if repeats := settings.get("repeats"):
         if not repeats.isdecimal() or int(repeats) < 1:
@@ -46,19 +48,15 @@ def main(arguments: list[str]) -> int:
         if not window.replace(".", "", 1).isdecimal() or float(window) == 0:
             sys.exit(f"window={window} is no time; use a number of seconds above 0")
         sizes = replace(sizes, window_s=float(window))
-    run = Run(
-        folder,
-        sizes,
-        tuple(settings["overrides"].split("\n")) if settings["overrides"] else (),
-        tuple(settings["cases"].split(",")) if "cases" in settings else tuple(CASES),
-        scripts=tuple(settings["scripts"].split(",")) if "scripts" in settings else (),
-    )
-    unknown = [name for name in run.cases if name not in CASES]
-    if unknown:
+    cases = settings["cases"].split(",") if "cases" in settings else list(CASES)
+    if unknown := [name for name in cases if name not in CASES]:
         sys.exit(f"cases={settings['cases']}: {', '.join(unknown)} unknown; use {', '.join(CASES)}")
-    missing = [name for name in run.scripts if not (REPOSITORY / name).is_file()]
-    if missing:
+    scripts = settings["scripts"].split(",") if "scripts" in settings else []
+    if missing := [name for name in scripts if not (REPOSITORY / name).is_file()]:
         sys.exit(f"scripts={settings['scripts']}: there is no {', '.join(missing)}")
+
+    folder = Path(settings["results"]) if "results" in settings else results_folder()
+    run = Run(folder, sizes, tuple(overrides), tuple(cases), scripts=tuple(scripts))
     failed = []
     for number, name in enumerate(names, start=1):
         say(f"[{number} of {len(names)}] {name}: {BENCHMARKS[name]}")
@@ -74,18 +72,18 @@ def main(arguments: list[str]) -> int:
     return int(bool(failed))
 
 
-def split(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Names of benchmarks (all if there are none), and the settings; Hydra's as `overrides`."""
+def split(arguments: list[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """Names of benchmarks (all if there are none), our settings, and Hydra's overrides."""
     names: list[str] = []
-    overrides: list[str] = []
     settings: dict[str, str] = {}
+    overrides: list[str] = []
     for argument in arguments:
         key, is_setting, value = argument.partition("=")
         if key in ("-h", "--help"):
             lines = [f"    {name:<15} {text}" for name, text in BENCHMARKS.items()]
             print("\n".join([__doc__ or "", "Benchmarks:", *lines]))
             sys.exit()
-        if key in ("full", "results", "cases", "scripts", "repeats", "window") and is_setting:
+        if is_setting and key in SETTINGS:
             settings[key] = value
         elif is_setting:
             overrides.append(argument)
@@ -93,8 +91,7 @@ def split(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
             names.append(argument)
         else:
             sys.exit(f"{argument} is no benchmark; use one of {', '.join(BENCHMARKS)}")
-    settings["overrides"] = "\n".join(overrides)
-    return names or list(BENCHMARKS), settings
+    return names or list(BENCHMARKS), settings, overrides
 
 
 if __name__ == "__main__":

@@ -1,260 +1,141 @@
-"""Where a training step's time goes, and what to change: one verdict for a configuration.
+"""What binds the training step of a configuration, and what to change.
 
 python -m benchmarks bottleneck experiment=caltech256 data.root=photos
-torchrun --standalone --nproc_per_node=2 -m benchmarks bottleneck experiment=caltech256
+
+The step as configured is measured beside the same with batches that already lie on the device: what these
+save, loading costs, by waiting for it or because it takes cores from computing. With several GPUs, one of
+them alone shows what averaging the gradients costs. Then follow the changes that aim at the largest part.
 """
 
-import os
-from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from benchmarks.cases import make_config
-from benchmarks.records import Measurement, latest, read
-from benchmarks.run import UNAVAILABLE, Run, Subject, is_first_rank, now, number, progress, say
-from benchmarks.step import StepTime, TrainingStep
-from benchmarks.timing import LEAD_IN_STEPS, ratios, rounds, summarise, wait_until_idle
-from runtime.distributed import init_process_group, leave_process_group
-from runtime.setup import resolve_device
+from benchmarks.records import Measurement, Subject, latest, ratio
+from benchmarks.run import SPEED, Builder, Draw, Run, say
+from benchmarks.step import on_ranks, training_step
+from benchmarks.template import make_config, parts, resolve_device
 
-# Quantities of the rows: the parts add up to the step.
-STEP, WAIT, COPY, COMPUTE, COMMUNICATION, SLOWED = (
-    *("step", "data wait", "copy to device", "compute", "communication"),
-    "compute slowed by loading",
-)
-SPEED = "speed"
-PARTS = (WAIT, COPY, COMPUTE, COMMUNICATION, SLOWED)
-GIVEN, SYNTHETIC, ALONE = "as configured", "loader=synthetic", "loader=synthetic, one rank"
-# A part below this share is not worth a change.
-WORTHWHILE = 0.05
-BOUND = {
-    WAIT: "input-bound: {share} of the step waits for data",
-    COPY: "transfer-bound: {share} of the step copies batches to the device",
-    COMPUTE: "compute-bound: {share} of the step computes",
-    COMMUNICATION: "communication-bound: {share} of the step averages gradients over the ranks",
-    SLOWED: "input-bound: {share} of the step is lost because loading takes cores from computing",
-}
+GIVEN, SYNTHETIC, ALONE = "as configured", "loader=synthetic", "loader=synthetic, one device"
+AMP = "train_amp.py"
+# A change that gains less is not worth it.
+WORTHWHILE = 1.05
+INPUT, COMMUNICATION, COMPUTE = "input", "communication", "compute"
 
 
-class Candidate(NamedTuple):
-    """A change that may help."""
+class Verdict(NamedTuple):
+    """What the rows of one configuration say."""
 
-    advice: str
-    """What to type."""
+    part: str
+    """Where most of the step's time goes: INPUT, COMMUNICATION or COMPUTE."""
 
-    overrides: tuple[str, ...] = ()
-    amp: bool = False
+    share: float
+    """Of the step, in [0, 1]."""
+
+    change: str
+    """The fastest of all that was tried, if it is reliably faster; else empty."""
+
+    gain: float
+    """How many times as fast the change makes it; 1 without one."""
 
 
 def main(run: Run) -> None:
-    """Measure the parts of a step, then the changes that could remove the largest one."""
-    case = " ".join(run.overrides) or "default configuration"
+    num_devices = torch.cuda.device_count() if run.device.type == "cuda" else 1
+    measure(run, num_devices)
+
+
+def measure(run: Run, num_devices: int) -> Verdict:
+    """The parts of a step, then the changes that could remove the largest one."""
     cfg = make_config(*run.overrides)
-    distributed = "LOCAL_RANK" in os.environ
-    if run.is_done("bottleneck", case, [Subject(GIVEN, num_devices=world_size())], STEP):
-        say(f"bottleneck {case}: measured already, see {run.path('bottleneck')}")
-    elif distributed:
-        device = resolve_device(cfg.device, int(os.environ["LOCAL_RANK"]))
-        rank, size = init_process_group(cfg, device)
-        try:
-            Split(run, case, device, rank, size).measure()
-        finally:
-            leave_process_group()
-    else:
-        Split(run, case, resolve_device(cfg.device)).measure()
-    if is_first_rank():
-        rows = [row for row in latest(read(run.path("bottleneck"))) if row.case == case]
-        say(f"\n{verdict(rows)}")
-
-
-def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-class Split:
-    """Measures one configuration on all ranks; rank 0 writes the rows."""
-
-    def __init__(
-        self, run: Run, case: str, device: torch.device, rank: int = 0, world_size: int = 1
-    ) -> None:
-        self.run, self.case, self.device = run, case, device
-        self.rank, self.world_size = rank, world_size
-
-    def measure(self) -> None:
-        given = self.step()
-        steps = {GIVEN: given, SYNTHETIC: self.step("loader=synthetic")}
-        if self.world_size > 1:
-            per_device = make_config(*self.run.overrides).global_batch_size // self.world_size
-            # The same batch for each device, and no other rank to wait for.
-            steps[ALONE] = self.step(
-                "loader=synthetic", f"global_batch_size={per_device}", alone=True
-            )
-        times = self.side_by_side(steps)
-        parts = self.parts(times, self.copy_s(given))
-        largest = max(PARTS, key=lambda part: summarise(parts[part]).median)
-        synthetic_ms = [1000 * time.total_s for time in times[SYNTHETIC]]
-        self.write(SYNTHETIC, STEP, "ms", synthetic_ms)
-
-        candidates = self.candidates(largest)
-        changed: dict[str, TrainingStep] = {GIVEN: given}
-        for candidate in candidates:
-            try:
-                step = self.step(*candidate.overrides, amp=candidate.amp)
-                step()
-                changed[candidate.advice] = step
-            except (*UNAVAILABLE, RuntimeError) as error:  # such as no compiler or no memory
-                say(f"bottleneck: {candidate.advice} not measured: {error}")
-        if len(changed) > 1:
-            times = self.side_by_side(changed)
-            date = now()
-            for advice, step in changed.items():
-                samples = step.loader.sampler.global_batch_size
-                speeds = [samples / time.total_s for time in times[advice]]
-                self.write(advice, SPEED, "images/s", speeds, date)
-        # The whole step last: a run that is interrupted before is measured again.
-        for quantity in (*PARTS, STEP):
-            self.write(GIVEN, quantity, "ms", [1000 * second for second in parts[quantity]])
-
-    def step(self, *overrides: str, alone: bool = False, amp: bool = False) -> TrainingStep:
-        cfg = make_config(*self.run.overrides, *overrides)
-        if alone or self.world_size == 1:
-            return TrainingStep(cfg, self.device, amp=amp)
-        return TrainingStep(
-            *(cfg, self.device, self.rank, self.world_size), distributed=True, amp=amp
+    subjects = {GIVEN: (), SYNTHETIC: (SYNTHETIC,)}
+    builders: dict[Subject, Builder] = {
+        Subject(name, num_devices=num_devices): partial(build, run, num_devices, overrides)
+        for name, overrides in subjects.items()
+    }
+    if num_devices > 1:
+        # The same batch for each device, and no other rank to wait for.
+        batch_size = f"global_batch_size={cfg.global_batch_size // num_devices}"
+        builders[Subject(ALONE)] = partial(build, run, 1, (SYNTHETIC, batch_size))
+    run.compare("bottleneck", run.title, builders, unit="images/s")
+    tried = f"{run.title}: changes"
+    changed: dict[Subject, Builder] = {
+        Subject(" ".join(overrides) or GIVEN, num_devices=num_devices): partial(
+            build, run, num_devices, overrides
         )
-
-    def side_by_side(self, steps: dict[str, TrainingStep]) -> dict[str, list[StepTime]]:
-        """Times of windows of equal length, by round; ALONE runs while the other ranks wait."""
-        sizes = self.run.sizes
-        num_steps = {}
-        for name, step in steps.items():
-            step.time(2)
-            num_steps[name] = self.agree(max(3, round(sizes.window_s / step.time(2).total_s)))
-        times: dict[str, list[StepTime]] = {name: [] for name in steps}
-        with progress(len(steps) * sizes.repeats, f"bottleneck {self.case}") as bar:
-            for name in rounds(list(steps), sizes.repeats):
-                wait_until_idle()
-                if self.world_size > 1:
-                    dist.barrier()
-                if name != ALONE or self.rank == 0:
-                    steps[name].time(LEAD_IN_STEPS)
-                    times[name].append(steps[name].time(num_steps[name]))
-                bar.update()
-        return times
-
-    def agree(self, count: int) -> int:
-        """The number of rank 0 on all ranks: they must take equally many steps."""
-        if self.world_size == 1:
-            return count
-        shared = torch.tensor(count, device=self.device)
-        dist.broadcast(shared, src=0)
-        return int(shared)
-
-    def parts(self, times: dict[str, list[StepTime]], copy_s: float) -> dict[str, list[float]]:
-        """Seconds of each part, round by round; all rounds' parts add up to the whole step."""
-        split: dict[str, list[float]] = {part: [] for part in (STEP, *PARTS)}
-        if self.rank != 0:
-            return split | {part: [0.0] for part in PARTS}
-        alone = times.get(ALONE, times[SYNTHETIC])
-        for real, synthetic, single in zip(times[GIVEN], times[SYNTHETIC], alone, strict=True):
-            compute_s = min(single.total_s, synthetic.total_s) - single.wait_s
-            communication_s = synthetic.total_s - synthetic.wait_s - compute_s
-            rest_s = max(0.0, real.total_s - real.wait_s - compute_s - communication_s)
-            split[STEP].append(real.total_s)
-            split[WAIT].append(real.wait_s)
-            split[COPY].append(min(copy_s, rest_s))
-            split[SLOWED].append(rest_s - min(copy_s, rest_s))
-            # Noise can make the synthetic step longer than the real one; the parts still add up.
-            share = (real.total_s - real.wait_s - rest_s) / (compute_s + communication_s)
-            split[COMPUTE].append(share * compute_s)
-            split[COMMUNICATION].append(share * communication_s)
-        return split
-
-    def copy_s(self, step: TrainingStep) -> float:
-        """Seconds that the bytes of one batch (8 bits a value) take to the device, alone."""
-        if self.device.type == "cpu":
-            return 0.0
-        inputs, targets = next(step.batches)
-        sizes = [inputs.numel(), targets.numel() if targets.is_floating_point() else 0]
-        host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        repeats = 20
-        host.to(self.device)
-        start.record()
-        for _ in range(repeats):
-            host.to(self.device, non_blocking=True)
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1000 / repeats
-
-    def candidates(self, largest: str) -> list[Candidate]:
-        """Changes that aim at the largest part; all ranks get the same list."""
-        cfg = make_config(*self.run.overrides)
-        cores = max(1, self.run.num_cores // self.world_size)
-        if self.world_size > 1:
-            names: list[str] = [largest]
-            dist.broadcast_object_list(names, src=0)
-            largest = names[0]
-        if largest in (WAIT, COPY, SLOWED):
-            ways = [
-                ("loader=pytorch", "loader.num_workers=0", f"loader.num_threads={cores}"),
-                ("loader=pytorch", f"loader.num_workers={cores}", "loader.num_threads=1"),
-                ("loader=dali", f"loader.num_threads={cores}"),
-            ]
-            if cfg.loader.pack is not None:
-                ways.append(("loader=packed", f"loader.num_threads={cores}"))
-            return [Candidate(" ".join(way), way) for way in ways]
-        if largest == COMMUNICATION:
-            double = f"global_batch_size={2 * cfg.global_batch_size}"
-            return [Candidate(double, (double,))]
-        channels_last, compiled = "model.channels_last=true", "model.compile=true"
-        ways = [(channels_last,), (compiled,), (channels_last, compiled)]
-        given = {channels_last: cfg.model.channels_last, compiled: cfg.model.compile}
-        new = [way for way in ways if not any(given[change] for change in way)]
-        found = [Candidate(" ".join(way), way) for way in new]
-        if self.device.type == "cuda":
-            for way in ((), *new):
-                found.append(Candidate(" ".join(("train_amp.py", *way)), way, amp=True))
-        return found
-
-    def write(
-        self, name: str, quantity: str, unit: str, samples: list[float], date: str = ""
-    ) -> None:
-        if self.rank == 0:
-            subject = Subject(name, num_devices=self.world_size)
-            self.run.record(*("bottleneck", self.case, subject, quantity, unit, samples), date=date)
+        for overrides in [(), *changes(run, verdict(rows_of(run), {}).part)]
+    }
+    run.compare("bottleneck", tried, changed, unit="images/s")
+    part, share, change, gain = found = verdict(rows_of(run), rows_of(run, tried))
+    advice = f"; {change} makes it {gain:.2f}x as fast" if change else ""
+    say(f"{part}-bound: {100 * share:.0f} % of the step{advice}")
+    return found
 
 
-def verdict(rows: Sequence[Measurement]) -> str:
+def rows_of(run: Run, case: str = "") -> dict[str, Measurement]:
+    """Speeds by subject."""
+    rows = latest(run.path("bottleneck"))
+    return {r.subject: r for r in rows if r.case == (case or run.title) and r.quantity == SPEED}
+
+
+def verdict(rows: dict[str, Measurement], tried: dict[str, Measurement]) -> Verdict:
     """What binds the configuration that these rows are of, and what of all that was tried helps."""
-    given = {row.quantity: row.median for row in rows if row.subject == GIVEN}
-    step = sum(given[part] for part in PARTS)
-    shares = {part: given[part] / step for part in PARTS}
-    largest = max(PARTS, key=lambda part: shares[part])
-    text = BOUND[largest].format(share=f"{100 * shares[largest]:.0f} %")
-    others = [
-        f"{part} {100 * share:.0f} %"
-        for part, share in shares.items()
-        if part != largest and share >= 0.01
-    ]
-    text += f" ({', '.join(others)})" if others else ""
+    loaded, shares = ratio(rows.get(GIVEN), rows.get(SYNTHETIC)), {INPUT: 0.0, COMMUNICATION: 0.0}
+    if loaded:
+        shares[INPUT] = max(0.0, 1 - loaded.median)
+        together = ratio(rows[SYNTHETIC], rows.get(ALONE))
+        if together:
+            efficiency = together.median / rows[SYNTHETIC].num_devices
+            shares[COMMUNICATION] = max(0.0, (1 - efficiency) * loaded.median)
+    shares[COMPUTE] = 1 - sum(shares.values())
+    part = max(shares, key=lambda part: shares[part])
+    best = ("", 1.0)
+    for change, row in tried.items():
+        gain = ratio(row, tried.get(GIVEN))
+        if gain and gain.low > 1 and gain.median > max(WORTHWHILE, best[1]):
+            best = (change, gain.median)
+    return Verdict(part, shares[part], *best)
 
-    tried = [row for row in rows if row.quantity == SPEED]
-    before = next((row for row in tried if row.subject == GIVEN), None)
-    gains = {}
-    for row in tried:
-        if before is None or row is before or row.date != before.date:
-            continue
-        gains[row.subject] = ratios(row.values, before.values)
-    best = max(gains, key=lambda name: gains[name].median, default=None)
-    if best is not None and gains[best].low > 1 and gains[best].median >= 1 + WORTHWHILE:
-        speeds = [f"{name} {number(gain.median)}x" for name, gain in gains.items() if name != best]
-        text += f"; {best} makes it {gains[best].median:.2f}x as fast"
-        text += f" (also tried: {', '.join(speeds)})" if speeds else ""
-    elif gains:
-        text += f"; nothing that was tried makes it faster ({', '.join(gains)})"
-    elif largest == COMPUTE:
-        text += "; the loader keeps up: a lighter model or a faster device is what remains"
-    return text
+
+def build(run: Run, num_devices: int, overrides: tuple[str, ...]) -> Draw:
+    """Steps on all devices; a draw returns the samples of all of them."""
+    if num_devices == 1:
+        return one_rank(run, 1, overrides, 0)
+    rank_steps = partial(one_rank, run, num_devices, overrides)
+    backend = "nccl" if run.device.type == "cuda" else "gloo"
+    draw = on_ranks(rank_steps, num_devices, backend, in_step=True)
+    return lambda: num_devices * draw()
+
+
+def one_rank(run: Run, num_devices: int, overrides: tuple[str, ...], rank: int) -> Draw:
+    """The step of one rank: of `train.py` or `train_ddp.py`, with AMP of `train_amp.py`."""
+    cfg = make_config(*run.overrides, *(o for o in overrides if o != AMP))
+    device = resolve_device(cfg.device, rank)
+    built = parts(cfg, device, rank, num_devices, distributed=num_devices > 1)
+    step = training_step(cfg, built, device, amp=AMP in overrides)
+    try:
+        step()
+    except RuntimeError as error:  # such as no compiler
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return step
+
+
+def changes(run: Run, part: str) -> list[tuple[str, ...]]:
+    """Overrides that aim at a part of the step."""
+    cfg = make_config(*run.overrides)
+    if part == INPUT:
+        threads = f"loader.num_threads={run.num_cores}"
+        ways: list[tuple[str, ...]] = [
+            ("loader=pytorch", "loader.num_workers=0", threads),
+            ("loader=pytorch", f"loader.num_workers={run.num_cores}", "loader.num_threads=1"),
+            ("loader=dali", threads),
+        ]
+        return [*ways, ("loader=packed", threads)] if cfg.loader.pack is not None else ways
+    if part == COMMUNICATION:
+        return [(f"global_batch_size={2 * cfg.global_batch_size}",)]
+    channels_last, compiled = "model.channels_last=true", "model.compile=true"
+    is_given = {channels_last: cfg.model.channels_last, compiled: cfg.model.compile}
+    combinations = [(channels_last,), (compiled,), (channels_last, compiled)]
+    new = [way for way in combinations if not any(is_given[change] for change in way)]
+    amp = [(AMP, *way) for way in ((), *new)] if run.device.type == "cuda" else []
+    return [*new, *amp]

@@ -6,37 +6,31 @@ What is timed is the same for all: from one training forward pass of the model t
 """
 
 import io
+import itertools
 import logging
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
-import train
 from benchmarks.baselines import optional
-from benchmarks.cases import endless, make_config, train_loader
-from benchmarks.run import UNAVAILABLE, Run, Subject, now, progress, say
-from benchmarks.turns import Count, measure
-from conf.schema import Config
-from models import build_model
-from runtime.optimizer import build_optimizer
-from runtime.setup import resolve_device, seed_everything
-from runtime.tasks import build_task
+from benchmarks.records import Subject
+from benchmarks.run import Run
+from benchmarks.template import Config, endless, make_config, parts, resolve_device
+from benchmarks.turns import Count
 
-OURS, BARE = "train.py", "bare loop"
-CLIPPED, UNKEPT = "bare loop with clip_grad_norm_", "bare loop with malloc's own settings"
-LIGHTNING, ACCELERATE = "Lightning", "accelerate"
+BARE, UNKEPT = "bare loop", "bare loop with malloc's own settings"
 # Imports, memory pools and the first progress bar are over after so long.
 UNTIMED_S = 0.5
 ENDLESS = 10**6  # epochs
+# Checkpoints and log points must be part of a sample.
 WINDOWS = 4  # of others' samples, in one sample
-QUANTITY = "time per step"
 
 Watch = Callable[[nn.Module], nn.Module]
 """Has each training step of a model counted."""
@@ -44,54 +38,33 @@ Watch = Callable[[nn.Module], nn.Module]
 
 def main(run: Run) -> None:
     """Runs side by side, each of which gives one sample of the time per step."""
-    case = " ".join(run.overrides) or "default configuration"
-    subjects = [Subject(name) for name in LOOPS]
-    if run.is_done("loop_overhead", case, subjects, QUANTITY):
-        say(f"loop_overhead {case}: measured already, see {run.path('loop_overhead')}")
-        return
-    samples: dict[str, list[float]] = {name: [] for name in LOOPS}
-    reasons: dict[str, str] = {}
-    with progress(run.sizes.repeats, f"loop_overhead {case}") as bar:
-        for _ in range(run.sizes.repeats):
-            with tempfile.TemporaryDirectory() as folder:
-                measured = measure(
-                    {
-                        name: partial(train_with, name, run.overrides, run.device, folder)
-                        for name in LOOPS
-                    },
-                    # Checkpoints and log points must be part of a sample.
-                    *(UNTIMED_S, WINDOWS * run.sizes.window_s, 1, UNAVAILABLE),
-                    turn_s=run.turn_s,
-                )
-            reasons |= measured.reasons
-            for name, [steps_per_s] in measured.speeds.items():
-                samples[name].append(1000 / steps_per_s)
-            bar.update()
-    date = now()
-    for name, values in samples.items():
-        note = f"not measured: {reasons[name]}" if name in reasons else ""
-        run.record(
-            *("loop_overhead", case, Subject(name), QUANTITY, "ms", values), note=note, date=date
-        )
+    programs = {
+        Subject(name): partial(train_with, name, run.overrides, run.device) for name in LOOPS
+    }
+    run.compare_programs(
+        *("loop_overhead", run.title, programs),
+        warmup_s=UNTIMED_S,
+        window_s=WINDOWS * run.sizes.window_s,
+        fresh=True,
+    )
 
 
-def train_with(
-    name: str, overrides: tuple[str, ...], device: torch.device, parent: str, count: Count
-) -> None:
+def train_with(name: str, overrides: tuple[str, ...], device: torch.device, count: Count) -> None:
     """Train with a loop until `count`, which it calls for each step, ends it."""
-    folder = Path(tempfile.mkdtemp(dir=parent))
-    cfg = make_config(*overrides, "loader=synthetic", f"output_dir={folder}", "max_steps=null")
-    cfg.epochs = ENDLESS
-    seed_everything(cfg.seed)
     if name != UNKEPT or device.type != "cpu":
         resolve_device(str(device))  # after which, on a CPU, malloc keeps memory
-    sys.stdout, sys.stderr = Terminal(), Terminal()
 
     def watch(model: nn.Module) -> nn.Module:
         model.register_forward_pre_hook(lambda *_: count(1) if model.training else None)
         return model
 
-    LOOPS[name](cfg, device, watch, folder)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        cfg = make_config(
+            *overrides, "loader=synthetic", f"output_dir={folder}/run", "max_steps=null"
+        )
+        cfg.epochs = ENDLESS
+        sys.stdout, sys.stderr = Terminal(), Terminal()
+        LOOPS[name](cfg, device, watch, Path(folder))
 
 
 class Terminal(io.StringIO):
@@ -101,41 +74,49 @@ class Terminal(io.StringIO):
         return True
 
 
+class FirstBatch:
+    """A loader that ends after one batch."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self.loader, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
 def ours(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
-    """`train.py` itself: its model is watched, its validation gives fixed totals."""
+    """`train.py` itself: its model is watched, and only its first batch for validation is evaluated."""
+    import train
 
-    def watched(*arguments: Any) -> nn.Module:
-        return watch(build_model(*arguments))
+    build_model, evaluate = train.build_model, train.evaluate
+    totals: list[Any] = []
 
-    def no_validation(model: nn.Module, task: Any, *rest: Any, **options: Any) -> Tensor:
-        return torch.ones(len(task.metric_names) + 1, dtype=torch.float64)
+    def evaluate_once(model: nn.Module, task: Any, loader: Any, *rest: Any, **options: Any) -> Any:
+        if not totals:
+            totals.append(evaluate(model, task, cast(Any, FirstBatch(loader)), *rest, **options))
+        return totals[0]
 
     with (
-        mock.patch.object(train, "build_model", watched),
-        mock.patch.object(train, "evaluate", no_validation),
+        mock.patch.object(train, "build_model", lambda *parts: watch(build_model(*parts))),
+        mock.patch.object(train, "evaluate", evaluate_once),
     ):
         train.main(cfg)
 
 
-def parts(cfg: Config, device: torch.device, watch: Watch) -> tuple[Any, ...]:
-    """Loader, task, watched model, optimizer and schedule."""
-    loader = train_loader(cfg, device)
-    model = build_model(cfg.model, loader.in_channels, loader.num_classes).to(device)
-    optimizer, scheduler = build_optimizer(cfg, model, len(loader))
-    return loader, build_task(cfg), watch(model), optimizer, scheduler
-
-
 def bare(cfg: Config, device: torch.device, watch: Watch, folder: Path, clip: bool = False) -> None:
     """Forward, backward and step, and with `clip` the norm of the gradients, and nothing else."""
-    loader, task, model, optimizer, _ = parts(cfg, device, watch)
-    model.train()
+    loader, task, model, optimizer, _ = parts(cfg, device)
+    watch(model).train()
     for inputs, targets in endless(loader):
-        optimizer.zero_grad(set_to_none=True)
         loss = task.loss(model(inputs), targets)
         loss.backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def lightning(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
@@ -143,7 +124,8 @@ def lightning(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> 
     package = optional("lightning", "lightning")
     loggers = optional("lightning.pytorch.loggers", "lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    loader, task, model, optimizer, scheduler = parts(cfg, device, watch)
+    loader, task, model, optimizer, scheduler = parts(cfg, device)
+    watch(model)
 
     class Module(package.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -160,7 +142,7 @@ def lightning(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> 
 
     trainer = package.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=1,
+        devices=1 if device.index is None else [device.index],
         max_epochs=cfg.epochs,
         default_root_dir=folder,
         logger=loggers.TensorBoardLogger(folder),
@@ -176,7 +158,8 @@ def accelerate(cfg: Config, device: torch.device, watch: Watch, folder: Path) ->
     package = optional("accelerate", "accelerate")
     from tqdm import tqdm
 
-    loader, task, model, optimizer, scheduler = parts(cfg, device, watch)
+    loader, task, model, optimizer, scheduler = parts(cfg, device)
+    watch(model)
     accelerator = package.Accelerator(
         cpu=device.type == "cpu", log_with="tensorboard", project_dir=str(folder)
     )
@@ -201,9 +184,9 @@ def accelerate(cfg: Config, device: torch.device, watch: Watch, folder: Path) ->
 Loop = Callable[[Config, torch.device, Watch, Path], None]
 LOOPS: dict[str, Loop] = {
     BARE: bare,
-    CLIPPED: partial(bare, clip=True),
+    "bare loop with clip_grad_norm_": partial(bare, clip=True),
     UNKEPT: bare,
-    OURS: ours,
-    LIGHTNING: lightning,
-    ACCELERATE: accelerate,
+    "train.py": ours,
+    "Lightning": lightning,
+    "accelerate": accelerate,
 }

@@ -1,20 +1,17 @@
 """The kinds of picture in the report; each function writes one PNG."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib
 
 matplotlib.use("Agg")  # no screen needed
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from benchmarks.records import Summary
 from benchmarks.run import number
-from benchmarks.timing import Summary
 
 WIDTH_INCHES = 9.0
 DPI = 110
@@ -24,159 +21,87 @@ CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000
 MARKERS = "osD^vPX"
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     label: str
-    value: float
-    low: float
-    high: float
-    colour: str = OTHERS
+    value: Summary | None
+    """None: not measured."""
+
+    colour: str
 
 
-@dataclass(frozen=True)
-class Panel:
-    """Horizontal bars with a common unit, the first on top."""
-
+class Panel(NamedTuple):
     title: str
     axis: str
-    """What the axis shows, with its unit."""
+    """What the bars, or the curves' heights, show, with its unit."""
 
-    bars: list[Bar]
-    reference: float | None = None
-    """Where a line is drawn."""
-
-
-@dataclass(frozen=True)
-class Line:
-    label: str
-    x: list[float]
-    y: list[Summary]
-    marked: bool = True
-    """Whether the points are drawn."""
-
-    dashed: bool = False
-    """An ideal, not something measured."""
+    content: Any
+    """A list of bars, the first on top; or the points (x, y) of each curve by its label."""
 
 
-@dataclass(frozen=True)
-class Lines:
-    """Curves over a common axis."""
-
-    title: str
-    x_axis: str
-    y_axis: str
-    lines: list[Line]
-    counts: bool = False
-    """Whether x are whole numbers."""
-
-
-def bar_panels(path: Path, panels: Sequence[Panel]) -> Path:
-    """One panel below the other; their axes are independent."""
-    heights = [len(panel.bars) + 2.2 for panel in panels]
+def bars(path: Path, panels: Sequence[Panel]) -> Path:
+    """Horizontal bars, one panel below the other; the intervals are black lines."""
+    heights = [len(panel.content) + 2.2 for panel in panels]
     figure, axes = plt.subplots(
-        len(panels),
+        *(len(panels), 1),
         figsize=(WIDTH_INCHES, 0.3 * sum(heights) + 0.3),
         height_ratios=heights,
         squeeze=False,
         layout="constrained",
     )
     for ax, panel in zip(axes[:, 0], panels, strict=True):
-        _bars(ax, panel)
+        known = [bar.value for bar in panel.content if bar.value is not None]
+        left = min([0.0, *(value.low for value in known)])
+        right = max([0.0, *(value.high for value in known)])
+        gap = 0.01 * (right - left or 1.0)
+        for place, (_, value, colour) in enumerate(panel.content):
+            if value is None:
+                ax.text(gap, place, "not measured", va="center", fontsize=8, style="italic")
+                continue
+            median, low, high = value
+            ax.barh(place, median, color=colour, height=0.7)
+            ax.plot([low, high], [place, place], "|-", color="black", linewidth=1, markersize=4)
+            ax.text(max(high, 0) + gap, place, number(median), va="center", fontsize=8)
+        ax.set_yticks(range(len(panel.content)), [bar.label for bar in panel.content])
+        ax.set_ylim(len(panel.content) - 0.4, -0.6)
+        ax.set_xlim(left - (5 * gap if left < 0 else 0), right + 14 * gap)
+        _label(ax, panel.title)
+        ax.set_xlabel(panel.axis, fontsize=8)
     return _save(figure, path)
 
 
-def _bars(ax: Axes, panel: Panel) -> None:
-    places = range(len(panel.bars))
-    values = [bar.value for bar in panel.bars]
-    ends = [end for bar in panel.bars for end in (bar.low, bar.high) if not math.isnan(end)]
-    low, high = min([0.0, *ends]), max([0.0, *ends])
-    reach = (high - low) or 1.0
-    ax.barh(places, values, color=[bar.colour for bar in panel.bars], height=0.7)
-    for place, bar in zip(places, panel.bars, strict=True):
-        if math.isnan(bar.value):
-            ax.text(0.01 * reach, place, "not measured", va="center", fontsize=8, style="italic")
-            continue
-        ax.text(
-            max(bar.value, bar.high, 0) + 0.01 * reach,
-            place,
-            number(bar.value),
-            va="center",
-            fontsize=8,
-        )
-        if bar.low == bar.high:
-            continue
-        errors = [[max(0.0, bar.value - bar.low)], [max(0.0, bar.high - bar.value)]]
-        ax.errorbar(bar.value, place, xerr=errors, color="black", linewidth=1, capsize=2)
-    if panel.reference is not None:
-        ax.axvline(panel.reference, color="black", linewidth=1, linestyle=":")
-    ax.set_yticks(places, [bar.label for bar in panel.bars], fontsize=8)
-    ax.set_ylim(len(panel.bars) - 0.4, -0.6)
-    ax.set_xlim(low - (0.05 * reach if low < 0 else 0.0), high + 0.14 * reach)
-    ax.set_title(panel.title, fontsize=10, loc="left")
-    ax.set_xlabel(panel.axis, fontsize=8)
-    _tidy(ax)
-
-
-def line_panels(path: Path, panels: Sequence[Lines]) -> Path:
-    """Up to two panels side by side."""
+def curves(path: Path, x_axis: str, panels: Sequence[Panel]) -> Path:
+    """Curves over whole numbers, with their intervals shaded; up to two panels side by side."""
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(WIDTH_INCHES, 3.9 * rows), squeeze=False, layout="constrained"
     )
-    for ax, panel in zip(axes.flat, panels, strict=False):
-        _lines(ax, panel)
     for ax in list(axes.flat)[len(panels) :]:
         ax.remove()
-    return _save(figure, path)
-
-
-def _lines(ax: Axes, panel: Lines) -> None:
-    for place, line in enumerate(panel.lines):
-        style = "--" if line.dashed else "-"
-        marker = MARKERS[place % len(MARKERS)] if line.marked else None
-        colour = "black" if line.dashed else CYCLE[place % len(CYCLE)]
-        middle, low, high = zip(*line.y, strict=True)
-        ax.plot(line.x, middle, style, marker=marker, markersize=4, color=colour, label=line.label)
-        ax.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
-    ax.set_ylim(bottom=0)
-    if panel.counts:
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        content: Mapping[str, Sequence[tuple[int, Summary]]] = panel.content
+        for place, (label, points) in enumerate(content.items()):
+            x = [count for count, _ in points]
+            median, low, high = zip(*(summary for _, summary in points), strict=True)
+            colour, marker = CYCLE[place % len(CYCLE)], MARKERS[place % len(MARKERS)]
+            ax.plot(x, median, marker=marker, markersize=4, color=colour, label=label)
+            ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        ax.set_ylim(bottom=0)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_title(panel.title, fontsize=10, loc="left")
-    ax.set_xlabel(panel.x_axis, fontsize=8)
-    ax.set_ylabel(panel.y_axis, fontsize=8)
-    ax.legend(fontsize=7, frameon=False)
-    _tidy(ax)
-
-
-def stacked_bars(path: Path, title: str, axis: str, rows: dict[str, dict[str, float]]) -> Path:
-    """One horizontal bar per row, made of named parts."""
-    figure, ax = plt.subplots(figsize=(WIDTH_INCHES, 0.5 * len(rows) + 1.6), layout="constrained")
-    names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
-    ends = [0.0] * len(rows)
-    for name, colour in zip(names, CYCLE, strict=False):
-        lengths = [parts.get(name, 0.0) for parts in rows.values()]
-        ax.barh(list(rows), lengths, left=ends, color=colour, label=name, height=0.6)
-        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
-    for place, end in enumerate(ends):
-        ax.text(end * 1.01, place, number(end), va="center", fontsize=8)
-    ax.set_xlim(0, 1.12 * max(ends))
-    ax.invert_yaxis()
-    ax.set_title(title, fontsize=10, loc="left")
-    ax.set_xlabel(axis, fontsize=8)
-    ax.legend(
-        fontsize=7, frameon=False, ncols=len(names), loc="upper left", bbox_to_anchor=(0, -0.3)
-    )
-    _tidy(ax)
+        _label(ax, panel.title)
+        ax.set_xlabel(x_axis, fontsize=8)
+        ax.set_ylabel(panel.axis, fontsize=8)
+        ax.legend(fontsize=7, frameon=False)
     return _save(figure, path)
 
 
-def _tidy(ax: Axes) -> None:
+def _label(ax: Any, title: str) -> None:
+    ax.set_title(title, fontsize=10, loc="left")
     ax.tick_params(labelsize=8)
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def _save(figure: Any, path: Path) -> Path:
     figure.savefig(path, dpi=DPI, bbox_inches="tight")
     plt.close(figure)
     return path

@@ -4,19 +4,28 @@ python -m benchmarks.readme benchmarks/results/<machine>-<date>
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
-from benchmarks.records import REPOSITORY, latest, read
-from benchmarks.sections import alternatives, loop_overhead
+from benchmarks.records import REPOSITORY, latest
+from benchmarks.report import markdown, tables
 
 README = REPOSITORY / "README.md"
 START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
+COLUMNS = (
+    "subject",
+    "speed",
+    "against",
+    "share of the limit",
+    "time per step",
+    "over the bare loop",
+)
 PICTURES = {
     "alternatives.png": "Speed of the loaders beside all others, as bars",
     "workers.png": "Seconds per epoch against the number of workers or threads",
 }
-COLUMNS = ["speed", "against", "share of the limit"]
+ABOUT_LOOPS = """\
+What the training loop costs beside the model, with its guard against non-finite gradients, log, progress
+bar and checkpoints, and what two frameworks' loops cost:"""
 
 
 def excerpt(folder: Path) -> str:
@@ -25,11 +34,7 @@ def excerpt(folder: Path) -> str:
     Args:
         folder: the results, below the repository.
     """
-    rows = [row for row in latest(read(folder / "alternatives.csv")) if row.repeats]
-    loops = latest(read(folder / "loop_overhead.csv"))
-    with tempfile.TemporaryDirectory() as unused:
-        tables = alternatives(rows, Path(unused)).tables
-        costs = loop_overhead(loops, Path(unused)).conclusions
+    rows = [row for row in latest(folder / "alternatives.csv") if row.repeats]
     newest = max(rows, key=lambda row: row.date)
     where = folder.resolve().relative_to(REPOSITORY)
     parts = [
@@ -37,21 +42,13 @@ def excerpt(folder: Path) -> str:
         f"{newest.date[:10]}; versions, settings and more in [`report.md`]({where}/report.md). Medians "
         "with their 95 % intervals; ratios are those of rounds in which all took turns."
     ]
-    for table in tables:
-        chosen = [
-            number
-            for number, name in enumerate(table.header)
-            if number == 0 or name.startswith(tuple(COLUMNS))
-        ]
-        lines = [[line[number] for number in chosen] for line in (table.header, *table.rows)]
-        lines[0][0] = table.title.split(": ")[0]
-        lines.insert(1, ["---"] * len(chosen))
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    parts.append(
-        "What the training loop costs beside the model, with its guard against non-finite gradients, log, "
-        "progress bar and checkpoints, and what two frameworks' loops cost:"
-    )
-    parts.append("\n".join(f"- {cost}" for cost in costs))
+    for name in ("alternatives", "loop_overhead"):
+        chosen = rows if name == "alternatives" else latest(folder / f"{name}.csv")
+        parts += [ABOUT_LOOPS] if name == "loop_overhead" else []
+        for title, table in tables(name, chosen).items():
+            places = [n for n, header in enumerate(table[0]) if header.startswith(COLUMNS)]
+            table[0][0] = title
+            parts.append(markdown([[line[place] for place in places] for line in table]))
     parts += [f"![{text}]({where}/{name})" for name, text in PICTURES.items()]
     return "\n\n".join(parts)
 

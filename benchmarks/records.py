@@ -1,24 +1,51 @@
-"""The CSV files: one row per measurement, typed, complete and written at once."""
+"""The CSV files: one row per figure, typed, complete and on disk as soon as it was measured."""
 
 import csv
-import dataclasses
 import functools
 import importlib.metadata
+import io
+import math
 import os
 import platform
 import re
+import statistics
 import subprocess
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
+import torch
 
 REPOSITORY = Path(__file__).parents[1]
-PACKAGES = [
+PACKAGES = (
     *("torch", "torchvision", "nvidia-dali-cuda120", "numpy", "pillow", "simplejpeg", "tifffile"),
     *("spdl", "webdataset", "litdata", "ffcv", "lightning", "accelerate"),
-]
+)
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, as the columns of a row name it."""
+
+    name: str
+    num_workers: int = 0
+    num_threads: int = 0
+    num_devices: int = 1
+    settings: str = ""
+
+    @property
+    def parallelism(self) -> str:
+        """Such as `2 workers, 1 thread`; empty where the subject has no such setting."""
+        counts = {"worker": self.num_workers, "thread": self.num_threads}
+        if self.num_devices > 1:
+            counts["device"] = self.num_devices
+        return ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items() if n)
+
+    def __str__(self) -> str:
+        return ", ".join(part for part in (self.name, self.settings, self.parallelism) if part)
 
 
 @dataclass(frozen=True)
@@ -56,7 +83,7 @@ class Measurement:
     """Median of the samples in `unit`; nan if nothing was measured."""
 
     low: float
-    """Lower end of the median's 95 % confidence interval in `unit`; see `timing.summarise`."""
+    """Lower end of the median's 95 % confidence interval in `unit`; see `summarise`."""
 
     high: float
     """Upper end of the interval in `unit`."""
@@ -96,12 +123,19 @@ class Measurement:
     """When the group of subjects that this row belongs to was finished, ISO 8601, UTC."""
 
     @property
-    def key(self) -> tuple[str | int, ...]:
-        """What makes it the same measurement when it is taken again."""
-        return (
-            *(self.benchmark, self.case, self.subject, self.quantity),
-            *(self.num_workers, self.num_threads, self.num_devices, self.settings, self.commit),
+    def who(self) -> Subject:
+        return Subject(
+            *(self.subject, self.num_workers, self.num_threads, self.num_devices, self.settings)
         )
+
+    @property
+    def what(self) -> tuple[str, Subject, str]:
+        """What makes it the same measurement when it is taken again."""
+        return self.case, self.who, self.quantity
+
+    @property
+    def summary(self) -> "Summary":
+        return Summary(self.median, self.low, self.high)
 
     @property
     def values(self) -> list[float]:
@@ -112,130 +146,128 @@ class Measurement:
 COLUMNS = [field.name for field in fields(Measurement)]
 
 
-def append(path: Path, measurement: Measurement) -> None:
-    """Add one row, so that it survives whatever happens next.
+def append(path: Path, rows: Iterable[Measurement]) -> None:
+    """Add rows to a file, which is replaced as a whole: a crash leaves the old or the new one.
 
     Raises:
         ValueError: the file has other columns.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _drop_torn_row(path)
-    is_new = not path.exists() or path.stat().st_size == 0
-    if not is_new:
-        _check_header(path)
-    row = dataclasses.asdict(measurement)
-    row = {
-        key: " ".join(value.split()) if isinstance(value, str) else value
-        for key, value in row.items()
-    }
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    if path.exists():
+        read(path)
+        text.write(path.read_text())
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer.writeheader()
+    for row in rows:
+        one_line = {
+            k: " ".join(v.split()) if isinstance(v, str) else v for k, v in asdict(row).items()
+        }
+        writer.writerow(one_line)
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("w", newline="") as file:
+        file.write(text.getvalue())
         file.flush()
         os.fsync(file.fileno())
+    unfinished.replace(path)
 
 
 def read(path: Path) -> list[Measurement]:
-    """All rows of a file, oldest first; a row that a crash cut off is left out.
+    """All rows of a file, oldest first.
 
     Raises:
         ValueError: a column is missing, unknown or holds a value of another type.
     """
-    _check_header(path)
-    types = {field.name: field.type for field in fields(Measurement)}
-    convert = {str: str, int: int, float: float}
-    measurements = []
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    for line, row in enumerate(csv.DictReader(whole), start=2):
-        values = {}
-        for column in COLUMNS:
-            kind = types[column]
-            assert isinstance(kind, type)
-            try:
-                values[column] = convert[kind](row[column])
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{path}, line {line}: column {column!r} holds {row[column]!r}, which is no "
-                    f"{kind.__name__}; correct it or delete the line"
-                ) from error
-        measurements.append(Measurement(**values))
-    return measurements
-
-
-def latest(measurements: list[Measurement]) -> list[Measurement]:
-    """Of each measurement the newest row, whatever the commit, in order of first appearance."""
-    newest: dict[tuple[str | int, ...], Measurement] = {}
-    for measurement in measurements:
-        newest[measurement.key[:-1]] = measurement
-    return list(newest.values())
-
-
-def already_measured(path: Path, key: tuple[str | int, ...]) -> bool:
-    """Whether the file has a row with this key, of the same commit."""
-    return path.exists() and any(row.key == key for row in read(path))
-
-
-def _check_header(path: Path) -> None:
     with path.open(newline="") as file:
-        header = next(csv.reader(file), [])
-    unknown = [column for column in header if column not in COLUMNS]
-    missing = [column for column in COLUMNS if column not in header]
-    if unknown or missing:
-        problems = [f"column {name!r} is unknown" for name in unknown]
-        problems += [f"column {name!r} is missing" for name in missing]
-        raise ValueError(
-            f"{path}: {', '.join(problems)}; rename the columns to those of "
-            "benchmarks/records.py, or move the file away and measure again"
-        )
+        reader = csv.DictReader(file)
+        header = list(reader.fieldnames or [])
+        if sorted(header) != sorted(COLUMNS):
+            raise ValueError(
+                f"{path}: columns {sorted(set(header) - set(COLUMNS))} are unknown and "
+                f"{sorted(set(COLUMNS) - set(header))} missing; rename them to those of "
+                "benchmarks/records.py, or move the file away and measure again"
+            )
+        rows = []
+        for line, values in enumerate(reader, start=2):
+            try:
+                rows.append(
+                    Measurement(**{f.name: f.type(values[f.name]) for f in fields(Measurement)})  # type: ignore[operator]
+                )
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {line}: {error}; correct or delete it") from error
+    return rows
 
 
-def _drop_torn_row(path: Path) -> None:
-    """Remove what a crash left of a row that was being written."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)
+def latest(path: Path) -> list[Measurement]:
+    """Of each measurement in a file the newest row, whatever the commit, in order of first appearance."""
+    return list({row.what: row for row in read(path)}.values())
+
+
+class Summary(NamedTuple):
+    median: float
+    low: float
+    high: float
+
+
+def summarise(samples: list[float]) -> Summary:
+    """Median and its confidence interval from order statistics, whatever the noise; nan without samples.
+
+    The interval from the k-th smallest to the k-th largest sample holds the true median with
+    probability 1 - 2 P(X < k), X binomial with n and 1/2, whatever the distribution (David and
+    Nagaraja 2003, "Order statistics", section 7.1). It is the narrowest such interval with at least
+    95 %. That takes 6 samples; with fewer it is the range of all of them, which holds the median
+    with probability 1 - 2^(1 - n).
+    """
+    if not samples:
+        return Summary(math.nan, math.nan, math.nan)
+    ordered, count = sorted(samples), len(samples)
+    k = 1
+    while k < (count + 1) // 2:
+        outside = 2 * sum(math.comb(count, i) for i in range(k + 1)) / 2**count
+        if 1 - outside < CONFIDENCE:
+            break
+        k += 1
+    return Summary(statistics.median(ordered), ordered[k - 1], ordered[count - k])
+
+
+def ratio(row: Measurement | None, reference: Measurement | None) -> Summary | None:
+    """How many times as large: the ratio is taken in each round, then summarised.
+
+    None if one is missing, or they were not measured side by side.
+    """
+    if row is None or reference is None or not row.repeats:
+        return None
+    if (row.date, row.repeats) != (reference.date, reference.repeats):
+        return None
+    return summarise([a / b for a, b in zip(row.values, reference.values, strict=True)])
 
 
 @functools.cache
 def machine() -> dict[str, Any]:
     """The columns that describe this machine, the versions and the commit."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    gpu = ""
+    if torch.cuda.is_available():
+        gpu = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
     return {
-        "cpu": cpu_model(),
-        "cores": num_cores(),
+        "cpu": found[1].strip() if found else platform.processor() or platform.machine(),
+        "cores": len(cores()),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": gpu_model(),
+        "gpu": gpu,
         "versions": versions(),
-        "commit": commit(),
+        "commit": commit or "unknown",
     }
 
 
-def cpu_model() -> str:
-    """The CPU's own name for itself."""
-    info = Path("/proc/cpuinfo")
-    if info.exists() and (found := re.search(r"model name\s*: (.*)", info.read_text())):
-        return found[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use."""
+def cores() -> list[int]:
+    """Numbers of the CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def gpu_model() -> str:
-    """Such as `2 x NVIDIA H200`; empty without a GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return ""
-    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def versions() -> str:
@@ -249,20 +281,8 @@ def versions() -> str:
     return ", ".join(found)
 
 
-def commit() -> str:
-    """The checkout's commit; `unknown` outside git."""
-    answer = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    return answer.stdout.strip() or "unknown"
-
-
 def machine_name() -> str:
     """A short name for folders, such as `intel-xeon-processor-2-cores` or `1-x-nvidia-h200`."""
-    here = machine()
-    name = str(here["gpu"]) or f"{here['cpu']} {here['cores']} cores"
+    name = machine()["gpu"] or f"{machine()['cpu']} {machine()['cores']} cores"
     name = re.sub(r"\((r|tm)\)|@.*?(?= \d+ cores|$)", "", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")

@@ -1,10 +1,9 @@
 """What all benchmarks share: sizes, where the results go, and measuring subjects side by side."""
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,24 +14,25 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-from benchmarks import records
-from benchmarks.cases import CASES, FULL, SMALL, Case, make_config, prepare
-from benchmarks.records import Measurement
-from benchmarks.timing import summarise
-from benchmarks.turns import TURN_S, Count, measure
-from conf.schema import Config
-from runtime.setup import resolve_device
+from benchmarks import records, template
+from benchmarks.cases import CASES, FULL, SMALL, Case
+from benchmarks.records import Measurement, Subject, Summary, machine, summarise
+from benchmarks.template import Config, make_config, resolve_device
+from benchmarks.turns import TURN_S, Count, Measured, Program, measure
 
 # What a subject that cannot be had here raises when it is built: it becomes a row without a figure.
 UNAVAILABLE = (
     *(ModuleNotFoundError, FileNotFoundError, NotImplementedError, ValueError),
-    torch.OutOfMemoryError,
-    *(HydraException, OmegaConfBaseException),
+    *(torch.OutOfMemoryError, HydraException, OmegaConfBaseException),
 )
-
+SPEED, STEP_TIME = "speed", "time per step"
 
 Draw = Callable[[], int]
 """Does one piece of work, such as fetching a batch, and returns the number of items in it."""
+
+Builder = Callable[[], Draw]
+"""Builds a subject in the process in which it is measured, so it can be pickled. What it raises of
+UNAVAILABLE becomes the reason why there is no figure."""
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,6 @@ SIZES_FULL = Sizes(
 )
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is measured, as the columns of a row name it."""
-
-    name: str
-    num_workers: int = 0
-    num_threads: int = 0
-    num_devices: int = 1
-    settings: str = ""
-
-    def __str__(self) -> str:
-        parts = [self.name, self.settings]
-        parts += [f"{self.num_workers} workers"] if self.num_workers else []
-        parts += [f"{self.num_threads} threads"] if self.num_threads else []
-        parts += [f"{self.num_devices} devices"] if self.num_devices > 1 else []
-        return ", ".join(part for part in parts if part)
-
-
 @dataclass
 class Run:
     """One call of `python -m benchmarks`."""
@@ -124,23 +106,20 @@ class Run:
     prepared: dict[str, list[str]] = field(default_factory=dict)
     """By case, what `case_overrides` found: a process that is sent this run need not look again."""
 
-    def path(self, benchmark: str) -> Path:
-        return self.folder / f"{benchmark}.csv"
+    @property
+    def title(self) -> str:
+        """What the benchmarks without cases of their own are measured on."""
+        return " ".join(self.overrides) or "default configuration"
 
     @cached_property
     def device(self) -> torch.device:
         return resolve_device(make_config(*self.overrides).device)
 
     @property
-    def turn_s(self) -> float:
-        """Seconds; on a GPU long, because what a loader has queued there runs on when it is stopped."""
-        return TURN_S if self.device.type == "cpu" else self.sizes.window_s
-
-    @property
     def num_cores(self) -> int:
         """CPU cores for each device: the parallelism that all loaders get."""
         devices = torch.cuda.device_count() if self.device.type == "cuda" else 1
-        return max(1, records.num_cores() // max(1, devices))
+        return max(1, len(records.cores()) // max(1, devices))
 
     def case_overrides(self, name: str) -> list[str]:
         """Overrides that choose a case's data, generated first if need be, at this run's sizes.
@@ -151,10 +130,12 @@ class Run:
         if name in self.prepared:
             return self.prepared[name]
         case = CASES[name]
-        if any(override.startswith("data.root=") for override in self.overrides):
-            chosen = list(case.overrides)
-        else:
-            chosen = prepare(case, self.sizes.data.get(case.generator, 0), self.data_dir)
+        chosen = list(case.overrides)
+        if case.generator and not any(o.startswith("data.root=") for o in self.overrides):
+            size = self.sizes.data.get(case.generator, 0)
+            root = self.data_dir / f"{case.generator}-{size}"
+            template.generate(case.generator, root / case.below, size)
+            chosen += [f"data.root={root}", f"data.cache_dir={self.data_dir / 'cache'}"]
         if not self.sizes.own_batch_size:
             chosen.append(f"global_batch_size={case.batch_size}")
         self.prepared[name] = [*chosen, *self.overrides]
@@ -168,131 +149,137 @@ class Run:
         """Those of the named cases that this run may use."""
         return [CASES[name] for name in names if name in self.cases]
 
+    def path(self, benchmark: str) -> Path:
+        return self.folder / f"{benchmark}.csv"
+
     def is_done(
-        self, benchmark: str, case: str, subjects: Iterable[Subject], quantity: str = "speed"
+        self, benchmark: str, case: str, subjects: Iterable[Subject], quantity: str = SPEED
     ) -> bool:
-        """Whether an earlier, interrupted run has measured all of them already."""
-        return all(
-            records.already_measured(
-                self.path(benchmark), self._row(benchmark, case, subject, quantity, "").key
-            )
-            for subject in subjects
-        )
+        """Whether an earlier run, such as an interrupted one, measured all of them at this commit."""
+        path = self.path(benchmark)
+        rows = records.read(path) if path.exists() else []
+        found = {row.what for row in rows if row.commit == machine()["commit"]}
+        done = all((case, subject, quantity) in found for subject in subjects)
+        if done:
+            say(f"{benchmark} {case}: measured already, see {path}")
+        return done
 
     def record(
         self,
         benchmark: str,
         case: str,
         subject: Subject,
-        quantity: str,
-        unit: str,
-        samples: list[float],
+        samples: Mapping[tuple[str, str], list[float]],
         *,
         epoch_size: int = 0,
         note: str = "",
         date: str = "",
-    ) -> Measurement:
-        """Write one row; without samples `note` must say why."""
-        median, low, high = summarise(samples)
-        row = replace(
-            self._row(benchmark, case, subject, quantity, unit),
-            median=round_to_digits(median),
-            low=round_to_digits(low),
-            high=round_to_digits(high),
-            repeats=len(samples),
-            samples=";".join(f"{sample:.6g}" for sample in samples),
-            epoch_size=epoch_size,
-            note=note,
-            date=date or now(),
-        )
-        records.append(self.path(benchmark), row)
-        say(f"{benchmark} {case}: {subject}: {quantity} {figure(row)}{note and f' ({note})'}")
-        return row
+    ) -> list[Measurement]:
+        """Write a row for each (quantity, unit); where there are no samples, `note` must say why."""
+        rows = []
+        for (quantity, unit), values in samples.items():
+            summary = Summary(*(float(f"{value:.5g}") for value in summarise(values)))
+            rows.append(
+                Measurement(
+                    *(benchmark, case, subject.name, quantity, subject.num_workers),
+                    *(subject.num_threads, subject.num_devices, subject.settings),
+                    unit,
+                    *summary,
+                    repeats=len(values),
+                    samples=";".join(f"{value:.6g}" for value in values),
+                    epoch_size=epoch_size,
+                    note=note,
+                    date=date or now(),
+                    **machine(),
+                )
+            )
+        records.append(self.path(benchmark), rows)
+        for row in rows:
+            say(f"{benchmark} {case}: {subject}: {row.quantity} {span(row)} {row.unit} {note}")
+        return rows
 
     def compare(
+        self, benchmark: str, case: str, builders: Mapping[Subject, Builder], **options: Any
+    ) -> None:
+        """Measure subjects side by side; `options` are those of `compare_programs`."""
+        programs = {
+            subject: partial(_draw_on, build, self.device) for subject, build in builders.items()
+        }
+        self.compare_programs(benchmark, case, programs, **options)
+
+    def compare_programs(
         self,
         benchmark: str,
         case: str,
-        builders: Mapping[Subject, Callable[[], Draw]],
+        programs: Mapping[Subject, Program],
         *,
-        unit: str,
+        unit: str = "",
         epoch_size: int = 0,
         turn_s: float | None = None,
+        warmup_s: float | None = None,
+        window_s: float | None = None,
+        fresh: bool = False,
     ) -> None:
-        """Measure the speed of all subjects side by side and write a row for each.
+        """Measure subjects side by side and write a row for each.
 
         Args:
             benchmark: name of the CSV file.
             case: what they are measured on.
-            builders: each builds its subject, in a process of its own, so they can be pickled. What
-                a builder raises of UNAVAILABLE is written down as the reason why there is no figure.
-            unit: such as `images/s`.
+            programs: what works in a process of its own; can be pickled.
+            unit: of the speed, such as `images/s`; empty: the time per item in ms is written down.
             epoch_size: samples of an epoch of the published data.
-            turn_s: length of a turn; by default that of `turn_s` of this run.
+            turn_s: length of a turn. By default short; on a GPU long, because what a loader has queued
+                there runs on when it is stopped.
+            warmup_s, window_s: seconds before anything is counted, and of a sample; by default those of
+                the sizes.
+            fresh: each round starts its processes anew.
         """
-        if self.is_done(benchmark, case, builders):
-            say(f"{benchmark} {case}: measured already, see {self.path(benchmark)}")
+        quantity, unit = (SPEED, unit) if unit else (STEP_TIME, "ms")
+        if self.is_done(benchmark, case, programs, quantity):
             return
-        say(f"{benchmark} {case}: {len(builders)} subjects")
-        sizes = self.sizes
+        sizes, on_cpu = self.sizes, self.device.type == "cpu"
+        warmup_s = sizes.warmup_s if warmup_s is None else warmup_s
+        window_s = window_s or sizes.window_s
+        named = {str(subject): program for subject, program in programs.items()}
+        turn_s = turn_s or (TURN_S if on_cpu else window_s)
+        measured = Measured({name: [] for name in named}, {})
+        say(f"{benchmark} {case}: {len(programs)} subjects")
         with progress(sizes.repeats, f"{benchmark} {case}") as bar:
-            measured = measure(
-                {
-                    str(subject): partial(_draw_on, build, self.device)
-                    for subject, build in builders.items()
-                },
-                *(sizes.warmup_s, sizes.window_s, sizes.repeats, UNAVAILABLE),
-                turn_s=turn_s or self.turn_s,
-                after_round=bar.update,
-            )
+            for _ in range(sizes.repeats if fresh else 1):
+                repeats = 1 if fresh else sizes.repeats
+                found = measure(
+                    *(named, warmup_s, window_s, repeats, UNAVAILABLE),
+                    turn_s=turn_s,
+                    after_round=bar.update,
+                )
+                measured.reasons.update(found.reasons)
+                for name, speeds in found.speeds.items():
+                    measured.speeds[name] += speeds
         date = now()
-        for subject in builders:
+        for subject in programs:
             reason = measured.reasons.get(str(subject), "")
+            speeds = [] if reason else measured.speeds[str(subject)]
             self.record(
-                *(benchmark, case, subject, "speed", unit),
-                measured.speeds.get(str(subject), []),
+                *(benchmark, case, subject),
+                {(quantity, unit): speeds if quantity == SPEED else [1000 / s for s in speeds]},
                 epoch_size=epoch_size,
                 note=reason and f"not measured: {reason}",
                 date=date,
             )
 
-    def _row(
-        self, benchmark: str, case: str, subject: Subject, quantity: str, unit: str
-    ) -> Measurement:
-        return Measurement(
-            benchmark=benchmark,
-            case=case,
-            subject=subject.name,
-            quantity=quantity,
-            num_workers=subject.num_workers,
-            num_threads=subject.num_threads,
-            num_devices=subject.num_devices,
-            settings=subject.settings,
-            unit=unit,
-            median=math.nan,
-            low=math.nan,
-            high=math.nan,
-            repeats=0,
-            samples="",
-            epoch_size=0,
-            note="",
-            date="",
-            **records.machine(),
-        )
 
-
-def _draw_on(build: Callable[[], Draw], device: torch.device, count: Count) -> None:
+def _draw_on(build: Builder, device: torch.device, count: Count) -> None:
     resolve_device(str(device))  # after which, on a CPU, malloc keeps memory
     draw = build()
     while True:
         count(draw())
 
 
-def draw_from(epochs: Iterable[Any], device: torch.device | None = None) -> Draw:
-    """Draws batch after batch from what gives an epoch each time that it is iterated over.
+def draw_from(batches: Iterable[Any], device: torch.device | None = None) -> Draw:
+    """Draws batch after batch from what is endless or gives an epoch each time that it is iterated over.
 
     Args:
-        epochs: a loader; its batches are tensors, sequences, or tuples of these.
+        batches: a loader; its batches are tensors, sequences, or tuples of these.
         device: where the batches shall lie, if the loader leaves them elsewhere.
 
     Returns:
@@ -302,15 +289,15 @@ def draw_from(epochs: Iterable[Any], device: torch.device | None = None) -> Draw
     def endless_batches() -> Iterator[Any]:
         while True:
             batch = None
-            for batch in epochs:
+            for batch in batches:
                 yield batch
             if batch is None:
                 raise ValueError("an epoch without a batch; use more data or smaller batches")
 
-    batches = endless_batches()
+    endless = endless_batches()
 
     def draw() -> int:
-        batch = next(batches)
+        batch = next(endless)
         parts = batch if isinstance(batch, tuple) else (batch,)
         if device is not None:
             parts = tuple(part.to(device, non_blocking=True) for part in parts)
@@ -326,7 +313,7 @@ def now() -> str:
 def say(text: str) -> None:
     """Print a line without breaking a progress bar; on rank 0 only."""
     if is_first_rank():
-        tqdm.write(text, file=sys.stdout)
+        tqdm.write(text.rstrip(), file=sys.stdout)
 
 
 def is_first_rank() -> bool:
@@ -338,27 +325,19 @@ def progress(total: int, what: str) -> Any:
     return tqdm(total=total, desc=what, unit="round", leave=False, disable=None)
 
 
-def round_to_digits(value: float, digits: int = 5) -> float:
-    return float(f"{value:.{digits}g}")
-
-
-def figure(row: Measurement) -> str:
-    """`1,840 images/s (1,800 to 1,890)`, or `-`."""
-    if not row.repeats:
-        return "-"
-    text = f"{number(row.median)} {row.unit}"
-    if row.repeats > 1:
-        text += f" ({number(row.low)} to {number(row.high)})"
-    return text
-
-
 def number(value: float) -> str:
-    """Three significant digits, with thousands separated by commas; `-` for nan."""
-    if math.isnan(value):
+    """Three significant digits, with thousands separated by commas."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def span(found: Measurement | Summary | None, unit: str = "") -> str:
+    """`1,840 (1,800 to 1,890)`, the median alone if there is one sample, `-` if there is none."""
+    if found is None or found.median != found.median:
         return "-"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    text = f"{number(found.median)}{unit}"
+    if isinstance(found, Measurement) and found.repeats == 1:
+        return text
+    return f"{text} ({number(found.low)} to {number(found.high)})"
 
 
 def results_folder() -> Path:

@@ -1,85 +1,94 @@
-"""A training step that can be timed in parts: the lines of the entry points without their logger."""
+"""A training step: the lines of the entry points without their `Run`, on one or several ranks."""
 
-import time
-from typing import NamedTuple
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler, autocast
 
-from benchmarks.cases import endless, train_loader
-from conf.schema import Config
-from models import build_model
-from runtime.optimizer import build_optimizer
-from runtime.setup import amp_dtype, seed_everything
-from runtime.tasks import build_task
+from benchmarks.run import Draw
+from benchmarks.template import Config, Parts, amp_dtype, endless
 
 
-class StepTime(NamedTuple):
-    """Means over the steps of a window, in seconds."""
-
-    total_s: float
-    wait_s: float
-    """Of these, waiting for the loader to hand over a batch."""
-
-
-class TrainingStep:
-    """Each call fetches a batch, computes loss and gradients and updates the weights.
+def training_step(cfg: Config, parts: Parts, device: torch.device, amp: bool = False) -> Draw:
+    """Fetches a batch, computes loss and gradients and updates the weights.
 
     Args:
-        cfg: data, loader, model, optimizer and task.
-        device: where it is computed.
-        rank, world_size: the shard that is read.
-        distributed: average the gradients over all ranks.
+        cfg: precision and limit of the gradients' norm.
+        parts: what `template.parts` built.
+        device: where they are.
         amp: compute in `cfg.amp.dtype`, as `train_amp.py` does.
     """
+    loader, task, model, optimizer, scheduler = parts
+    batches, dtype = endless(loader), amp_dtype(cfg.amp.dtype, device) if amp else torch.float32
+    scaler = GradScaler(device.type, enabled=amp and cfg.amp.dtype == "float16")
+    model.train()
 
-    def __init__(
-        self,
-        cfg: Config,
-        device: torch.device,
-        rank: int = 0,
-        world_size: int = 1,
-        distributed: bool = False,
-        amp: bool = False,
-    ) -> None:
-        seed_everything(cfg.seed)
-        self.device = device
-        self.loader = train_loader(cfg, device, rank, world_size)
-        self.task = build_task(cfg)
-        model = build_model(cfg.model, self.loader.in_channels, self.loader.num_classes).to(device)
-        self.optimizer, _ = build_optimizer(cfg, model, len(self.loader))
-        self.model = nn.parallel.DistributedDataParallel(model) if distributed else model
-        self.dtype = amp_dtype(cfg.amp.dtype, device)
-        self.amp = amp
-        self.scaler = GradScaler(device.type, enabled=amp and cfg.amp.dtype == "float16")
-        self.batches = endless(self.loader)
-        self.wait_s = 0.0
-
-    def __call__(self) -> int:
-        """One step; returns the number of samples of this rank."""
-        start = time.perf_counter()
-        inputs, targets = next(self.batches)
-        self.wait_s += time.perf_counter() - start
-        self.optimizer.zero_grad(set_to_none=True)
-        with autocast(self.device.type, self.dtype, enabled=self.amp):
-            loss = self.task.loss(self.model(inputs), targets)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+    def step() -> int:
+        inputs, targets = next(batches)
+        with autocast(device.type, dtype, enabled=amp):
+            outputs = model(inputs)
+        loss = task.loss(outputs, targets)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        scheduler.step()
         return len(inputs)
 
-    def time(self, num_steps: int) -> StepTime:
-        """So many steps, from and to the moment at which the device has done all its work."""
-        self.synchronise()
-        self.wait_s = 0.0
-        start = time.perf_counter()
-        for _ in range(num_steps):
-            self()
-        self.synchronise()
-        total_s = time.perf_counter() - start
-        return StepTime(total_s / num_steps, self.wait_s / num_steps)
+    return step
 
-    def synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+
+def on_ranks(
+    build: Callable[[int], Draw], world_size: int, backend: str, in_step: bool = False
+) -> Draw:
+    """What rank 0 draws in this process, while the other ranks draw in processes of their own.
+
+    Args:
+        build: called on each rank with its number, in a process group of all; can be pickled.
+        world_size: number of ranks.
+        backend: `gloo` or `nccl`.
+        in_step: the others start each draw when rank 0 does. Otherwise they draw on until a collective
+            holds them, which on a GPU takes time from whoever else is measured.
+    """
+    # A process that has computed nothing yet may fork, which is quick.
+    context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
+    store = Path(tempfile.mkdtemp()) / "store"
+    turns = [context.Semaphore(0) for _ in range(1, world_size)]
+    for rank, turn in enumerate(turns, start=1):
+        arguments = (build, rank, world_size, backend, store, turn if in_step else None)
+        context.Process(target=_follow, args=arguments, daemon=True).start()
+    own = _join(build, 0, world_size, backend, store)
+
+    def draw() -> int:
+        for turn in turns:
+            turn.release()
+        return own()
+
+    return draw
+
+
+def _join(
+    build: Callable[[int], Draw], rank: int, world_size: int, backend: str, store: Path
+) -> Draw:
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=world_size)
+    return build(rank)
+
+
+def _follow(
+    build: Callable[[int], Draw], rank: int, size: int, backend: str, store: Path, turn: Any
+) -> None:
+    draw = _join(build, rank, size, backend, store)
+    while True:
+        if turn is not None:
+            turn.acquire()
+        draw()

@@ -18,7 +18,7 @@ TURN_S = 0.2
 END_S, POLL_S = 5.0, 0.05
 # Imported once for all processes, as far as it is installed. Nothing of it may start threads or a GPU.
 PRELOAD = [
-    *("benchmarks.alternatives", "benchmarks.loop_overhead", "torch._dynamo"),
+    *("benchmarks.alternatives", "benchmarks.bottleneck", "train", "torch._dynamo"),
     *("lightning.pytorch.loggers", "accelerate"),
 ]
 

@@ -1,5 +1,6 @@
 """The benchmarks' harness: that it measures, keeps and draws what is there. Speeds are not tested."""
 
+import csv
 import dataclasses
 import importlib
 import itertools
@@ -12,25 +13,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 import tifffile
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torchvision.transforms import v2
 
-from benchmarks import entry_points, readme, records, report
+from benchmarks import agreement, bottleneck, entry_points, readme, records, report
 from benchmarks.__main__ import BENCHMARKS, main, split
+from benchmarks.agreement import AGREEMENTS
 from benchmarks.alternatives import difference, first_images
-from benchmarks.baselines import Recipe, copy_bytes, decode_only
-from benchmarks.bottleneck import COMPUTE, GIVEN, PARTS, SPEED, STEP, SYNTHETIC, WAIT, verdict
-from benchmarks.cases import make_config
+from benchmarks.baselines import Job, Recipe, limits
 from benchmarks.entry_points import COPIES
-from benchmarks.records import Measurement
-from benchmarks.run import Run, Sizes, Subject
-from benchmarks.timing import Summary, ratios, rounds, summarise
+from benchmarks.records import Measurement, Subject, Summary, ratio, summarise
+from benchmarks.run import Run, Sizes
+from benchmarks.template import make_config
 from benchmarks.turns import measure
 from benchmarks.workers import sleeping
 from runtime import logger
@@ -72,7 +74,8 @@ def test_a_known_sleep_is_measured_as_such() -> None:
     }
     samples = measure(programs, warmup_s=0, window_s=0.2, repeats=3).speeds
     assert summarise(samples["slow"]).median == pytest.approx(47, rel=0.15)
-    assert ratios(samples["fast"], samples["slow"]).median == pytest.approx(2, rel=0.15)
+    fast, slow = (summarise(samples[name]).median for name in ("fast", "slow"))
+    assert fast / slow == pytest.approx(2, rel=0.15)
 
 
 def test_workers_overlap_a_known_sleep(tmp_path: Path) -> None:
@@ -85,13 +88,17 @@ def test_workers_overlap_a_known_sleep(tmp_path: Path) -> None:
     )
     none, four = records.read(tmp_path / "workers.csv")
     assert 60 < none.median <= 105
-    assert 2 < ratios(four.values, none.values).median < 5
+    gain = ratio(four, none)
+    assert gain
+    assert 2 < gain.median < 5
 
 
 def test_every_round_measures_every_subject_once() -> None:
-    names = list(rounds(["a", "b", "c"], 4))
-    assert names[:6] == ["a", "b", "c", "b", "c", "a"]
-    assert all(sorted(names[i : i + 3]) == ["a", "b", "c"] for i in range(0, 12, 3))
+    turns: list[str] = []
+    programs = {name: partial(busy.sleep, 0.001, 1) for name in ("a", "b")}
+    measured = measure(programs, 0, 0.01, 4, after_round=lambda: turns.append("round"))
+    assert len(turns) == 4
+    assert [len(samples) for samples in measured.speeds.values()] == [4, 4]
 
 
 def test_interval_is_the_narrowest_pair_of_order_statistics_with_95_percent() -> None:
@@ -107,10 +114,11 @@ def test_interval_is_the_narrowest_pair_of_order_statistics_with_95_percent() ->
     assert 0.94 < np.mean(inside) < 0.98  # exactly 95.9 %
 
 
-def test_ratios_are_refused_for_what_was_not_measured_side_by_side() -> None:
-    assert ratios([2.0, 8, 3], [1.0, 2, 3]) == Summary(2, 1, 4)
-    with pytest.raises(ValueError, match="side by side"):
-        ratios([1.0], [1.0, 2.0])
+def test_a_ratio_is_that_of_rounds_and_needs_both_side_by_side() -> None:
+    assert ratio(row(samples="2;8;3"), row(samples="1;2;3")) == Summary(2, 1, 4)
+    assert ratio(row(samples="2;8;3"), row(samples="1;2;3", date="2025-02-01")) is None
+    assert ratio(row(samples="2;8;3"), row(samples="1;2")) is None
+    assert ratio(row(samples=""), row(samples="")) is None
 
 
 def test_programs_take_turns_and_only_one_of_them_works(tmp_path: Path) -> None:
@@ -187,8 +195,8 @@ def is_alive(process: psutil.Process) -> bool:
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "loaders.csv"
     written = [row(), row("PIL + DataLoader", note='a "quoted", note'), row("none", samples="")]
-    for measurement in written:
-        records.append(path, measurement)
+    records.append(path, written[:1])
+    records.append(path, written[1:])
     found = records.read(path)
     assert found[:2] == written[:2]
     assert found[0].values == [90, 100, 110]
@@ -198,16 +206,16 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("median", "mean", "'mean' is unknown.*'median' is missing.*rename"),
-        ("subject,", "", "'subject' is missing"),
-        ("\n", ",extra\n", "'extra' is unknown"),
-        (",8.0,", ",eight,", "line 2: column 'memory_gib' holds 'eight', which is no float"),
-        (",30607,", ",3.5,", "line 2: column 'epoch_size' holds '3.5', which is no int"),
+        ("median", "mean", "'mean'. are unknown.*'median'. missing; rename"),
+        ("subject,", "", "'subject'. missing"),
+        ("\n", ",extra\n", "'extra'. are unknown"),
+        (",8.0,", ",eight,", "line 2: could not convert string to float: 'eight'"),
+        (",30607,", ",3.5,", "line 2: invalid literal for int.*'3.5'"),
     ],
 )
 def test_wrong_columns_and_types_are_refused(tmp_path: Path, old: str, new: str, message: str):
     path = tmp_path / "loaders.csv"
-    records.append(path, row())
+    records.append(path, [row()])
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ValueError, match=message) as caught:
         records.read(path)
@@ -216,22 +224,22 @@ def test_wrong_columns_and_types_are_refused(tmp_path: Path, old: str, new: str,
         report.draw(tmp_path)
 
 
-def test_a_row_that_a_crash_cut_off_is_dropped(tmp_path: Path) -> None:
+def test_a_crash_while_a_row_is_written_leaves_the_rows_before_it(tmp_path: Path, monkeypatch):
     path = tmp_path / "loaders.csv"
-    records.append(path, row())
-    records.append(path, row("second"))
-    path.write_text(path.read_text()[:-20])
-    assert [measurement.subject for measurement in records.read(path)] == ["loader=pytorch"]
-    records.append(path, row("third"))
-    assert [measurement.subject for measurement in records.read(path)] == [
-        "loader=pytorch",
-        "third",
-    ]
+    records.append(path, [row()])
+    with monkeypatch.context() as crash:
+        crash.setattr(records.os, "fsync", busy.draw_interrupted)
+        with pytest.raises(TypeError):
+            records.append(path, [row("second")])
+    assert [found.subject for found in records.read(path)] == ["loader=pytorch"]
+    records.append(path, [row("third")])
+    assert [found.subject for found in records.read(path)] == ["loader=pytorch", "third"]
 
 
-def test_the_newest_row_counts() -> None:
+def test_the_newest_row_counts(tmp_path: Path) -> None:
     old, new = row(samples="1"), row(samples="2", commit="other")
-    assert records.latest([old, row("x"), new]) == [new, row("x")]
+    records.append(tmp_path / "loaders.csv", [old, row("x"), new])
+    assert records.latest(tmp_path / "loaders.csv") == [new, row("x")]
 
 
 def test_every_column_is_documented() -> None:
@@ -283,9 +291,12 @@ def test_help_names_every_benchmark_and_is_no_failure(capsys) -> None:
 
 
 def test_command_line_tells_benchmarks_settings_and_overrides_apart() -> None:
-    names, settings = split(["loaders", "full=true", "experiment=cells", "results=x", "+a=b"])
+    names, settings, overrides = split(
+        ["loaders", "full=true", "experiment=cells", "results=x", "+a=b"]
+    )
     assert names == ["loaders"]
-    assert settings == {"full": "true", "results": "x", "overrides": "experiment=cells\n+a=b"}
+    assert settings == {"full": "true", "results": "x"}
+    assert overrides == ["experiment=cells", "+a=b"]
     assert split([])[0] == list(BENCHMARKS)
     with pytest.raises(SystemExit, match="repeats=0 is no count"):
         main(["repeats=0"])
@@ -310,32 +321,41 @@ def photos(tmp_path_factory) -> list[str]:
     return sorted(str(path) for path in folder.iterdir())
 
 
-def batches_of(module: str, *arguments, **options):
-    return importlib.import_module(f"benchmarks.baselines.{module}").batches(*arguments, **options)
+def batches_of(function: str, recipe: Recipe, files: list[str], **options):
+    module, _, name = function.partition(".")
+    load = getattr(importlib.import_module(f"benchmarks.baselines.{module}"), name)
+    threads = 0 if module in ("dataloader", "webdataset_shards", "litdata_chunks") else 2
+    fields: dict = {"targets": [], "batch_size": 3, "parallel": threads}
+    fields |= {key: options.pop(key) for key in list(options) if key != "channels"}
+    job = Job(recipe, files, **fields)
+    return load(job, **options)
 
 
 PHOTO_WAYS = [
-    ("pil_imagefolder", {}, None),
-    ("torchvision_v2", {}, None),
-    ("torchvision_v2", {"uint8_batches": True}, None),
-    ("dali_minimal", {}, "nvidia.dali"),
-    ("spdl_threads", {}, "spdl.pipeline"),
-    ("spdl_threads", {"own_decoder": False}, "spdl.pipeline"),
-    ("webdataset_shards", {"folder": "webdataset"}, "webdataset"),
-    ("litdata_chunks", {"folder": "litdata"}, "litdata"),
-    ("ffcv_beton", {"folder": "ffcv"}, "ffcv"),
+    ("dataloader.pil_images", None),
+    ("dataloader.torchvision_images", None),
+    ("dataloader.torchvision_uint8", None),
+    ("dali.minimal", "nvidia.dali"),
+    ("spdl_threads.own", "spdl.pipeline"),
+    ("spdl_threads.around_torchvision", "spdl.pipeline"),
+    ("webdataset_shards.batches", "webdataset"),
+    ("litdata_chunks.batches", "litdata"),
+    ("ffcv_beton.batches", "ffcv"),
 ]
 
 
-@pytest.mark.parametrize(("module", "options", "package"), PHOTO_WAYS)
+@pytest.mark.parametrize(("function", "package"), PHOTO_WAYS)
 def test_ways_of_loading_photos_give_the_pixels_of_pil(
-    photos: list[str], tmp_path: Path, module: str, options: dict, package: str | None
+    photos: list[str], tmp_path: Path, function: str, package: str | None
 ) -> None:
     if package:
         pytest.importorskip(package, exc_type=ImportError)
-    options = {k: tmp_path / v if k == "folder" else v for k, v in options.items()}
     recipe = Recipe()
-    images = first_images(batches_of(module, photos, recipe.for_evaluation(), 3, **options))
+    folder = tmp_path / "own format"
+    try:
+        images = first_images(batches_of(function, recipe.for_evaluation(), photos, folder=folder))
+    except ModuleNotFoundError as missing:  # SPDL is installed, but its FFmpeg is not
+        pytest.skip(str(missing))
     assert images.shape == (8, 3, 224, 224)
     assert images.dtype == torch.float32
     expected = torch.stack([pil_reference(path, recipe) for path in photos])
@@ -343,9 +363,9 @@ def test_ways_of_loading_photos_give_the_pixels_of_pil(
     assert difference(images.flip(3), expected, recipe) > 20
     assert difference(images.flip(1), expected, recipe) > 20
 
-    epoch = list(batches_of(module, photos, recipe, 3, **options))
-    assert epoch[0].shape == (3, 3, 224, 224)
-    assert epoch[0].dtype == torch.float32
+    first = next(iter(batches_of(function, recipe, photos, folder=folder)))
+    assert first.shape == (3, 3, 224, 224)
+    assert first.dtype == torch.float32
 
 
 def pil_reference(path: str, recipe: Recipe) -> torch.Tensor:
@@ -359,13 +379,13 @@ def pil_reference(path: str, recipe: Recipe) -> torch.Tensor:
     return torch.from_numpy(normalised).permute(2, 0, 1).float()
 
 
-@pytest.mark.parametrize("module", ["pil_pairs", "dali_external_source"])
-def test_pairs_are_cut_and_flipped_alike(photos: list[str], module: str) -> None:
-    if module.startswith("dali"):
+@pytest.mark.parametrize("function", ["dataloader.pil_pairs", "dali.external_source"])
+def test_pairs_are_cut_and_flipped_alike(photos: list[str], function: str) -> None:
+    if function.startswith("dali"):
         pytest.importorskip("nvidia.dali")
     recipe = Recipe(256, (224, 224), vflip=0.5, mean=(0.5,), std=(0.5,))
-    loader = batches_of(module, photos, photos, recipe, 4)
-    pairs = [*loader, *loader]
+    loader = batches_of(function, recipe, photos, targets=photos, batch_size=4)
+    pairs = list(itertools.islice(itertools.chain(loader, loader), 4))
     assert len(pairs) == 4
     for inputs, targets in pairs:
         assert inputs.shape == (4, 3, 224, 224)
@@ -375,51 +395,73 @@ def test_pairs_are_cut_and_flipped_alike(photos: list[str], module: str) -> None
         assert torch.equal(inputs, targets)
     assert not torch.equal(pairs[0][0], pairs[2][0])  # another order, other crops in each epoch
     evaluated, expected = (
-        first_images(batches_of(name, photos, photos, recipe.for_evaluation(), 4))
-        for name in (module, "pil_pairs")
+        first_images(batches_of(name, recipe.for_evaluation(), photos, targets=photos))
+        for name in (function, "dataloader.pil_pairs")
     )
     assert difference(evaluated, expected, recipe) < 2.5
 
 
-@pytest.mark.parametrize("module", ["tifffile_cells", "dali_minimal"])
-def test_cells_are_read_with_all_channels(tmp_path: Path, module: str) -> None:
-    options = {}
-    if module.startswith("dali"):
+@pytest.mark.parametrize("function", ["dataloader.tifffile_images", "dali.minimal"])
+def test_cells_are_read_with_all_channels(tmp_path: Path, function: str) -> None:
+    options = {"batch_size": 4}
+    if function.startswith("dali"):
         pytest.importorskip("nvidia.dali")
-        options = {"channels": 5}
+        options |= {"channels": 5}
     pixels = np.random.default_rng(0).integers(0, 256, (4, 50, 50, 5), np.uint8)
     files = [str(tmp_path / f"{number}.tif") for number in range(4)]
     for path, image in zip(files, pixels, strict=True):
         tifffile.imwrite(path, image, photometric="minisblack", planarconfig="contig")
     reading = Recipe(None, None, train=False, mean=(0.5,), std=(0.25,))
-    (images,) = batches_of(module, files, reading, 4, **options)
+    (images,) = batches_of(function, reading, files, **options)
     expected = torch.from_numpy((pixels / 255 - 0.5) / 0.25).permute(0, 3, 1, 2).float()
     torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
     resized = Recipe((220, 224), (220, 220), train=False, mean=(0.5,), std=(0.25,))
-    (images,) = batches_of(module, files, resized, 4, **options)
+    (images,) = batches_of(function, resized, files, **options)
     assert images.shape == (4, 5, 220, 220)
     assert images.dtype == torch.float32
 
 
-def test_limits_touch_every_file_and_copy_what_lies_in_the_file(photos, tmp_path: Path) -> None:
-    decoded = [image for batch in decode_only.batches(photos, 3, 2) for image in batch]
-    assert [image.shape[:2] for image in decoded[:2]] == [(300, 400), (280, 280)]
-    read = [data for batch in decode_only.batches(photos, 3, 2, decode_only.read) for data in batch]
-    assert [len(data) for data in read] == [Path(path).stat().st_size for path in photos]
+def test_a_gpu_gets_pinned_memory_or_decodes_itself(photos: list[str], monkeypatch) -> None:
+    from benchmarks.baselines import dali, dataloader
 
-    resize = partial(decode_only.resize, shorter_side=256, crop=(224, 192))
-    resized = [image for batch in decode_only.batches(photos, 3, 2, resize) for image in batch]
+    job = Job(Recipe(), photos, photos, 2, 2, torch.device("cuda", 1))
+    for load in (dataloader.pil_images, dataloader.tifffile_images, dataloader.pil_pairs):
+        assert getattr(load(job), "pin_memory", False)
+    asked: dict = {}
+
+    def pipeline_def(graph):
+        def build(*arguments, **options):
+            asked.update(options, decoder=arguments[-1])
+            raise NotImplementedError
+
+        return build
+
+    monkeypatch.setattr(dali, "optional", lambda *_: SimpleNamespace(pipeline_def=pipeline_def))
+    with pytest.raises(NotImplementedError):
+        next(dali.minimal(job))
+    assert (asked["device_id"], asked["decoder"]) == (1, "mixed")
+
+
+def test_limits_touch_every_file_and_copy_what_lies_in_the_file(photos, tmp_path: Path) -> None:
+    def all_of(function) -> list[np.ndarray]:
+        return [image for batch in limits.on_threads(function, photos, 3, 2) for image in batch]
+
+    assert [image.shape[:2] for image in all_of(limits.decode)[:2]] == [(300, 400), (280, 280)]
+    assert [len(data) for data in all_of(limits.read)] == [Path(p).stat().st_size for p in photos]
+
+    resized = all_of(partial(limits.resize, shorter_side=256, crop=(224, 192)))
     assert {image.shape for image in resized} == {(224, 192, 3)}
     for image, path in zip(resized, photos, strict=True):
         other = v2.functional.resize(Image.open(path), [256])
         crop = np.asarray(v2.functional.center_crop(other, [224, 192]))
         assert np.abs(image.astype(int) - crop).mean() < 3
 
-    pixels = copy_bytes.write_pixels(tmp_path / "noise.bin", (10, 12, 16, 3))
-    copies = torch.cat(list(copy_bytes.batches(pixels, (12, 16), 4, 2)))
+    pixels = limits.write_pixels(tmp_path / "noise.bin", (10, 12, 16, 3))
+    parts = itertools.chain.from_iterable(limits.copies(pixels, (12, 16), 4, 2, as_float=False))
+    copies = torch.cat(list(itertools.islice(parts, 5)))
     assert sorted(copies.flatten(1).sum(1).tolist()) == sorted(pixels.sum((1, 2, 3)).tolist())
-    floats = next(iter(copy_bytes.batches(pixels, (8, 8), 4, 2, as_float=True)))
-    assert floats.shape == (4, 3, 8, 8)
+    floats = next(limits.copies(pixels, (8, 8), 4, 2, as_float=True))[0]
+    assert floats.shape == (2, 3, 8, 8)
     assert floats.dtype == torch.float32
 
 
@@ -499,7 +541,8 @@ os.wait()
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is shared")
 def test_memory_that_processes_share_is_counted_once() -> None:
     process = subprocess.Popen([sys.executable, "-c", SHARED_MEMORY])
-    assert 0.25 < entry_points.watch(process, gpus=[]).memory_gib < 0.4
+    usage = entry_points.watch([process], gpus=range(0))[entry_points.MEMORY, "GiB"]
+    assert 0.25 < usage < 0.4
 
 
 def test_a_run_of_one_step_has_no_speed(tmp_path: Path) -> None:
@@ -520,12 +563,36 @@ def test_entry_points_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
         assert rows[" ".join(LIGHT), COPIES, "speed"].num_devices > 1
 
 
-def test_bottleneck_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda call, **options: call)  # which takes half a minute
-    rows = run_tiny("bottleneck", tmp_path, data_dir, *LIGHT)
-    parts = [rows[" ".join(LIGHT), GIVEN, part].values for part in PARTS]
-    whole = rows[" ".join(LIGHT), GIVEN, STEP].values
-    assert np.sum(parts, axis=0) == pytest.approx(whole, rel=1e-4)
+def test_bottleneck_measures_changes_and_what_two_ranks_cost(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(bottleneck, "changes", lambda *_: [("model.channels_last=true",)])
+    run = Run(tmp_path, TINY, LIGHT)
+    found = bottleneck.measure(run, num_devices=2)
+    assert 0 < found.share <= 1
+    given, changed = bottleneck.rows_of(run), bottleneck.rows_of(run, f"{run.title}: changes")
+    assert list(given) == [bottleneck.GIVEN, bottleneck.SYNTHETIC, bottleneck.ALONE]
+    assert [line.num_devices for line in given.values()] == [2, 2, 1]
+    assert list(changed) == [bottleneck.GIVEN, "model.channels_last=true"]
+    assert all(line.median > 0 for line in [*given.values(), *changed.values()])
+
+
+def test_agreement_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
+    monkeypatch.setattr(agreement, "WORLD_SIZES", (2,))
+    rows = run_tiny("agreement", tmp_path, data_dir)
+    assert [name for _, name, _ in rows] == list(AGREEMENTS)
+    assert all(line.median > 0 for line in rows.values())
+
+
+@pytest.mark.parametrize("name", AGREEMENTS)
+def test_ranks_act_on_the_flags_of_the_step_that_the_way_promises(
+    name: str, tmp_path: Path
+) -> None:
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        agree = AGREEMENTS[name]()
+        seen = [agree(torch.tensor([step, 0], dtype=torch.int32))[0].item() for step in (1, 2, 3)]
+    finally:
+        dist.destroy_process_group()
+    assert seen == ([0, 1, 2] if name == list(AGREEMENTS)[-1] else [1, 2, 3])
 
 
 def test_loop_overhead_runs(tmp_path: Path, data_dir: Path) -> None:
@@ -539,122 +606,129 @@ def test_loop_overhead_runs(tmp_path: Path, data_dir: Path) -> None:
 
 FIXED = {
     "loaders": [
-        row("PIL + DataLoader", "50;50;50", num_workers=2, num_threads=0),
-        row("limit: decoding alone", "200;200;200", settings="step=decode"),
+        row("PIL pairs + DataLoader", "25;25;25"),
+        row("DALI external source", "50;50;50"),
+        row("limit: reading files", "200;200;200", settings="step=read"),
         row(),
         row("loader=packed", "", note="not measured: no pack"),
     ],
     "workers": [
-        *(
-            row("PIL + DataLoader", samples, num_workers=count, num_threads=0)
-            for count, samples in enumerate(["50;50;50", "48;48;48", "80;80;80"])
-        ),
-        row(),
-        *(
-            row("DataLoader", samples, case="sleeping items", num_workers=count, epoch_size=0)
-            for count, samples in enumerate(["10;10;10", "10;10;10", "20;20;20"])
-        ),
+        row("PIL + DataLoader", "50;50;50", num_workers=0, num_threads=0),
+        row("PIL + DataLoader", "80;80;80", num_workers=2, num_threads=0),
+        row("DataLoader", "10;10;10", case="sleeping items", epoch_size=0),
     ],
     "out_of_band": [
         row(
             "python -m loaders.pack", "30", quantity="packing", unit="s", note="1000 images, 9 MiB"
         ),
         *(row(case=f"caltech256, {mode}") for mode in ("loading only", "training")),
-        *(
-            row("loader=packed", "900;1000;1100", case=f"caltech256, {mode}")
-            for mode in ("loading only", "training")
-        ),
+        row("loader=packed", "900;1000;1100", case="caltech256, loading only"),
+        row("loader=packed", "50;50;50", case="caltech256, training"),
     ],
     "entry_points": [
-        row(script, samples, case="digits", settings="loader=pytorch", num_devices=devices, **more)
+        row(
+            script,
+            samples,
+            case="digits",
+            settings="loader=pytorch",
+            num_devices=devices,
+            num_threads=0,
+            **more,
+        )
         for script, devices, speed in [
             *(("train.py", 1, "100"), ("train_ddp.py", 1, "90"), ("train_ddp.py", 2, "171"))
         ]
-        for samples, more in [
-            (speed, {}),
-            ("12.5", {"quantity": "data wait", "unit": "%"}),
-            ("0.98", {"quantity": "final metric", "unit": "top1"}),
-        ]
-    ]
-    + [
-        row(COPIES, "180", case="digits", settings="loader=pytorch", num_devices=2),
+        for samples, more in [(speed, {}), ("12.5", {"quantity": "data wait", "unit": "%"})]
     ],
     "bottleneck": [
-        *(
-            row(GIVEN, samples, case="digits", quantity=part, unit="ms")
-            for part, samples in zip(
-                PARTS, ["63;63;63", "0", "30;30;30", "0", "7;7;7"], strict=True
-            )
-        ),
-        row(GIVEN, "100;100;100", case="digits", quantity=STEP, unit="ms"),
-        row(SYNTHETIC, "30;30;30", case="digits", quantity=STEP, unit="ms"),
-        row(GIVEN, "10;10;10", case="digits", quantity=SPEED),
-        row("loader=dali loader.num_threads=2", "25;24;26", case="digits", quantity=SPEED),
-        row("loader=pytorch loader.num_workers=2", "20;20;20", case="digits", quantity=SPEED),
+        row(bottleneck.GIVEN, "10;10;10", case="digits"),
+        row(bottleneck.SYNTHETIC, "40;40;40", case="digits"),
     ],
     "loop_overhead": [
-        *(
-            row(loop, samples, case="digits", quantity="time per step", unit="ms")
-            for loop, samples in (
-                ("bare loop", "8;8;8"),
-                ("bare loop with clip_grad_norm_", "10;10;10"),
-                ("train.py", "10.1;10.1;10.2"),
-                ("Lightning", "12;12;12"),
-                ("accelerate", ""),
-            )
-        ),
+        row(loop, samples, case="digits", quantity="time per step", unit="ms", epoch_size=0)
+        for loop, samples in [("bare loop", "10;8;10"), ("train.py", "10.1;8;10.2"), ("x", "")]
+    ],
+    "agreement": [
+        row(way, samples, case="2 gloo ranks", quantity="time per step", unit="ms", epoch_size=0)
+        for way, samples in zip(AGREEMENTS, ["4;4;4", "5;6;5", "4.4;4;4"], strict=True)
     ],
     "alternatives": [
-        row("PIL + DataLoader", "50;50;50", case="JPEGs"),
-        row("WebDataset", "60;60;60", case="JPEGs"),
+        row("PIL + DataLoader", "50;40;50", case="JPEGs"),
         row("limit: decoding alone", "125;125;125", case="JPEGs"),
-        row("limit: decoding and resizing", "100;100;100", case="JPEGs"),
-        row("loader=pytorch", "175;175;175", case="JPEGs"),
+        row("loader=pytorch", "100;100;100", case="JPEGs"),
         row("loader=pytorch", "2.5", case="JPEGs", quantity="pixel difference", unit="of 255"),
         row("SPDL", "", case="JPEGs", note="not measured: spdl is not installed"),
     ],
 }
-EXPECTED = {
-    "loaders": [
-        "2x (loader=pytorch against PIL + DataLoader)",
-        "5.1 min instead of 10.2 min",
-    ],
-    "workers": ["saves 38 % of its time with 2 workers", "2 workers are 2x as fast as none"],
-    "out_of_band": ["10x as fast as loader=pytorch", "paid for after 3.3 epochs"],
-    "entry_points": ["train_ddp.py with loader=pytorch on 2 95 %", "once: 90 % on 2", "12.5 %"],
-    "bottleneck": [
-        "input-bound: 63 % of the step waits for data (compute 30 %, compute slowed by loading 7 %)",
-        "loader=dali loader.num_threads=2 makes it 2.50x as fast",
-    ],
-    "loop_overhead": [
-        "backward and step alone: bare loop with clip_grad_norm_ 25 (25 to 25) %, train.py 26.2 (26.2",
-        "Lightning 50 (50 to 50) %, accelerate not measured.",
-    ],
-    "alternatives": [
-        "3.5x PIL + DataLoader, 140 % of decoding alone, 175 % of decoding and resizing; the",
-        "WebDataset, is 1.2x",
-        "SPDL",
-    ],
+# benchmark -> case -> column -> its cells, in the order of the table
+EXPECTED: dict[str, dict[str, dict[str, list[str]]]] = {
+    "loaders": {
+        "caltech256": {
+            "against DALI external source": ["0.5x (0.5 to 0.5)", "1x", "", "2x (1.8 to 2.2)", ""],
+            "epoch": ["20.4 min", "10.2 min", "2.55 min", "5.1 min", ""],
+            "note": ["", "", "", "", "not measured: no pack"],
+        }
+    },
+    "workers": {
+        "caltech256": {
+            "parallel": ["", "2 workers"],
+            "against PIL + DataLoader": ["1x", "1.6x (1.6 to 1.6)"],
+        },
+        "sleeping items": {"speed (images/s)": ["10 (10 to 10)"]},
+    },
+    "out_of_band": {
+        "caltech256, loading only": {"against loader=pytorch": ["1x", "10x (10 to 10)"]},
+        "packing": {
+            "whole published set": ["15.3 min"],
+            "paid for after (epochs), loading only": ["3.33"],
+            "paid for after (epochs), training": ["-"],
+        },
+    },
+    "entry_points": {
+        "digits": {
+            "scaling efficiency": ["", "", "95 %"],
+            "speed per device against train.py": ["", "90 %", "86 %"],
+            "data wait (%)": ["12.5", "12.5", "12.5"],
+        }
+    },
+    "bottleneck": {"digits": {"against as configured": ["1x", "4x (4 to 4)"]}},
+    "loop_overhead": {"digits": {"over the bare loop (%)": ["", "1 (0 to 2)", ""]}},
+    "agreement": {
+        "2 gloo ranks": {"against no agreement": ["1x", "1.25x (1.25 to 1.5)", "1x (1 to 1.1)"]}
+    },
+    "alternatives": {
+        "JPEGs": {
+            "subject": ["limit: decoding alone", "loader=pytorch", "PIL + DataLoader", "SPDL"],
+            "against PIL + DataLoader": ["2.5x (2.5 to 3.12)", "2x (2 to 2.5)", "1x", ""],
+            "share of the limit": ["100 %", "80 %", "40 %", ""],
+            "pixel difference (of 255)": ["", "2.5", "", ""],
+        }
+    },
 }
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_report_is_drawn_from_fixed_rows(tmp_path: Path, benchmark: str) -> None:
-    for measurement in FIXED[benchmark]:
-        records.append(tmp_path / f"{benchmark}.csv", replace(measurement, benchmark=benchmark))
+def test_tables_show_the_figures_of_the_rows_and_what_follows_from_them(benchmark: str) -> None:
+    tables = report.tables(benchmark, FIXED[benchmark])
+    for case, columns in EXPECTED[benchmark].items():
+        header, *lines = tables[case]
+        for name, cells in columns.items():
+            assert [line[header.index(name)] for line in lines] == cells, name
+    if benchmark == "workers":
+        assert "epoch" not in tables["sleeping items"][0], "a column without an entry"
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_report_shows_a_picture_and_the_tables(tmp_path: Path, benchmark: str) -> None:
+    rows = [replace(line, benchmark=benchmark) for line in FIXED[benchmark]]
+    records.append(tmp_path / f"{benchmark}.csv", rows)
     text = report.draw(tmp_path).read_text()
-    page = (tmp_path / "report.html").read_text()
-    for expected in EXPECTED[benchmark]:
-        assert expected in text
-    pictures = sorted(tmp_path.glob("*.png"))
-    assert pictures
-    for picture in pictures:
-        pixels = np.asarray(Image.open(picture).convert("L"))
-        assert min(pixels.shape) > 100
-        assert 0.005 < (pixels < 250).mean() < 0.9, "blank"
-        assert f"]({picture.name})" in text
-    assert page.count("data:image/png;base64,") == len(pictures)
-    assert "a CPU, 2 cores, 8 GiB memory; no GPU" in page
+    for table in report.tables(benchmark, rows).values():
+        assert report.markdown(table) in text
+    pixels = np.asarray(Image.open(tmp_path / f"{benchmark}.png").convert("L"))
+    assert min(pixels.shape) > 100
+    assert 0.005 < (pixels < 250).mean() < 0.9, "blank"
+    assert f"]({benchmark}.png)" in text
 
 
 def test_report_without_results_says_what_to_do(tmp_path: Path) -> None:
@@ -662,16 +736,38 @@ def test_report_without_results_says_what_to_do(tmp_path: Path) -> None:
         report.draw(tmp_path)
 
 
-def test_verdict_recommends_only_what_was_measured_to_be_faster() -> None:
-    parts = [
-        row(GIVEN, f"{ms};{ms}", quantity=part, unit="ms")
-        for part, ms in [*((part, 1.0) for part in PARTS), (WAIT, 10.0), (COMPUTE, 9.0)][2:]
-    ]
-    slower = [row(GIVEN, "10;10", quantity=SPEED), row("loader=dali", "9;11", quantity=SPEED)]
-    missing = [row(GIVEN, "1;1", quantity=part, unit="ms") for part in PARTS[1:2]]
-    text = verdict([*missing, *parts, *slower])
-    assert text.startswith("input-bound")
-    assert "nothing that was tried makes it faster (loader=dali)" in text
+def test_verdict_names_the_largest_part_and_only_what_is_reliably_faster() -> None:
+    def speeds(**samples: str) -> dict[str, Measurement]:
+        names = {"given": bottleneck.GIVEN, "synthetic": bottleneck.SYNTHETIC}
+        names |= {"alone": bottleneck.ALONE, "dali": "loader=dali"}
+        devices = {"alone": 1}
+        return {
+            names[key]: row(names[key], text, num_devices=devices.get(key, 2))
+            for key, text in samples.items()
+        }
+
+    loading = speeds(given="10;10", synthetic="40;40", alone="25;25")
+    tried = speeds(given="10;10", dali="20;30")
+    assert bottleneck.verdict(loading, tried) == ("input", 0.75, "loader=dali", 2.5)
+    assert bottleneck.verdict(loading, speeds(given="10;10", dali="9;30"))[2:] == ("", 1)
+    averaging = speeds(given="38;38", synthetic="40;40", alone="80;80")
+    assert bottleneck.verdict(averaging, {})[:2] == ("communication", pytest.approx(0.7125))
+    computing = speeds(given="39;39", synthetic="40;40", alone="20;20")
+    assert bottleneck.verdict(computing, {})[:2] == ("compute", pytest.approx(0.975))
+
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in RESULTS.iterdir()))
+def test_the_committed_report_is_that_of_its_csv_files(folder: str) -> None:
+    text = (RESULTS / folder / "report.md").read_text()
+    for path in (RESULTS / folder).glob("*.csv"):
+        rows = records.latest(path)
+        with path.open(newline="") as file:
+            assert len(list(csv.reader(file))) - 1 == len(records.read(path))
+        for table in report.tables(path.stem, rows).values():
+            assert report.markdown(table) in text, f"run python -m benchmarks.report {folder}"
 
 
 def test_the_readme_shows_what_was_measured() -> None:
@@ -680,7 +776,7 @@ def test_the_readme_shows_what_was_measured() -> None:
     assert text == readme.with_excerpt(text, REPOSITORY / folder), (
         f"run python -m benchmarks.readme {folder}"
     )
-    for name in ("report.md", "report.html", *readme.PICTURES):
+    for name in readme.PICTURES:
         assert (REPOSITORY / folder / name).stat().st_size > 1000
 
 

@@ -1,15 +1,22 @@
 """Other ways of loading the same files, as plain code to compare with.
 
-Each module has a function `batches(files, recipe, batch_size, ...)`. Iterating over what it returns
-gives one epoch of float32 batches (B, C, H, W) on the CPU; iterating again gives the next one.
+Each is a function of a `Job`. What it returns gives float32 batches (B, C, H, W), for pairs tuples of
+two, on the CPU or on the device: one epoch in evaluation; in training either epoch after epoch, or an epoch
+each time that it is iterated over.
 """
 
 import importlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
-    from conf.schema import DataConfig
+    from benchmarks.template import DataConfig
+
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,11 @@ class Recipe:
                 "use data.random_resized_crop=null data.colour_jitter=[0,0,0]"
             )
         low, high = data.value_range
+        size: Any = data.resize
+        crop: Any = data.crop
         return cls(
-            resize=data.resize
-            if data.resize is None or isinstance(data.resize, int)
-            else _pair(data.resize),
-            crop=None if data.crop is None else _pair(data.crop),
+            resize=size if size is None or isinstance(size, int) else tuple(size),
+            crop=crop and tuple(crop),
             random_crop=data.random_crop,
             hflip=data.hflip,
             vflip=data.vflip,
@@ -75,9 +82,30 @@ class Recipe:
         return self.train and self.random_crop and self.crop is not None
 
 
-def _pair(values: Any) -> tuple[int, int]:
-    height, width = values
-    return int(height), int(width)
+@dataclass(frozen=True)
+class Job:
+    """What is to be loaded, and with which means."""
+
+    recipe: Recipe
+    files: list[str]
+    """Paths of the images."""
+
+    targets: list[str]
+    """Paths of the images' targets; empty: there are none."""
+
+    batch_size: int
+    parallel: int = 0
+    """Worker processes or threads, whichever the way of loading has."""
+
+    device: torch.device = CPU
+    """Where the batches are needed; who decodes on a GPU uses this one, all others pin memory for it."""
+
+    folder: Path = Path()
+    """Where files of a format of one's own are, or are written to."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
 
 
 def optional(module: str, package: str) -> Any:

@@ -1,32 +1,26 @@
 """LitData: the same JPEGs in its chunks, decoded by torchvision in worker processes."""
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from benchmarks.baselines import Recipe, optional
-from benchmarks.baselines.torchvision_v2 import convert, geometry
+from benchmarks.baselines import Job, optional
+from benchmarks.baselines.dataloader import convert, geometry
 
 
-def as_jpeg(path: str) -> Any:
-    """The file's bytes as they are, which LitData decodes into a uint8 tensor (C, H, W)."""
-    from PIL import Image
-
-    return Image.open(path)
-
-
-def prepare(files: Sequence[str], folder: Path, num_workers: int) -> Path:
+def prepare(files: list[str], folder: Path, num_workers: int) -> Path:
     """The folder with the chunks, which are written if they are not there."""
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         optional("litdata", "litdata").optimize(
-            as_jpeg,
-            inputs=list(files),
+            Image.open,  # the file's bytes are kept as they are
+            inputs=files,
             output_dir=str(unfinished),
             chunk_bytes="64MB",
             num_workers=num_workers,
@@ -38,31 +32,20 @@ def prepare(files: Sequence[str], folder: Path, num_workers: int) -> Path:
     return folder
 
 
-def batches(
-    files: Sequence[str],
-    recipe: Recipe,
-    batch_size: int,
-    num_workers: int = 0,
-    seed: int = 0,
-    folder: Path = Path("data/bench/litdata"),
-) -> Iterable[Tensor]:
-    """JPEGs.
-
-    Args:
-        folder: where the chunks are, or are written to.
-    """
+def batches(job: Job) -> Iterable[Tensor]:
     litdata = optional("litdata", "litdata")
     dataset = litdata.StreamingDataset(
-        str(prepare(files, folder.absolute(), max(1, num_workers))),
-        shuffle=recipe.train,
-        drop_last=recipe.train,
-        seed=seed,
-        transform=v2.Compose([*geometry(recipe), convert(recipe)]),
+        str(prepare(job.files, job.folder.absolute(), max(1, job.parallel))),
+        shuffle=job.recipe.train,
+        drop_last=job.recipe.train,
+        seed=0,
+        transform=v2.Compose([*geometry(job.recipe, v2), convert(job.recipe)]),
     )
     loader: Any = litdata.StreamingDataLoader(
         dataset,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
+        batch_size=job.batch_size,
+        num_workers=job.parallel,
+        persistent_workers=job.parallel > 0,
+        pin_memory=job.on_gpu,
     )
     return loader

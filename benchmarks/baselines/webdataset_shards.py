@@ -1,20 +1,20 @@
 """WebDataset: the same files in tar archives, decoded by PIL in worker processes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torchvision import transforms
 
-from benchmarks.baselines import Recipe, optional
-from benchmarks.baselines.pil_imagefolder import geometry, to_normalised_tensor
+from benchmarks.baselines import Job, optional
+from benchmarks.baselines.dataloader import geometry, to_tensor
 
 NUM_SHARDS = 8
 SHUFFLE_BUFFER = 1000
 
 
-def prepare(files: Sequence[str], folder: Path) -> list[str]:
+def prepare(files: list[str], folder: Path) -> list[str]:
     """Paths of the archives, which are written if they are not there."""
     wds = optional("webdataset", "webdataset")
     shards = [str(folder / f"{number:03d}.tar") for number in range(NUM_SHARDS)]
@@ -26,40 +26,31 @@ def prepare(files: Sequence[str], folder: Path) -> list[str]:
             with wds.TarWriter(shard) as writer:
                 start = number * per_shard
                 for sample, path in enumerate(files[start : start + per_shard], start):
-                    content = Path(path).read_bytes()
-                    writer.write({"__key__": f"{sample:08d}", "jpg": content})
+                    writer.write({"__key__": f"{sample:08d}", "jpg": Path(path).read_bytes()})
         finished.touch()
     return shards
 
 
-def batches(
-    files: Sequence[str],
-    recipe: Recipe,
-    batch_size: int,
-    num_workers: int = 0,
-    seed: int = 0,
-    folder: Path = Path("data/bench/webdataset"),
-) -> Iterable[Tensor]:
+def batches(job: Job) -> Iterable[Tensor]:
     """JPEGs. Shuffled by shards and in a buffer only; each worker has shards and batches of its own,
-    the last of them smaller.
-
-    Args:
-        folder: where the archives are, or are written to.
-    """
+    the last of them smaller."""
     wds = optional("webdataset", "webdataset")
-    transform = transforms.Compose([*geometry(recipe), *to_normalised_tensor(recipe)])
     dataset = wds.WebDataset(
-        prepare(files, folder),
-        shardshuffle=NUM_SHARDS if recipe.train else False,
-        seed=seed,
+        prepare(job.files, job.folder),
+        shardshuffle=NUM_SHARDS if job.recipe.train else False,
+        seed=0,
         empty_check=False,
     )
-    if recipe.train:
+    if job.recipe.train:
         dataset = dataset.shuffle(SHUFFLE_BUFFER)
-    dataset = dataset.decode("pilrgb").to_tuple("jpg").map_tuple(transform)
-    dataset = dataset.batched(batch_size)
+    steps = [*geometry(job.recipe, transforms), *to_tensor(job.recipe)]
+    dataset = dataset.decode("pilrgb").to_tuple("jpg").map_tuple(transforms.Compose(steps))
     loader: Any = wds.WebLoader(
-        dataset, batch_size=None, num_workers=num_workers, persistent_workers=num_workers > 0
+        dataset.batched(job.batch_size),
+        batch_size=None,
+        num_workers=job.parallel,
+        persistent_workers=job.parallel > 0,
+        pin_memory=job.on_gpu,
     )
     return loader.map(_first)
 

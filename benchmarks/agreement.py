@@ -1,0 +1,97 @@
+"""What it costs that ranks agree in each step on signals and on the clock.
+
+A rank that was told to stop, or whose time to save has come, must not leave the others in a collective:
+all do the same after the step in which the largest flag of any rank arrives. On the CPU, with gloo.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.records import Subject
+from benchmarks.run import Builder, Draw, Run
+from benchmarks.step import on_ranks
+
+WORLD_SIZES = (2, 8)
+WIDTH = 128
+BATCH_SIZE_PER_RANK = 16
+
+Agree = Callable[[Tensor], Tensor]
+"""From this rank's flags, two int32 (signal, clock), to those that all ranks act on."""
+
+
+def no_agreement() -> Agree:
+    return lambda flags: flags
+
+
+def blocking_agreement() -> Agree:
+    """Each step waits for the slowest rank once more."""
+
+    def agree(flags: Tensor) -> Tensor:
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return flags
+
+    return agree
+
+
+def asynchronous_agreement() -> Agree:
+    """Started in one step and read in the next, when it has long arrived."""
+    pending: list[tuple[dist.Work, Tensor]] = []
+
+    def agree(flags: Tensor) -> Tensor:
+        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
+        assert work is not None
+        pending.append((work, flags))
+        if len(pending) == 1:
+            return torch.zeros_like(flags)
+        work, agreed = pending.pop(0)
+        work.wait()
+        return agreed
+
+    return agree
+
+
+AGREEMENTS: dict[str, Callable[[], Agree]] = {
+    "no agreement": no_agreement,
+    "all_reduce that waits": blocking_agreement,
+    "all_reduce read a step later": asynchronous_agreement,
+}
+
+
+def main(run: Run) -> None:
+    for world_size in WORLD_SIZES:
+        builders: dict[Subject, Builder] = {
+            Subject(name, num_devices=world_size): partial(build, name, world_size)
+            for name in AGREEMENTS
+        }
+        run.compare("agreement", f"{world_size} gloo ranks", builders)
+
+
+def build(name: str, world_size: int) -> Draw:
+    return on_ranks(partial(training_loop, name), world_size, "gloo")
+
+
+def training_loop(name: str, rank: int) -> Draw:
+    """A step of DDP with a small model, after which the ranks agree."""
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    layers = (nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU())
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(WIDTH, 10)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = torch.randn(BATCH_SIZE_PER_RANK, WIDTH)
+    targets = torch.randint(10, (BATCH_SIZE_PER_RANK,))
+    agree = AGREEMENTS[name]()
+
+    def step() -> int:
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        signal, clock = agree(torch.zeros(2, dtype=torch.int32)).tolist()
+        if signal or clock:
+            raise RuntimeError(f"no rank has set a flag, but signal={signal}, clock={clock}")
+        return 1
+
+    return step

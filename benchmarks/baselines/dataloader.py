@@ -1,0 +1,171 @@
+"""The files through torch's DataLoader: with PIL, torchvision's v2 transforms and tifffile."""
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import tifffile
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import functional as F
+from torchvision.transforms import v2
+
+from benchmarks.baselines import Job, Recipe
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Items(Dataset[Any]):
+    """Made by a function of what they are made from."""
+
+    def __init__(self, sources: list[Any], load: Callable[[Any], Any]) -> None:
+        self.sources, self.load = sources, load
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.load(self.sources[number])
+
+
+def data_loader(
+    job: Job, sources: list[Any], load: Callable[[Any], Any], collate: Any = None
+) -> DataLoader[Any]:
+    """Workers live on between epochs, so that small data is not at a disadvantage, and memory is pinned
+    where batches go to a GPU."""
+    return DataLoader(
+        Items(sources, load),
+        job.batch_size,
+        shuffle=job.recipe.train,
+        drop_last=job.recipe.train,
+        collate_fn=collate,
+        num_workers=job.parallel,
+        persistent_workers=job.parallel > 0,
+        pin_memory=job.on_gpu,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def geometry(recipe: Recipe, package: Any) -> list[Any]:
+    """What resizes, crops and flips, of torchvision's `transforms` or its `v2`."""
+    steps: list[Any] = []
+    if recipe.resize is not None:
+        steps.append(package.Resize(recipe.resize, antialias=True))
+    if recipe.crop is not None:
+        crop = package.RandomCrop if recipe.crops_randomly else package.CenterCrop
+        steps.append(crop(recipe.crop))
+    if recipe.train and recipe.hflip:
+        steps.append(package.RandomHorizontalFlip(recipe.hflip))
+    if recipe.train and recipe.vflip:
+        steps.append(package.RandomVerticalFlip(recipe.vflip))
+    return steps
+
+
+def to_tensor(recipe: Recipe) -> list[Any]:
+    """From a PIL image to a normalised float32 tensor."""
+    return [transforms.ToTensor(), transforms.Normalize(recipe.mean, recipe.std)]
+
+
+def load_pil(path: str, transform: Callable[[Any], Tensor]) -> Tensor:
+    with Image.open(path) as image:
+        return transform(image.convert("RGB"))
+
+
+def pil_images(job: Job) -> Iterable[Tensor]:
+    """As the I/O tuning guide and most tutorials load class folders of JPEGs."""
+    steps = [*geometry(job.recipe, transforms), *to_tensor(job.recipe)]
+    return data_loader(job, job.files, partial(load_pil, transform=transforms.Compose(steps)))
+
+
+def convert(recipe: Recipe) -> Any:
+    """uint8 to normalised float32, of one image or of a batch."""
+    return v2.Compose(
+        [v2.ToDtype(torch.float32, scale=True), v2.Normalize(recipe.mean, recipe.std)]
+    )
+
+
+def load_torchvision(path: str, transform: Callable[[Tensor], Tensor]) -> Tensor:
+    return transform(decode_image(path, ImageReadMode.RGB))
+
+
+def torchvision_images(job: Job) -> Iterable[Tensor]:
+    """torchvision's own newest pipeline."""
+    steps = [*geometry(job.recipe, v2), convert(job.recipe)]
+    return data_loader(job, job.files, partial(load_torchvision, transform=v2.Compose(steps)))
+
+
+def torchvision_uint8(job: Job) -> Iterator[Tensor]:
+    """Workers hand over a quarter of the bytes; whole batches are converted and normalised, on the GPU
+    if there is one."""
+    transform = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])
+    loader = data_loader(job, job.files, partial(load_torchvision, transform=transform))
+    to_float = convert(job.recipe)
+    while True:
+        for images in loader:
+            yield to_float(images.to(job.device, non_blocking=True))
+        if not job.recipe.train:
+            return
+
+
+def load_tiff(path: str, transform: Callable[[Tensor], Tensor]) -> Tensor:
+    pixels = torch.from_numpy(tifffile.imread(path))
+    image = pixels.permute(2, 0, 1).to(torch.float32)
+    return transform(image / torch.iinfo(pixels.dtype).max)
+
+
+def tifffile_images(job: Job) -> Iterable[Tensor]:
+    """Interleaved TIFFs of any number of channels, as the multi-channel benchmark loads them: resized
+    and cropped after the conversion."""
+    normalise = transforms.Normalize(job.recipe.mean, job.recipe.std)
+    transform = transforms.Compose([*geometry(job.recipe, transforms), normalise])
+    return data_loader(job, job.files, partial(load_tiff, transform=transform))
+
+
+def load_pair(paths: tuple[str, str], recipe: Recipe) -> Pair:
+    images = []
+    for path in paths:
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+        images.append(F.resize(image, recipe.resize) if recipe.resize is not None else image)
+    if recipe.crops_randomly:
+        place = transforms.RandomCrop.get_params(images[0], recipe.crop)
+        images = [F.crop(image, *place) for image in images]
+    elif recipe.crop is not None:
+        images = [F.center_crop(image, recipe.crop) for image in images]
+    if recipe.train and random.random() < recipe.hflip:
+        images = [F.hflip(image) for image in images]
+    if recipe.train and random.random() < recipe.vflip:
+        images = [F.vflip(image) for image in images]
+    finish = transforms.Compose(to_tensor(recipe))
+    return finish(images[0]), finish(images[1])
+
+
+def stack_pairs(pairs: list[Pair]) -> Pair:
+    inputs, targets = zip(*pairs, strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def pil_pairs(job: Job) -> Iterable[Pair]:
+    """Pairs as the speed-up template and the DALI tutorial load them: cut at one place, flipped alike."""
+    pairs = list(zip(job.files, job.targets, strict=True))
+    return data_loader(job, pairs, partial(load_pair, recipe=job.recipe), stack_pairs)
+
+
+def sleep_for(seconds: float) -> Tensor:
+    time.sleep(seconds)
+    return torch.zeros(1, 1, 1)
+
+
+def sleeping_items(num_items: int, sleep_s: float, batch_size: int, num_workers: int) -> Any:
+    """The I/O tuning guide's mock data set, each of whose items sleeps and takes no CPU time."""
+    # More workers than cores is the point here.
+    warnings.filterwarnings("ignore", "This DataLoader will create")
+    job = Job(Recipe(train=False), [], [], batch_size, num_workers)
+    return data_loader(job, [sleep_s] * num_items, sleep_for)
