@@ -1,6 +1,7 @@
 """DistributedDataParallel: one process per device, each with its own shard of every batch.
 
 Start with `torchrun --standalone --nproc_per_node=2 train_ddp.py`.
+Combines with every technique but `dp` and `fsdp`, which also split the batch over the GPUs.
 
 The gradients are averaged while `backward()` still runs, so that communication hides behind
 computation. With the same `global_batch_size` it computes what `train.py` computes.
@@ -15,21 +16,20 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime.checkpoint import Checkpoint
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
 
 # new #: what torchrun's processes need
 from runtime.distributed import (
+    broadcast_buffers,
     convert_sync_batchnorm,
     init_process_group,
     local_rank,
-    report_by_rank,
 )
-from runtime.evaluate import evaluate
-from runtime.guard import NonFiniteGuard
-from runtime.logger import RunLogger
-from runtime.optimizer import build_optimizer, clip_grad_norm
-from runtime.setup import resolve_device, seed_everything
-from runtime.tasks import build_task
+from runtime.malloc import keep_freed_memory
+
+# new #: a rank that fails or hangs is named
+from runtime.watch import report_by_rank
+from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -38,82 +38,79 @@ from runtime.tasks import build_task
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
     device = resolve_device(cfg.device, local_rank())
-    rank, world_size = init_process_group(cfg, device)
+    group = init_process_group(cfg, device)
+    keep_freed_memory(device)
 
     seed_everything(cfg.seed)
 
-    # new #: rank 0 alone reports
-    logger = RunLogger(cfg, device, rank, world_size)
+    # data
+    # new #: every rank reads its own shard of each batch
+    train_loader, val_loader = build_loaders(cfg, device, group.rank, group.world_size)
 
-    # new #: every rank reads its own shard, chosen by the global rank
-    train_loader, val_loader = build_loaders(cfg, device, rank, world_size)
-    logger.lap("data")
+    # model
+    task = build_task(cfg, train_loader.num_classes)
+    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
 
-    task = build_task(cfg)
-    model: nn.Module = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
-    # new #: BatchNorm statistics over the global batch
-    model = convert_sync_batchnorm(model, device)
     model = model.to(device)
 
-    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
-    guard = NonFiniteGuard(cfg, model, optimizer, train_loader)
-    logger.lap("model")
+    # new #: BatchNorm statistics over the global batch
+    model = convert_sync_batchnorm(model, device)
+    # new #: the ranks have the same weights, but from here on draw other dropout masks
+    seed_everything(cfg.seed, group.rank)
 
-    checkpoint = Checkpoint(
-        cfg,
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        train_loader=train_loader,
-        guard=guard,
-        logger=logger,
-        # new #: rank 0 alone writes
-        rank=rank,
-    )
-    start_epoch = checkpoint.resume()
+    # optimizer
+    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+
+    # state: what a checkpoint holds
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
+
+    # run: resumes, logs, saves
+    # new #: the ranks log, save and leave together; rank 0 alone writes
+    run = Run(cfg, device, state, group)
 
     # new #: average the gradients over all ranks during backward
     model = nn.parallel.DistributedDataParallel(model)
 
-    for epoch in range(start_epoch, cfg.epochs):
+    for epoch in run.epochs():
         train_loader.set_epoch(epoch)
         model.train()
-        for inputs, targets in logger.track(train_loader, epoch):
-            optimizer.zero_grad(set_to_none=True)
-
+        for inputs, targets in run.batches(train_loader):
+            # forward
             outputs = model(inputs)
             loss = task.loss(outputs, targets)
 
+            # backward
             loss.backward()
 
-            grad_norm = clip_grad_norm(optimizer, cfg.clip_grad_norm)
-            guard.check(grad_norm)
+            # clip
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
+            # update
+            run.skip_if_not_finite(grad_norm)
             optimizer.step()
-
-            logger.step(loss, grad_norm, scheduler)
+            optimizer.zero_grad(set_to_none=True)
             scheduler.step()
-            checkpoint.step()
+
+            # record
+            run.step(loss, grad_norm)
 
         # new #: where BatchNorm is per rank, all evaluate with the statistics of rank 0
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+        broadcast_buffers(state)
 
+        # validation
         totals = evaluate(
             model,
             task,
             val_loader,
         )
+
         # new #: sums over all shards, so that every rank holds the same metrics
         dist.all_reduce(totals)
 
-        metrics = logger.epoch(epoch, task, totals)
-        checkpoint.save(metrics[task.best_metric])
-        if logger.reached_max_steps:
-            break
+        # record
+        run.epoch(task, totals)
 
-    checkpoint.close()
-    logger.finish(guard.num_bad_steps)
+    run.finish()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """DataParallel: one process that splits every batch over all visible GPUs.
 
 Start with `python train_dp.py`.
+Combines with every technique but `ddp` and `fsdp`, which also split the batch over the GPUs.
 
 When to use it: almost never. DistributedDataParallel (`train_ddp.py`) is faster even on one machine:
 here a single Python process drives all GPUs under one interpreter lock, copies the whole model to
@@ -15,84 +16,76 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime.checkpoint import Checkpoint
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
+from runtime.malloc import keep_freed_memory
 
 # new #: says so where nothing is gained
-from runtime.distributed import visible_gpus
-from runtime.evaluate import evaluate
-from runtime.guard import NonFiniteGuard
-from runtime.logger import RunLogger
-from runtime.optimizer import build_optimizer, clip_grad_norm
-from runtime.setup import resolve_device, seed_everything
-from runtime.tasks import build_task
+from runtime.parallel import visible_gpus
+from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: Config) -> None:
     device = resolve_device(cfg.device)
+    keep_freed_memory(device)
 
     seed_everything(cfg.seed)
 
-    logger = RunLogger(cfg, device)
-
+    # data
     train_loader, val_loader = build_loaders(cfg, device)
-    logger.lap("data")
 
-    task = build_task(cfg)
-    model: nn.Module = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+    # model
+    task = build_task(cfg, train_loader.num_classes)
+    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+
     model = model.to(device)
 
+    # optimizer
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
-    guard = NonFiniteGuard(cfg, model, optimizer, train_loader)
-    logger.lap("model")
 
-    checkpoint = Checkpoint(
-        cfg,
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        train_loader=train_loader,
-        guard=guard,
-        logger=logger,
-    )
-    start_epoch = checkpoint.resume()
+    # state: what a checkpoint holds
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
+
+    # run: resumes, logs, saves
+    run = Run(cfg, device, state)
 
     # new #: split every batch over all visible GPUs
     model = nn.DataParallel(model, device_ids=visible_gpus(cfg, device))
 
-    for epoch in range(start_epoch, cfg.epochs):
+    for epoch in run.epochs():
         train_loader.set_epoch(epoch)
         model.train()
-        for inputs, targets in logger.track(train_loader, epoch):
-            optimizer.zero_grad(set_to_none=True)
-
+        for inputs, targets in run.batches(train_loader):
+            # forward
             outputs = model(inputs)
             loss = task.loss(outputs, targets)
 
+            # backward
             loss.backward()
 
-            grad_norm = clip_grad_norm(optimizer, cfg.clip_grad_norm)
-            guard.check(grad_norm)
+            # clip
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
+            # update
+            run.skip_if_not_finite(grad_norm)
             optimizer.step()
-
-            logger.step(loss, grad_norm, scheduler)
+            optimizer.zero_grad(set_to_none=True)
             scheduler.step()
-            checkpoint.step()
 
+            # record
+            run.step(loss, grad_norm)
+
+        # validation
         totals = evaluate(
             model,
             task,
             val_loader,
         )
 
-        metrics = logger.epoch(epoch, task, totals)
-        checkpoint.save(metrics[task.best_metric])
-        if logger.reached_max_steps:
-            break
+        # record
+        run.epoch(task, totals)
 
-    checkpoint.close()
-    logger.finish(guard.num_bad_steps)
+    run.finish()
 
 
 if __name__ == "__main__":

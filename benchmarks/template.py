@@ -20,7 +20,7 @@ from loaders.pack import pack
 from models import build_model
 from runtime.optimizer import build_optimizer
 from runtime.setup import amp_dtype, resolve_device, seed_everything
-from runtime.tasks import build_task
+from tasks import build_task
 
 __all__ = [
     "Config",
@@ -96,4 +96,4 @@ def parts(
     optimizer, scheduler = build_optimizer(cfg, model, len(loader))
     if distributed:
         model = nn.parallel.DistributedDataParallel(model)
-    return Parts(loader, build_task(cfg), model, optimizer, scheduler)
+    return Parts(loader, build_task(cfg, loader.num_classes), model, optimizer, scheduler)

@@ -4,11 +4,9 @@ Hydra checks the YAML files and the command line against these classes, so that 
 fails at start. The YAML files beside this one only hold values.
 """
 
-import functools
-import os
 import sys
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +185,18 @@ class CheckpointConfig:
 
 @dataclass
 class AmpConfig:
-    dtype: str = "float16"
-    """`float16` (loss scaling on) or `bfloat16` (same range as float32: the scaler is disabled)."""
+    dtype: str = "auto"
+    """`float16` (loss scaling on), `bfloat16` (same range as float32: the scaler is disabled) or `auto`:
+    float16 on CUDA, bfloat16 on a CPU."""
 
     init_scale: float = 65536.0
     """First loss scale; halved at each overflow, doubled after 2,000 steps without one."""
+
+
+@dataclass
+class EmaConfig:
+    decay: float = 0.999
+    """Share of the average that stays in a step; less in the first steps, so that it forgets the start."""
 
 
 @dataclass
@@ -224,6 +229,7 @@ class Config:
     task: TaskConfig = MISSING
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     amp: AmpConfig = field(default_factory=AmpConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -242,6 +248,9 @@ class Config:
     global_batch_size: int = 64
     """Samples per optimizer step over all devices; the size per device follows from it."""
 
+    accumulate_steps: int = 1
+    """Parts of a batch whose gradients are added up to one optimizer step (`train_accumulate.py`)."""
+
     max_bad_steps: int = 25
     """Steps in a row whose gradient norm is not finite, each of them skipped, that end the run."""
 
@@ -259,29 +268,9 @@ class Config:
     """Decides the initial weights and, with the epoch, the whole plan of the data."""
 
 
-@functools.cache
 def run_stamp() -> str:
-    """Start time of the run, the same string on every rank that torchrun started.
-
-    Ranks start at different moments; the first one to ask torchrun's key-value store decides.
-    """
-    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return now
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise ValueError(
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE leaves no store in which the ranks could agree on a "
-            "name for the run; set output_dir=DIR or name=NAME"
-        )
-    from torch.distributed import TCPStore
-
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        timeout=timedelta(seconds=60),
-    )
-    return store.compare_set("run_stamp", "", now).decode()
+    """Start time of the run, as runs are named."""
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def script() -> str:
@@ -289,7 +278,8 @@ def script() -> str:
     return Path(sys.argv[0]).stem
 
 
-OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True)
+# Cached, because every look at `name` has to give the same; runtime/distributed.py asks the other ranks.
+OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
 OmegaConf.register_new_resolver("script", script, replace=True)
 
 store = ConfigStore.instance()

@@ -51,6 +51,8 @@ class PyTorchLoader(Loader):
                 persistent_workers=True,
                 pin_memory=pin_memory,
                 worker_init_fn=_init_worker,
+                # Of its own: what it draws would change the masks that dropout draws after a resume.
+                generator=torch.Generator(),
             )
 
     def finished_batches(self) -> Iterator[Finished]:

@@ -1,19 +1,18 @@
-"""The process group of a run that torchrun started."""
+"""All that several processes need: their group, its collectives, and models that are spread over them.
+
+No other file but the entry points uses torch.distributed.
+"""
 
 import atexit
 import ctypes
 import faulthandler
-import functools
 import logging
 import os
 import signal
 import sys
-import threading
-import time
-import traceback
-from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,24 +22,115 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from torch import nn
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from runtime import watch
+from runtime.group import Alone
 
 if TYPE_CHECKING:
     from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PR_SET_PDEATHSIG = 1
-HEARTBEAT_S = 2.0
-LONGEST_CALL_S = 10.0
 
-_board: dist.Store | None = None
-"""Where the ranks tell each other where they stand."""
 
-_reporter: threading.Thread | None = None
-"""The thread that puts this rank's place on the board."""
+class ProcessGroup(Alone):
+    """The ranks of the run, as its machinery asks them: on gloo, beside the collectives of training."""
 
-_stops_telling = threading.Event()
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.wishes: Tensor | None = None
+        self.work: Any = None
+
+    def agree(self, wishes: Sequence[bool]) -> list[bool]:
+        agreement = self.last_agreement()
+        self.wishes = torch.tensor(wishes, dtype=torch.int32)
+        self.work = dist.all_reduce(self.wishes, dist.ReduceOp.MAX, async_op=True)
+        return agreement
+
+    def last_agreement(self) -> list[bool]:
+        if self.wishes is None:
+            return []
+        self.work.wait()
+        agreement, self.wishes = self.wishes.bool().tolist(), None
+        return agreement
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_rank_0(self, read: Callable[[], T]) -> T:
+        answer: list[Any] = [None, None]
+        tensors: list[Tensor] = []
+        if self.rank == 0:
+            try:
+                answer[0] = _without_tensors(read(), tensors)
+            except Exception as error:
+                answer[1] = error
+        dist.broadcast_object_list(answer, src=0)
+        if answer[1] is not None:
+            raise answer[1]
+        return _with_tensors(answer[0], iter(tensors))
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor)
+        return tensor / self.world_size
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def part_like(self, tensor: Tensor, example: Tensor) -> Tensor:
+        if not isinstance(example, DTensor):
+            return tensor
+        # Every rank has the whole tensor, so that nothing has to be sent.
+        whole = tensor.to(example.device)
+        return distribute_tensor(whole, example.device_mesh, example.placements, src_data_rank=None)
+
+
+class _Place:
+    """Stands for a tensor that is sent by itself."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+
+def _without_tensors(tree: Any, tensors: list[Tensor]) -> Any:
+    """The nested values with a place for each tensor; the tensors are added to the list."""
+    if isinstance(tree, Tensor):
+        tensors.append(tree.contiguous())
+        return _Place(tree)
+    if isinstance(tree, dict):
+        return {key: _without_tensors(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_without_tensors(value, tensors) for value in tree)
+    return tree
+
+
+def _with_tensors(tree: Any, tensors: Iterator[Tensor]) -> Any:
+    """What `_without_tensors` left, with the tensors of rank 0, which alone has any."""
+    if isinstance(tree, _Place):
+        tensor = next(tensors, None)
+        if tensor is None:
+            tensor = torch.empty(tree.shape, dtype=tree.dtype)
+        dist.broadcast(tensor, src=0)
+        return tensor
+    if isinstance(tree, dict):
+        return {key: _with_tensors(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_with_tensors(value, tensors) for value in tree)
+    return tree
 
 
 def local_rank() -> int:
@@ -57,11 +147,10 @@ def local_rank() -> int:
     return int(os.environ["LOCAL_RANK"])
 
 
-def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
+def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     """Join the process group that torchrun prepared; left again on every way out of the process.
 
-    Returns:
-        Global rank of this process and world size.
+    Rank 0 alone reports from now on; the others only warn.
 
     Raises:
         ValueError: `distributed.backend` is unknown or does not fit the device, or Hydra's multirun
@@ -80,7 +169,6 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
             f"distributed.backend={backend} does not work with device={device}; use gloo, "
             "or nccl on CUDA"
         )
-    global _board, _reporter
     leave_with_the_launcher()
     faulthandler.enable()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -95,11 +183,18 @@ def init_process_group(cfg: "Config", device: torch.device) -> tuple[int, int]:
         device_id=device if backend == "nccl" else None,
     )
     atexit.register(leave_process_group)
-    _board = store
-    _stops_telling.clear()
-    _reporter = threading.Thread(target=_tell_where_we_stand, args=(rank,), daemon=True)
-    _reporter.start()
-    return rank, world_size
+    watch.start_telling(store, rank, world_size)
+    if rank != 0:
+        _only_warn(rank)
+    return ProcessGroup()
+
+
+def _only_warn(rank: int) -> None:
+    console = logging.StreamHandler(sys.stderr)
+    console.setFormatter(logging.Formatter(f"[rank {rank}] %(message)s"))
+    root = logging.getLogger()
+    root.handlers = [console]
+    root.setLevel(logging.WARNING)
 
 
 def _store() -> dist.Store:
@@ -121,10 +216,7 @@ def _store() -> dist.Store:
 
 def leave_process_group() -> None:
     """Destroy the process group if there is one."""
-    _stops_telling.set()
-    if _reporter is not None:
-        # Python aborts if it ends while a thread is about to return from the store.
-        _reporter.join(LONGEST_CALL_S)
+    watch.stop_telling()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -133,95 +225,6 @@ def leave_with_the_launcher() -> None:
     """Ask Linux for SIGTERM when torchrun dies; otherwise its ranks would train on."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def report_by_rank(main: Callable[["Config"], None]) -> Callable[["Config"], None]:
-    """Let an error in `main` be told once, with its rank, and end the process at once.
-
-    A rank whose partner failed says so in one line. When a collective timed out, each rank says where
-    it and the others stood, as far as they have told.
-    """
-
-    @functools.wraps(main)
-    def reporting(cfg: "Config") -> None:
-        try:
-            main(cfg)
-        except Exception as error:
-            rank = os.environ.get("RANK", "0")
-            text = str(error).lower()
-            _stops_telling.set()
-            _tell(f"failed{rank}")
-            if "timed out" in text or "timeout" in text:
-                print(f"[rank {rank}] {_who_is_missing()}", file=sys.stderr)
-            if _is_about_a_partner(error):
-                reason = str(error).splitlines()[0][:200]
-                print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
-            else:
-                lines = traceback.format_exc().splitlines()
-                print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)
-            sys.stderr.flush()
-            # Without the usual way out, which would wait for the other ranks.
-            os._exit(1)
-
-    return reporting
-
-
-def _is_about_a_partner(error: Exception) -> bool:
-    if isinstance(error, dist.DistError):
-        return True
-    words = (
-        "connection closed by peer",
-        "connection reset by peer",
-        "timed out waiting",
-        "gloo/transport",
-    )
-    return any(word in str(error).lower() for word in words)
-
-
-def _tell_where_we_stand(rank: int) -> None:
-    """Put the line that this process is at into the store again and again."""
-    main_thread = threading.main_thread().ident
-    while not _stops_telling.is_set():
-        frame = sys._current_frames().get(main_thread or 0)
-        stack = traceback.extract_stack(frame)
-        ours = [line for line in stack if "site-packages" not in line.filename] or stack
-        place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
-        if not _tell(f"place{rank}", f"{time.time()} {place}"):
-            return
-        _stops_telling.wait(HEARTBEAT_S)
-
-
-def _tell(key: str, value: str = "") -> bool:
-    """Whether it could be told; otherwise the group is gone, and nobody will ask."""
-    try:
-        if _board is not None:
-            _board.set(key, value)
-    except (RuntimeError, ValueError):
-        return False
-    return True
-
-
-def _who_is_missing() -> str:
-    """Where each rank stood when it told last, and which of them did not notice that others waited."""
-    if _board is None:
-        return "the process group could not be joined in time"
-    lines, missing = [], []
-    try:
-        time.sleep(HEARTBEAT_S)  # the others that waited notice at about the same time
-        for other in range(dist.get_world_size()):
-            if not _board.check([f"failed{other}"]):
-                missing.append(other)
-            place = "has told nothing"
-            if _board.check([f"place{other}"]):
-                when, _, place = _board.get(f"place{other}").decode().partition(" ")
-                place = f"{max(0.0, time.time() - float(when)):.0f} s ago at {place}"
-            lines.append(f"  rank {other}: {place}")
-    except (RuntimeError, ValueError):
-        lines.append("  the store that would tell more is gone")
-    who = ", ".join(str(other) for other in missing) or "unknown"
-    return "\n".join(
-        [f"a collective timed out; missing: rank {who}. Where each rank stood:", *lines]
-    )
 
 
 def convert_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
@@ -235,26 +238,74 @@ def convert_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-def visible_gpus(cfg: "Config", device: torch.device) -> list[int]:
-    """Numbers of the GPUs that DataParallel uses; with fewer than two, says that nothing is gained.
+def broadcast_buffers(state: dict[str, Any]) -> None:
+    """Give the buffers of all modules in the state, BatchNorm's statistics among them, rank 0's values."""
+    for part in state.values():
+        if isinstance(part, nn.Module):
+            for buffer in part.buffers():
+                dist.broadcast(buffer, src=0)
 
-    Raises:
-        ValueError: the run is on the CPU though GPUs are visible, which DataParallel would take, or the
-            model is compiled.
+
+def shard(model: nn.Module, device: torch.device) -> nn.Module:
+    """Let each rank keep its part of every parameter of the model; a block is gathered while it computes.
+
+    The blocks are the model's children, and those of a ModuleList. They have to be called as modules:
+    outside its `forward`, a block's parameters are parts.
     """
-    if cfg.model.compile:
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def shard_like(copy: nn.Module, model: nn.Module) -> None:
+    """Spread a copy of a model over the ranks as the model is; without FSDP this does nothing."""
+    if isinstance(model, FSDPModule):
+        shard(copy, next(model.parameters()).device)
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    blocks = []
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            blocks += _blocks(child)
+        elif next(child.parameters(), None) is not None:
+            blocks.append(child)
+    return blocks
+
+
+def set_gradient_sync(model: nn.Module, syncs: bool) -> None:
+    """Whether the next backward exchanges gradients; to be called before forward.
+
+    Without DDP or FSDP there is nothing to exchange, and this does nothing.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = syncs  # what its no_sync() sets
+    elif isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(syncs)
+
+
+def run_stamp() -> str:
+    """Start time of the run, the same string on every rank that torchrun started.
+
+    Ranks start at different moments; the first one to ask torchrun's key-value store decides.
+    """
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return now
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise ValueError(
-            "model.compile=true does not work with DataParallel, whose copies of the model would all "
-            "compute with the weights of the first; use train_ddp.py"
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE leaves no store in which the ranks could agree on a "
+            "name for the run; set output_dir=DIR or name=NAME"
         )
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if num_gpus and device.type != "cuda":
-        raise ValueError(
-            f"device={device}: DataParallel takes every visible GPU; hide the {num_gpus} GPUs with "
-            "CUDA_VISIBLE_DEVICES= (empty), or use train.py"
-        )
-    if num_gpus < 2:
-        log.info(
-            "DataParallel with %d GPUs: it runs, but nothing is gained over train.py", num_gpus
-        )
-    return list(range(num_gpus))
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(seconds=60),
+    )
+    return store.compare_set("run_stamp", "", now).decode()
+
+
+OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)

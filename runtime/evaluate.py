@@ -1,37 +1,50 @@
 """Evaluation on one process: sums, not means, so that ranks can be added up."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from loaders import Loader
-from runtime.tasks import Task
+from tasks import Task
 
 
 def evaluate(
-    model: nn.Module, task: Task, loader: Loader, dtype: torch.dtype = torch.float32
+    model: nn.Module,
+    task: Task,
+    loader: Loader,
+    precision: AbstractContextManager[object] | None = None,
+    num_batches: int = 0,
 ) -> Tensor:
     """Totals [images, *sums of task.metric_names] over the loader, float64, on its device.
 
-    A wrapped model is evaluated without its wrapper, because ranks can have unequal numbers of
-    batches and the wrapper's collectives would then wait for ever. A loader without batches gives
-    zeros. The model is in evaluation mode meanwhile and then in the mode that it was in.
+    A loader without batches gives zeros. The model is in evaluation mode meanwhile and then in the mode
+    that it was in.
 
     Args:
-        model: the model, bare or wrapped.
+        model: bare or wrapped. Of DataParallel and DistributedDataParallel the model inside is called:
+            the wrapper's collectives would wait for ranks that have fewer batches.
         task: its `sums()` are added up.
         loader: iterates (inputs, targets).
-        dtype: autocast's low precision; float32 is no autocast.
+        precision: what the model and the sums are computed in, such as an autocast.
+        num_batches: call the model at least so often, the last times for nothing: where ranks share its
+            weights, all have to call it equally often.
     """
-    bare = getattr(model, "module", model)
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        model = model.module
     # Made outside inference mode: its tensors may not be changed later, as all_reduce does.
     totals = torch.zeros(len(task.metric_names) + 1, dtype=torch.float64, device=loader.device)
-    was_training = bare.training
-    bare.eval()
-    low_precision = torch.autocast(loader.device.type, dtype, enabled=dtype != torch.float32)
+    was_training = model.training
+    model.eval()
     try:
-        with torch.inference_mode(), low_precision:
+        # Not inference mode, whose tensors FSDP cannot take.
+        with torch.no_grad(), precision or nullcontext():
             for inputs, targets in loader:
-                totals += task.sums(bare(inputs), targets)
+                totals += task.sums(model(inputs), targets)
+                num_batches -= 1
+            for _ in range(num_batches):
+                model(inputs)
     finally:
-        bare.train(was_training)
+        model.train(was_training)
     return totals

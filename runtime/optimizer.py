@@ -1,10 +1,10 @@
-"""Optimizer, learning-rate schedule and the norm of the gradients."""
+"""Optimizer and learning-rate schedule."""
 
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -20,7 +20,8 @@ def build_optimizer(
     The learning rate rises linearly from 1 % of its peak during `optimizer.warmup_epochs` and then
     follows a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR").
 
-    The optimizers are fused: one kernel for all weights, which can also skip a step on the device.
+    The optimizers are fused: one kernel for all weights, which can also skip a step on the device. SGD
+    of weights that FSDP has split has no such kernel.
 
     Raises:
         ValueError: `optimizer.name` is unknown, `epochs` is less than 1, or the warm-up as long as the run.
@@ -36,7 +37,7 @@ def build_optimizer(
             momentum=options.momentum,
             weight_decay=options.weight_decay,
             nesterov=options.momentum > 0,
-            fused=True,
+            fused=not any(hasattr(p, "to_local") for p in model.parameters()),
         )
         for parameter in model.parameters():
             # Left uninitialised if the very first step is skipped, unless it is there already.
@@ -74,23 +75,3 @@ class Schedule(LambdaLR):
         self.last_epoch -= 1
         self.step()
         self._step_count -= 1
-
-
-def clip_grad_norm(optimizer: Optimizer, max_norm: float) -> Tensor:
-    """`nn.utils.clip_grad_norm_` for all that the optimizer trains, with less work in each step.
-
-    Without a limit the gradients are only read, where PyTorch's function multiplies them by 1.
-
-    Args:
-        optimizer: after backward.
-        max_norm: larger gradients are scaled down to it; inf: no limit.
-
-    Returns:
-        The L2 norm of all gradients together, before they were scaled: a scalar on their device.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    if math.isfinite(max_norm):
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm

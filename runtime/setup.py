@@ -1,18 +1,13 @@
-"""Device, memory and seed."""
+"""Device, seed and precision."""
 
-import ctypes
-import logging
 import random
-import sys
 
 import numpy as np
 import torch
 
-log = logging.getLogger(__name__)
-
 
 def resolve_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of this process. A GPU is made current; on a CPU, freed memory is kept from now on.
+    """The device of this process; a GPU is made current.
 
     Args:
         name: `auto`, `cpu`, `cuda` (both with the GPU number `local_rank`) or `cuda:1`.
@@ -23,7 +18,6 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and num_gpus == 0):
-        _keep_freed_memory()
         return torch.device("cpu")
     try:
         device = torch.device("cuda" if name == "auto" else name)
@@ -41,37 +35,36 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _keep_freed_memory() -> None:
-    """Let malloc keep what a step frees for the next one.
+def seed_everything(seed: int, rank: int = 0) -> None:
+    """Seed Python, NumPy and torch on all devices; the data's plan has a generator of its own.
 
-    Else it returns memory to the system in some runs and not in others, and a step pays a page fault for
-    every 4 KB of activations.
+    Args:
+        seed: 0 or more.
+        rank: every rank draws other numbers, and none that another seed draws on any rank.
     """
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # glibc; its man page names the two options and the largest value
-        m_trim_threshold, m_mmap_threshold = -1, -3
-        libc.mallopt(m_trim_threshold, -1)
-        libc.mallopt(m_mmap_threshold, 32 << 20)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch on all devices; the data's plan has a generator of its own."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    # torch's generator on the CPU reads 32 bits of its seed.
+    number = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
 
 
 def amp_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of autocast's low precision; a choice that makes this device slow is logged.
+    """The dtype of autocast's low precision.
+
+    Args:
+        name: `float16`, `bfloat16`, or `auto`: float16 on CUDA; on a CPU bfloat16, since most CPUs take
+            many times as long in float16.
+        device: the one that computes.
 
     Raises:
-        ValueError: `name` is neither float16 nor bfloat16.
+        ValueError: another name.
     """
-    dtypes = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+    dtypes = {
+        "auto": torch.float16 if device.type == "cuda" else torch.bfloat16,
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+    }
     if name not in dtypes:
-        raise ValueError(f"amp.dtype={name} is unknown; use float16 or bfloat16")
-    if name == "float16" and device.type == "cpu":
-        log.info("float16 makes most CPUs many times slower: try amp.dtype=bfloat16 or train.py")
+        raise ValueError(f"amp.dtype={name} is unknown; use auto, float16 or bfloat16")
     return dtypes[name]

@@ -11,33 +11,53 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, cast
 
+import hydra
 import torch
-from hydra import compose, initialize_config_dir
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from compose import compose
 from conf.schema import Config
 
 REPOSITORY = Path(__file__).parents[1]
+PACKAGES = ("conf", "loaders", "models", "runtime", "tasks", "data")
 SCRIPTS = sorted(path.name for path in REPOSITORY.glob("train*.py"))
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 # Children are forked from a process that has imported torch already, which saves 10 s a run.
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["torch", "torch._dynamo", "runtime.logger", "nvidia.dali.fn"])
+FORKSERVER.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed.fsdp", "runtime.run", "nvidia.dali.fn"]
+)
 
 
 def make_config(*overrides: str) -> Config:
     """The configuration that these command-line overrides give."""
-    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
-        return cast(Config, compose("config", list(overrides)))
+    with hydra.initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return cast(Config, hydra.compose("config", list(overrides)))
+
+
+def has_ranks(script: str) -> bool:
+    """Whether torchrun starts the script."""
+    return "ddp" in script or "fsdp" in script
+
+
+def folder_with(folder: Path, script: str) -> Path:
+    """A folder like the repository's, with one script; its techniques are merged if nobody has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PACKAGES:
+        (folder / name).symlink_to(REPOSITORY / name)
+    path = REPOSITORY / script
+    names = script.removesuffix(".py").split("_")[1:]
+    (folder / script).write_text(path.read_text() if path.exists() else compose(names))
+    return folder
 
 
 def start(
     script: str, *overrides: str, folder: Path = REPOSITORY
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user does: with torchrun if its name says ddp, else with python."""
+    """Run a script as a user does: with torchrun if it has ranks, else with python."""
     command = [sys.executable]
-    if "ddp" in script:
+    if has_ranks(script):
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     return subprocess.run(
         [*command, script, *overrides],
@@ -61,7 +81,7 @@ def fork(
     Returns:
         The process of each rank, and the file that it prints to.
     """
-    num_ranks = num_ranks or (2 if "ddp" in script else 1)
+    num_ranks = num_ranks or (2 if has_ranks(script) else 1)
     output_dir.mkdir(parents=True, exist_ok=True)
     prints = [
         output_dir.parent / f"{output_dir.name}-{script}-{rank}.txt" for rank in range(num_ranks)
@@ -70,7 +90,7 @@ def fork(
     port = free_port()
     for rank in range(num_ranks):
         env = dict(ENVIRONMENT)
-        if "ddp" in script:
+        if has_ranks(script):
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         arguments = [script, f"output_dir={output_dir}", *overrides]

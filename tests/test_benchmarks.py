@@ -35,7 +35,7 @@ from benchmarks.run import Run, Sizes
 from benchmarks.template import make_config
 from benchmarks.turns import measure
 from benchmarks.workers import sleeping
-from runtime import logger
+from runtime.timing import verdict
 from tests import busy
 from tests.helpers import REPOSITORY
 
@@ -793,4 +793,4 @@ def test_the_readme_shows_what_was_measured() -> None:
     ],
 )
 def test_a_run_closes_with_a_short_verdict(share: float, overrides, expected: str) -> None:
-    assert logger.verdict(share, make_config(*overrides)).endswith(expected)
+    assert verdict(share, make_config(*overrides)).endswith(expected)

@@ -5,17 +5,27 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from loaders import build_loaders
+from models import build_model
+from runtime import evaluate
+from tasks import build_task
 from tests.helpers import (
     REPOSITORY,
     SCRIPTS,
     checkpoint_of,
     events_of,
+    folder_with,
     fork,
+    has_ranks,
+    make_config,
     scalars_of,
     start,
     summary_of,
@@ -30,6 +40,8 @@ TWENTY_STEPS = [
     "data.crop=[24,24]",
     "data.random_crop=true",
 ]
+
+FLOAT16 = ["amp.dtype=float16", "amp.init_scale=256"]
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +59,15 @@ def runs(tmp_path_factory):
     return folder_of
 
 
+AS_USERS_DO = ("train.py", "train_ddp.py", "train_fsdp.py")
+"""Started with python or torchrun; the others quicker."""
+
+
 @pytest.mark.parametrize("loader", ["pytorch", "dali", "synthetic"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_path) -> None:
     output = tmp_path / "run"
-    if loader == "pytorch":
+    if loader == "pytorch" and script in AS_USERS_DO:
         result = start(script, f"output_dir={output}", *SHORT)
         assert result.returncode == 0, result.stdout + result.stderr
         printed = result.stdout
@@ -62,22 +78,44 @@ def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_
     assert names == {"checkpoints", "config.yaml", "summary.json", "train.log"}
     summary = summary_of(output)
     assert summary["script"] == script
-    assert summary["world_size"] == (2 if "ddp" in script else 1)
+    num_ranks = 2 if has_ranks(script) else 1
+    assert summary["world_size"] == num_ranks
     assert summary["steps"] == 2
-    assert 0 <= summary["val/top1"] <= summary["val/top5"] <= 1
-    assert summary["val/loss"] > 0
-    assert summary["perf/images_per_s"] > 0
-    assert 0 <= summary["perf/data_wait_share"] <= 1
-    assert set(summary["seconds"]) >= {
-        "start_up",
-        "data",
-        "model",
-        "first_step",
-        "data_wait",
-        "compute",
-        "validation",
-    }
+    assert summary["bad_steps"] == 0
+    assert summary["precision"] == ("bfloat16" if "amp" in script else "float32")
+    parts = {"start_up", "other", "first_step", "data_wait", "compute", "validation", "saving"}
+    assert set(summary["seconds"]) == parts
+    seconds = summary["seconds"]
+    train_s = seconds["data_wait"] + seconds["compute"]  # of the second step; rounded
+    assert summary["perf/images_per_s"] == pytest.approx(64 / train_s, abs=100, rel=0.2)
+    assert summary["perf/data_wait_share"] == pytest.approx(seconds["data_wait"] / train_s, abs=0.2)
     assert not any(key.startswith("module.") for key in checkpoint_of(output)["model"])
+
+    ranks = f"{num_ranks} rank{'s' * (num_ranks - 1)}"
+    [headline] = [line for line in printed.splitlines() if "samples on" in line]
+    assert f"small_cnn with {NUM_PARAMETERS:,} parameters; 1 epochs of " in headline
+    assert f" steps of 64 samples on {ranks}, " in headline
+    assert headline.endswith(f"; {summary['precision']} on cpu")
+    if loader == "pytorch":
+        assert summary["val/top1"] <= summary["val/top5"]
+        is_low = "amp" in script
+        for name, value in validated(output, *SHORT).items():
+            expected = pytest.approx(value, rel=0.02 if is_low else 1e-4, abs=0.01 * is_low)
+            assert summary[name] == expected, name
+
+
+NUM_PARAMETERS = sum(p.numel() for p in build_model(make_config().model, 1, 10).parameters())
+
+
+def validated(output: Path, *overrides: str) -> dict[str, float]:
+    """The validation metrics of the weights that a run has published, by one process."""
+    cfg = make_config(*overrides)
+    _, loader = build_loaders(cfg, torch.device("cpu"))
+    model = build_model(cfg.model, loader.in_channels, loader.num_classes)
+    model.load_state_dict(load_file(output / "checkpoints" / "model.safetensors"))
+    task = build_task(cfg, loader.num_classes)
+    metrics = task.metrics(evaluate(model, task, loader))
+    return {f"val/{name}": value for name, value in metrics.items()}
 
 
 def weights_differ_by(one, other) -> float:
@@ -125,14 +163,14 @@ def test_amp_follows_the_baseline(runs) -> None:
     assert losses_of(runs("train_amp.py", "amp.dtype=bfloat16")) == pytest.approx(
         baseline, abs=0.05
     )
-    low_scale = runs("train_amp.py", "amp.init_scale=256")
+    low_scale = runs("train_amp.py", *FLOAT16)
     assert losses_of(low_scale) == pytest.approx(baseline, abs=0.02)
     assert losses_of(low_scale) != baseline
 
 
 def test_the_scaler_is_disabled_with_bfloat16_and_saved_with_float16(runs) -> None:
     bfloat16 = checkpoint_of(runs("train_amp.py", "amp.dtype=bfloat16"))
-    float16 = checkpoint_of(runs("train_amp.py", "amp.init_scale=256"))
+    float16 = checkpoint_of(runs("train_amp.py", *FLOAT16))
     assert bfloat16["scaler"] == {}
     assert float16["scaler"]["scale"] == 256
     assert "scaler" not in checkpoint_of(runs("train.py"))
@@ -146,13 +184,15 @@ def test_a_checkpoint_of_any_entry_point_resumes_in_any_other(runs, tmp_path) ->
     for number, script in enumerate([*SCRIPTS, "train.py"]):
         output = tmp_path / str(number)
         steps = 22 + 2 * number
-        printed = train(script, output, *TWENTY_STEPS, f"max_steps={steps}", f"resume={before}")
+        options = [*TWENTY_STEPS, *FLOAT16, f"max_steps={steps}", f"resume={before}"]
+        printed = train(script, output, *options)
         assert "resumed from" in printed
         steps_logged = [step for step, _ in scalars_of(output, "train/loss")]
         assert steps_logged == [steps - 1, steps]
-        previous_had_scaler = number > 0 and "scaler" in checkpoint_of(before)
-        starts_fresh = "holds no scaler state: the scaler starts fresh" in printed
-        assert starts_fresh == ("amp" in script and not previous_had_scaler)
+        for part, name in (("scaler", "amp"), ("ema", "ema")):
+            had_it = bool(checkpoint_of(before).get(part))
+            starts_fresh = f"holds no {part} state: the {part} starts fresh" in printed
+            assert starts_fresh == (name in script and not had_it)
         before = output
 
 
@@ -172,7 +212,10 @@ def test_best_and_last_checkpoint_are_kept(tmp_path) -> None:
     train("train.py", output, "epochs=2", "global_batch_size=500")
     last, best = checkpoint_of(output), checkpoint_of(output, "best.pt")
     top1 = [value for _, value in scalars_of(output, "val/top1")]
-    assert last["best"] == pytest.approx(max(top1))
+    assert last["run"]["best"] == last["run"]["best_metrics"]["val/top1"]
+    assert last["run"]["best"] == pytest.approx(max(top1))
+    assert last["run"]["num_epochs"] == 2
+    assert best["run"]["metrics"] == last["run"]["best_metrics"]
     assert best["loader"]["epoch"] == top1.index(max(top1))
     assert last["loader"]["epoch"] == 1
     assert last["config"]["epochs"] == 2
@@ -189,7 +232,42 @@ def test_tensorboard_has_every_promised_tag(runs) -> None:
         assert [step for step, _ in scalars_of(output, tag)] == [20]
     events = events_of(output)
     assert events.Tags()["images"] == ["train/inputs"]
-    assert "_hparams_/experiment" in events.PluginTagToContent("hparams")
+
+
+def test_the_table_of_runs_has_what_was_changed(runs) -> None:
+    """And what a comparison needs: script, processes and precision."""
+    output = runs("train_ddp.py", "optimizer=sgd", "optimizer.lr=0.01")
+    contents = events_of(output).PluginTagToContent("hparams")
+    start_info = HParamsPluginData.FromString(contents["_hparams_/session_start_info"])
+    values = {
+        name: getattr(value, value.WhichOneof("kind"))
+        for name, value in start_info.session_start_info.hparams.items()
+    }
+    assert values == {
+        "script": "train_ddp.py",
+        "world_size": 2,
+        "precision": "float32",
+        "model.kwargs.batch_norm": False,
+        "max_steps": 20,
+        "log.every_steps": 1,
+        "data.crop": "[24, 24]",
+        "data.random_crop": True,
+        "optimizer": "sgd",
+        "optimizer.lr": 0.01,
+    }
+    experiment = HParamsPluginData.FromString(contents["_hparams_/experiment"])
+    metrics = {info.name.tag for info in experiment.experiment.metric_infos}
+    assert metrics == {"val/loss", "val/top1", "val/top5"}
+
+
+def test_the_line_of_an_epoch_tells_training_and_validation(runs) -> None:
+    output = runs("train.py")
+    losses, summary = losses_of(output), summary_of(output)
+    values = {"train/loss": sum(losses) / 20} | {
+        f"val/{name}": summary[f"val/{name}"] for name in ("loss", "top1", "top5")
+    }
+    listed = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    assert f"INFO epoch 1 of 4: {listed}\n" in (output / "train.log").read_text()
 
 
 def test_learning_rate_warms_up_and_decays_to_zero(tmp_path) -> None:
@@ -219,16 +297,23 @@ def test_a_run_resumed_with_more_epochs_follows_their_schedule(tmp_path) -> None
 
 def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_path) -> None:
     free = [norm for _, norm in scalars_of(runs("train.py"), "train/grad_norm")]
-    amp = runs("train_amp.py", "amp.init_scale=256")
+    amp = runs("train_amp.py", *FLOAT16)
     assert [norm for _, norm in scalars_of(amp, "train/grad_norm")][:3] == pytest.approx(
         free[:3], rel=0.05
     )
     clipped = tmp_path / "run"
-    train("train.py", clipped, *TWENTY_STEPS, "clip_grad_norm=1e-3", "optimizer=sgd")
+    limit, options = 1e-3, ["optimizer=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0"]
+    options += [f"clip_grad_norm={limit}", "optimizer.warmup_epochs=0", "max_steps=3"]
+    options += ["checkpoint.every_steps=1", "checkpoint.keep=3"]
+    train("train.py", clipped, *TWENTY_STEPS, *options)
     norms = [norm for _, norm in scalars_of(clipped, "train/grad_norm")]
     assert norms[0] == pytest.approx(free[0], rel=1e-4)
-    change = weights_differ_by(clipped, runs("train.py", "optimizer=sgd"))
-    assert change > 1e-3
+    assert min(norms) > 10 * limit
+    rates = [rate for _, rate in scalars_of(clipped, "train/lr")]
+    weights = [checkpoint_of(clipped, f"step-{step:08d}.pt")["model"] for step in (1, 2, 3)]
+    for rate, before, after in zip(rates[1:], weights, weights[1:], strict=False):
+        change = sum((after[key] - before[key]).double().square().sum() for key in after) ** 0.5
+        assert change == pytest.approx(rate * limit, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +335,21 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_
             "resume=nowhere.pt: there is no checkpoint; give a checkpoint",
         ),
         ("train.py", ["epochs=0"], "epochs=0 is less than 1"),
-        ("train_amp.py", ["amp.dtype=int8"], "amp.dtype=int8 is unknown; use float16 or bfloat16"),
+        (
+            "train_ema.py",
+            ["ema.decay=1.5"],
+            "ema.decay=1.5 is not in [0, 1); use 0.999, for example",
+        ),
+        (
+            "train_accumulate.py",
+            ["accumulate_steps=3"],
+            "accumulate_steps=3 does not divide the 64 samples",
+        ),
+        (
+            "train_amp.py",
+            ["amp.dtype=int8"],
+            "amp.dtype=int8 is unknown; use auto, float16 or bfloat16",
+        ),
         (
             "train_ddp.py",
             ["global_batch_size=63"],
@@ -263,6 +362,11 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_
         ),
         ("train_ddp.py", ["distributed.backend=nccl"], "does not work with device=cpu; use gloo"),
         ("train_ddp.py", ["-m", "seed=1,2"], "multirun"),
+        (
+            "train_fsdp.py",
+            ["global_batch_size=63"],
+            "is not divisible by world_size=2; use 62 or 64",
+        ),
     ],
 )
 def test_a_wrong_value_ends_the_run_with_its_name_and_the_fix(
@@ -283,7 +387,7 @@ def test_a_checkpoint_of_another_model_is_refused(runs, tmp_path) -> None:
     assert "holds another model than model=small_cnn" in result.stderr
 
 
-@pytest.mark.parametrize("script", ["train_ddp.py", "train_ddp_amp.py"])
+@pytest.mark.parametrize("script", ["train_ddp.py", "train_ddp_amp.py", "train_fsdp.py"])
 def test_without_torchrun_the_message_says_so(script: str, tmp_path) -> None:
     result = subprocess.run(
         [sys.executable, script, f"output_dir={tmp_path}"],
@@ -296,24 +400,32 @@ def test_without_torchrun_the_message_says_so(script: str, tmp_path) -> None:
     assert "start this script with torchrun" in result.stderr
 
 
-def run_in(folder: Path, script: str, *overrides: str) -> Path:
-    """The run's default folder, made by a script that is started in `folder`."""
-    for name in ("conf", "loaders", "models", "runtime", "data", script):
-        (folder / name).symlink_to(REPOSITORY / name)
-    result = start(script, *overrides, *SHORT, folder=folder)
+def run_in(folder: Path, script: str, *overrides: str) -> tuple[Path, str]:
+    """The run's default folder, made by a script that is started in `folder`, and what it printed."""
+    result = start(script, *overrides, *SHORT, folder=folder_with(folder, script))
     assert result.returncode == 0, result.stderr
     (run,) = (folder / "outputs" / Path(script).stem).iterdir()
-    return run
+    return run, result.stdout
 
 
 def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:
-    run = run_in(tmp_path, "train_ddp.py")
+    run, _ = run_in(tmp_path, "train_ddp.py")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
     assert (run / "summary.json").exists()
 
 
-def test_multirun_gives_each_job_a_folder(tmp_path) -> None:
-    sweep = run_in(tmp_path, "train.py", "-m", "seed=1,2")
+def test_multirun_gives_each_job_a_folder_and_counts_its_own_time(tmp_path) -> None:
+    began = time.monotonic()
+    sweep, printed = run_in(tmp_path, "train.py", "-m", "seed=1,2")
+    lasted = time.monotonic() - began
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
     weights = [checkpoint_of(sweep / job)["model"] for job in "01"]
     assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert printed.count("small_cnn with") == 2
+    for job in "01":
+        log = (sweep / job / "train.log").read_text()
+        assert log.count("small_cnn with") == log.count("epoch 1 of 1:") == 1
+    first, second = (summary_of(sweep / job)["seconds"] for job in "01")
+    # torch is imported once; nothing is counted twice.
+    assert 0 < second["start_up"] < first["start_up"]
+    assert sum(first.values()) + sum(second.values()) < lasted + 0.1

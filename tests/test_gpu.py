@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from tests.helpers import REPOSITORY, checkpoint_of, scalars_of, summary_of
+from tests.helpers import REPOSITORY, SCRIPTS, checkpoint_of, has_ranks, scalars_of, summary_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,7 +18,7 @@ STEPS = ["max_steps=20", "log.every_steps=1", "epochs=1", "optimizer=sgd", "opti
 
 def run(script: str, output_dir, *overrides: str, num_processes: int = 1) -> None:
     command = [sys.executable]
-    if "ddp" in script:
+    if has_ranks(script):
         command += ["-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc_per_node={num_processes}"]
     command += [script, f"output_dir={output_dir}", *STEPS, *overrides]
@@ -31,9 +31,7 @@ def losses_of(folder) -> list[float]:
 
 
 @pytest.mark.parametrize("loader", ["pytorch", "dali", "synthetic"])
-@pytest.mark.parametrize(
-    "script", ["train.py", "train_dp.py", "train_ddp.py", "train_amp.py", "train_ddp_amp.py"]
-)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_every_entry_point_runs_on_cuda(script: str, loader: str, tmp_path) -> None:
     run(script, tmp_path / "run", f"loader={loader}", "max_steps=3", "device=cuda")
     assert summary_of(tmp_path / "run")["device"].startswith("cuda")
@@ -57,9 +55,10 @@ def test_two_gloo_ranks_with_sync_batchnorm_match_one_process(tmp_path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank")
-def test_two_nccl_ranks_match_one_process(tmp_path) -> None:
+@pytest.mark.parametrize("script", ["train_ddp.py", "train_fsdp.py"])
+def test_two_nccl_ranks_match_one_process(script: str, tmp_path) -> None:
     run("train.py", tmp_path / "one", "device=cuda:0")
-    run("train_ddp.py", tmp_path / "two", num_processes=2)
+    run(script, tmp_path / "two", num_processes=2)
     assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), abs=2e-3)
 
 
@@ -74,3 +73,25 @@ def test_amp_follows_the_baseline_on_cuda(dtype: str, tmp_path) -> None:
     run("train.py", tmp_path / "full")
     run("train_amp.py", tmp_path / "amp", f"amp.dtype={dtype}", "amp.init_scale=1024")
     assert losses_of(tmp_path / "amp") == pytest.approx(losses_of(tmp_path / "full"), abs=0.05)
+
+
+def test_float16_is_the_default_and_finds_its_scale(tmp_path) -> None:
+    run("train_amp.py", tmp_path / "run", "device=cuda:0", "data.std=[0.01]")
+    summary = summary_of(tmp_path / "run")
+    assert summary["precision"] == "float16"
+    assert summary["bad_steps"] == 0
+    assert checkpoint_of(tmp_path / "run")["scaler"]["scale"] < 65536
+
+
+@pytest.mark.parametrize("then", ["true", "false"])
+def test_the_layout_of_the_weights_may_change_when_a_run_goes_on_on_cuda(
+    then: str, tmp_path
+) -> None:
+    now = "false" if then == "true" else "true"
+    options = ["device=cuda:0", "model.kwargs.batch_norm=false"]
+    run("train.py", tmp_path / "whole", *options, f"model.channels_last={then}", "max_steps=7")
+    for layout, steps in ((then, 6), (now, 7)):
+        last = [f"max_steps={steps}", "resume=auto"]
+        run("train.py", tmp_path / "run", *options, f"model.channels_last={layout}", *last)
+    one, two = (checkpoint_of(tmp_path / name)["model"] for name in ("whole", "run"))
+    torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)

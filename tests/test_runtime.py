@@ -1,50 +1,33 @@
 """Parts of `runtime/` by themselves."""
 
+import ast
 import ctypes
 import math
 import multiprocessing
 import platform
+import random
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.swa_utils import AveragedModel
 
 from loaders import build_loaders
-from runtime import logger as logger_module
-from runtime.guard import Kept, NonFiniteGuard
-from runtime.optimizer import build_optimizer, clip_grad_norm
-from runtime.setup import amp_dtype, resolve_device
+from runtime import Run, build_optimizer, preemption, seed_everything, timing
+from runtime.ema import ema_multi_avg_fn
+from runtime.group import Alone
+from runtime.guard import NonFiniteGuard
+from runtime.malloc import keep_freed_memory
+from runtime.setup import amp_dtype
 from tests.helpers import REPOSITORY, make_config
 
 MIB = 1 << 20
-
-
-def gradients(model: nn.Module) -> list[Tensor]:
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-
-@pytest.mark.parametrize("max_norm", [math.inf, 100.0, 0.01])
-def test_gradients_are_clipped_as_pytorch_clips_them(max_norm: float) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(3, 2))
-    model[1].requires_grad_(False)
-    optimizer = torch.optim.SGD(
-        [{"params": model[0].parameters()}, {"params": model[1:].parameters()}]
-    )
-    model(torch.randn(8, 5)).square().sum().backward()
-    before = gradients(model)
-    norm = clip_grad_norm(optimizer, max_norm)
-    found = gradients(model)
-    for parameter, gradient in zip(
-        (*model[0].parameters(), *model[2].parameters()), before, strict=True
-    ):
-        parameter.grad = gradient
-    assert norm == pytest.approx(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
-    torch.testing.assert_close(found, gradients(model))
 
 
 @pytest.mark.parametrize("warmup_epochs", [0.0, 0.5])
@@ -73,29 +56,26 @@ NEEDS_CUDA = [
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
-def test_tensors_are_restored_only_where_the_condition_holds(device: str) -> None:
-    tensors = [torch.tensor(1.0, device=device), torch.arange(6.0, device=device).view(2, 3)]
-    kept = Kept(tensors)
+def test_a_bad_step_leaves_batch_norms_statistics_as_they_were(device: str) -> None:
+    cfg = make_config("loader=synthetic", "log.every_steps=100")
+    loader, _ = build_loaders(cfg, torch.device("cpu"))
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2)).to(device)
+    guard = NonFiniteGuard(cfg, model, torch.optim.SGD(model.parameters()), loader)
 
-    def set_all(value: float) -> None:
-        for tensor in tensors:
-            tensor.fill_(value)
+    def statistics() -> list[Tensor]:
+        return [buffer.clone() for buffer in model.buffers()]
 
-    set_all(float("nan"))
-    kept.restore_if(torch.tensor(True, device=device))
-    assert tensors[0].item() == 1
-    assert tensors[1].tolist() == [[0, 1, 2], [3, 4, 5]]
-    set_all(7)
-    kept.restore_if(torch.tensor(False, device=device))
-    assert all((tensor == 7).all() for tensor in tensors)
-    set_all(float("inf"))
-    kept.restore_if(torch.tensor(True, device=device))
-    assert all((tensor == 7).all() for tensor in tensors)
-    set_all(8)
-    kept.keep()
-    set_all(9)
-    kept.restore_if(torch.tensor(True, device=device))
-    assert all((tensor == 8).all() for tensor in tensors)
+    expected = statistics()
+    for norm in (float("nan"), 1.0, float("inf"), float("-inf"), float("nan"), 2.0):
+        inputs = torch.randn(4, 3, device=device)
+        model(inputs if math.isfinite(norm) else inputs * float("nan"))
+        if math.isfinite(norm):
+            expected = statistics()
+        guard.check(torch.tensor(norm, device=device))
+        assert all(map(torch.equal, statistics(), expected)), norm
+    guard.settle()
+    assert (guard.num_bad_steps, guard.bad_in_a_row) == (4, 0)
+    assert [buffer.item() for buffer in model.buffers() if buffer.ndim == 0] == [2, 2]
 
 
 def test_the_guard_does_not_wait_for_a_device() -> None:
@@ -103,7 +83,9 @@ def test_the_guard_does_not_wait_for_a_device() -> None:
     cfg = make_config("loader=synthetic", "log.every_steps=3")
     loader, _ = build_loaders(cfg, torch.device("cpu"))
     model = nn.BatchNorm2d(3, device="meta")
-    guard = NonFiniteGuard(cfg, model, torch.optim.SGD(model.parameters()), loader)
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.defaults["fused"] = True  # which torch refuses on this device
+    guard = NonFiniteGuard(cfg, model, optimizer, loader)
     norm = torch.empty((), device="meta")
     guard.check(norm)
     guard.check(norm)
@@ -111,37 +93,162 @@ def test_the_guard_does_not_wait_for_a_device() -> None:
         guard.check(norm)  # the third step, after which it looks
 
 
+class SecondOfTwo(Alone):
+    rank, world_size = 1, 2
+
+
 def test_the_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path) -> None:
     """Also where a checkpoint counts a part of the first step's time."""
     now = 0.0
-    monkeypatch.setattr(logger_module.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(logger_module, "_log_to", lambda path, rank: None)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(preemption, "listen", lambda: None)
     cfg = make_config("loader=synthetic", "max_steps=5", f"output_dir={tmp_path}")
     cpu = torch.device("cpu")
     train_loader, _ = build_loaders(cfg, cpu, rank=1, world_size=2)
-    logger = logger_module.RunLogger(cfg, cpu, rank=1, world_size=2)
-    for _ in logger.track(train_loader, epoch=0):
-        if logger.step_number == 0:
+    model = nn.Linear(1, 1)
+    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
+    run = Run(cfg, cpu, state, SecondOfTwo())
+    for _ in run.batches(train_loader):
+        if run.step_number == 0:
             now += 100
-            logger.lap("compute")
-            assert logger.images_per_s == logger.data_wait_share == 0
+            run.timing.lap("compute")
+            assert run.timing.images_per_s == run.timing.data_wait_share == 0
         now += 2
-        logger.step_number += 1
-    assert logger.seconds["first_step"] == 102
-    assert logger.seconds["compute"] == 8
-    assert logger.images_per_s == 4 * cfg.global_batch_size / 8
+        run.step(torch.zeros(()), torch.zeros(()))
+    assert run.timing.seconds["first_step"] == 102
+    assert run.timing.seconds["compute"] == 8
+    assert run.timing.images_per_s == 4 * cfg.global_batch_size / 8
+    assert list(tmp_path.iterdir()) == []  # rank 0 alone writes
 
 
-def test_float16_on_a_cpu_is_advised_against(caplog) -> None:
-    caplog.set_level("INFO")
+def test_the_time_between_laps_belongs_to_the_part_that_ends(monkeypatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    times = timing.Timing()
+    for part, seconds in [("other", 1), ("data_wait", 2), ("compute", 4), ("other", 8)]:
+        now += seconds
+        times.lap(part)
+    times.step(64)
+    start_up = times.seconds.pop("start_up")
+    assert start_up > 0
+    assert times.seconds == {"other": 9, "first_step": 6}
+    for part, seconds in [("data_wait", 1), ("compute", 3)]:
+        now += seconds
+        times.lap(part)
+    times.step(64)
+    assert (times.images_per_s, times.data_wait_share) == (16, 0.25)
+    times.end()
+    assert timing.Timing().seconds["start_up"] < min(1, start_up)  # of the next job of a multirun
+
+
+def test_auto_is_the_precision_that_is_fast_on_the_device() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert amp_dtype("bfloat16", cpu) == torch.bfloat16
-    assert amp_dtype("float16", gpu) == torch.float16
-    assert not caplog.messages
-    assert amp_dtype("float16", cpu) == torch.float16
-    assert "try amp.dtype=bfloat16" in caplog.text
-    with pytest.raises(ValueError, match="amp.dtype=float8 is unknown; use float16 or bfloat16"):
+    assert (amp_dtype("auto", cpu), amp_dtype("auto", gpu)) == (torch.bfloat16, torch.float16)
+    for device in (cpu, gpu):
+        assert amp_dtype("bfloat16", device) == torch.bfloat16
+        assert amp_dtype("float16", device) == torch.float16
+    with pytest.raises(
+        ValueError, match="amp.dtype=float8 is unknown; use auto, float16 or bfloat16"
+    ):
         amp_dtype("float8", gpu)
+
+
+def test_each_rank_and_each_seed_draws_other_numbers() -> None:
+    def draw(*arguments: int) -> tuple[float, float, float]:
+        seed_everything(*arguments)
+        return random.random(), float(np.random.random()), torch.rand(()).item()
+
+    before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    try:
+        assert draw(3) == draw(3, 0) == draw(3)
+        draws = [draw(seed, rank) for seed in range(5) for rank in range(5)]
+        for numbers in zip(*draws, strict=True):
+            assert len(set(numbers)) == 25
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def test_the_average_follows_by_its_definition() -> None:
+    """At most (1 + n) / (10 + n) stays after n steps; counts are those of the model."""
+    model = nn.BatchNorm1d(2)
+    average = AveragedModel(model, multi_avg_fn=ema_multi_avg_fn(0.3), use_buffers=True)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    for n, decay in enumerate([None, 2 / 11, 3 / 12, 0.3, 0.3]):
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(2))
+        model(torch.randn(4, 2))
+        average.update_parameters(model)
+        for name, now in model.state_dict().items():
+            if decay is None or not now.is_floating_point():
+                expected[name] = now.clone()
+            else:
+                expected[name] = decay * expected[name] + (1 - decay) * now
+        torch.testing.assert_close(dict(average.module.state_dict()), expected, msg=str(n))
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5])
+def test_a_decay_that_is_no_share_is_refused(decay: float) -> None:
+    message = rf"ema.decay={decay} is not in \[0, 1\); use 0.999, for example"
+    with pytest.raises(ValueError, match=message):
+        ema_multi_avg_fn(decay)
+
+
+def product_files() -> list[Path]:
+    folders = ("conf", "loaders", "models", "runtime", "tasks")
+    paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    return [*paths, *REPOSITORY.glob("train*.py")]
+
+
+def uses_of_distributed(text: str) -> list[str]:
+    """What imports torch.distributed or a part of it, or reaches it as an attribute of torch."""
+
+    def is_it(name: str | None) -> bool:
+        return name is not None and f"{name}.".startswith("torch.distributed.")
+
+    lines = []
+    for node in ast.walk(ast.parse(text)):
+        names: list[str | None] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]  # for importlib
+        if any(map(is_it, names)):
+            lines.append(ast.unparse(node))
+    return lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch.distributed as dist",
+        "from torch import distributed",
+        "def f():\n    from torch.distributed.fsdp import FSDPModule",
+        "import torch\ntorch.distributed.is_initialized()",
+        "import importlib\nimportlib.import_module('torch.distributed')",
+    ],
+)
+def test_a_use_of_torch_distributed_is_found(text: str) -> None:
+    assert uses_of_distributed(text)
+    assert not uses_of_distributed(text.replace("distributed", "distributions"))
+
+
+def test_only_one_file_and_the_entry_points_know_torch_distributed() -> None:
+    users = {
+        str(path.relative_to(REPOSITORY))
+        for path in product_files()
+        if uses_of_distributed(path.read_text())
+    }
+    entry_points = {user for user in users if user.startswith("train_")}
+    assert users - entry_points == {"runtime/distributed.py"}
+    assert all("ddp" in user for user in entry_points - {"train_fsdp.py"})
+    assert {"train_ddp.py", "train_fsdp.py"} <= entry_points
 
 
 def page_faults(device: str) -> int:
@@ -151,7 +258,7 @@ def page_faults(device: str) -> int:
     for option in (m_trim_threshold, m_mmap_threshold):
         assert ctypes.CDLL(None).mallopt(option, 128 << 10)
     if device:
-        resolve_device(device)
+        keep_freed_memory(torch.device(device))
     faults = []
     for _ in range(8):
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
@@ -164,8 +271,8 @@ def page_faults(device: str) -> int:
 def test_memory_is_kept_for_the_next_step_on_a_cpu() -> None:
     # Of a server that computes nothing, so that what this process did to malloc is not inherited.
     with multiprocessing.get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
-        default, kept = pool.map(page_faults, ["", "cpu"], chunksize=1)
-    assert kept < 100 < 10_000 < default
+        default, kept, on_a_gpu = pool.map(page_faults, ["", "cpu", "cuda"], chunksize=1)
+    assert kept < 100 < 10_000 < min(default, on_a_gpu)
 
 
 LEAVE = """

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from conf.schema import Config, DataConfig, TaskConfig
 from loaders import Loader
-from runtime.evaluate import evaluate
-from runtime.tasks import Classification, Restoration, build_task
+from runtime import evaluate
+from tasks import Classification, Restoration, Task, build_task
 
 
 def config(name: str, loss: str, label_smoothing: float = 0.0, **data: Any) -> Config:
@@ -42,38 +43,71 @@ def logits_and_labels(num_images: int = 12, num_classes: int = 7) -> tuple[Tenso
 
 
 def test_build_task_passes_on_the_config() -> None:
-    task = build_task(config("classification", "cross_entropy", label_smoothing=0.1))
+    task = build_task(config("classification", "cross_entropy", label_smoothing=0.1), 7)
     assert isinstance(task, Classification)
     assert task.label_smoothing == 0.1
+    assert task.metric_names == ("loss", "top1", "top5")
 
     outputs, targets = image_pair()
-    wide = build_task(config("restoration", "l1", value_range=[-1.0, 1.0]))
+    wide = build_task(config("restoration", "l1", value_range=[-1.0, 1.0]), None)
     assert isinstance(wide, Restoration)
     assert wide.loss(outputs, targets).item() == pytest.approx((outputs - targets).abs().mean())
     # A range twice as large, the same differences: 20 log10(2) dB more.
-    unit = build_task(config("restoration", "l1", value_range=[0.0, 1.0]))
+    unit = build_task(config("restoration", "l1", value_range=[0.0, 1.0]), None)
     inside = targets.lerp(outputs, 0.1).clamp(0, 1)
     gain = wide.sums(inside, targets)[2] - unit.sums(inside, targets)[2]
     assert gain.item() == pytest.approx(2 * 20 * math.log10(2), abs=1e-4)
 
 
+UNIT = [0.0, 1.0]
+
+
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "num_classes", "message"),
     [
-        (config("detection", "l1"), "task.name=detection is unknown; use classification or rest"),
-        (config("classification", "l1"), "task.loss=l1 is not for.*; use cross_entropy"),
-        (config("restoration", "mse"), "task.loss=mse is not for.*; use charbonnier or l1"),
-        (config("classification", "cross_entropy", 1.5), r"label_smoothing=1.5 is not in \[0, 1\)"),
-        (config("restoration", "l1", value_range=[1.0, 0.0]), r"value_range=\[1.0, 0.0\] is empty"),
+        (
+            config("detection", "l1"),
+            7,
+            "task.name=detection is unknown; use classification or rest",
+        ),
+        (config("classification", "l1"), 7, "task.loss=l1 is not for.*; use cross_entropy"),
+        (
+            config("restoration", "mse", value_range=UNIT),
+            None,
+            "task.loss=mse is not for.*; use charbonnier or l1",
+        ),
+        (
+            config("classification", "cross_entropy", 1.5),
+            7,
+            r"label_smoothing=1.5 is not in \[0, 1\)",
+        ),
+        (
+            config("restoration", "l1", value_range=[1.0, 0.0]),
+            None,
+            r"value_range=\[1.0, 0.0\] is empty",
+        ),
+        (
+            config("classification", "cross_entropy"),
+            None,
+            "needs class labels, but the targets of this data are images; use task=restoration",
+        ),
+        (
+            config("restoration", "l1", value_range=UNIT),
+            7,
+            "needs target images, but this data has labels of 7 classes; use task=classification",
+        ),
     ],
 )
-def test_errors_say_the_value_and_the_fix(wrong: Config, message: str) -> None:
+def test_errors_say_the_value_and_the_fix(
+    wrong: Config, num_classes: int | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        build_task(wrong)
+        build_task(wrong, num_classes)
 
 
 def test_names_of_metrics() -> None:
-    assert Classification.metric_names == ("loss", "top1", "top5")
+    assert Classification(6).metric_names == ("loss", "top1", "top5")
+    assert Classification(5).metric_names == ("loss", "top1")
     assert Classification.best_metric == "top1"
     assert Restoration.metric_names == ("loss", "psnr", "ssim")
     assert Restoration.best_metric == "psnr"
@@ -90,7 +124,7 @@ def test_cross_entropy_is_the_mean_over_the_batch(label_smoothing: float) -> Non
     right = log_probabilities[torch.arange(12), targets]
     mixed = (1 - label_smoothing) * right + label_smoothing * log_probabilities.mean(dim=1)
 
-    task = Classification("cross_entropy", label_smoothing)
+    task = Classification(7, "cross_entropy", label_smoothing)
     loss = task.loss(outputs, targets)
     assert loss.shape == ()
     torch.testing.assert_close(loss, -mixed.mean())
@@ -102,17 +136,19 @@ def test_cross_entropy_is_the_mean_over_the_batch(label_smoothing: float) -> Non
 def test_top1_and_top5_count_hits() -> None:
     outputs = torch.arange(7.0).repeat(4, 1)  # class 6 is the first guess, class 2 the fifth
     targets = torch.tensor([6, 2, 1, 5])
-    task = Classification()
+    task = Classification(7)
     metrics = task.metrics(task.sums(outputs, targets))
     assert (metrics["top1"], metrics["top5"]) == (0.25, 0.75)
 
 
 @pytest.mark.parametrize("num_classes", [1, 3, 5])
-def test_top5_with_few_classes_counts_every_image(num_classes: int) -> None:
+def test_with_up_to_five_classes_there_is_no_top5(num_classes: int) -> None:
+    """It would be 1 whatever the model says."""
     outputs, targets = logits_and_labels(num_images=8, num_classes=num_classes)
-    task = Classification()
+    task = Classification(num_classes)
     metrics = task.metrics(task.sums(outputs, targets))
-    assert metrics["top5"] == 1.0
+    assert metrics.keys() == {"loss", "top1"}
+    assert metrics["loss"] == pytest.approx(task.loss(outputs, targets).item())
     assert metrics["top1"] == (outputs.argmax(dim=1) == targets).double().mean().item()
 
 
@@ -201,8 +237,8 @@ def test_restoration_refuses_to_broadcast() -> None:
 
 # both
 
-EXAMPLES: list[tuple[Classification | Restoration, tuple[Tensor, Tensor]]] = [
-    (Classification(label_smoothing=0.1), logits_and_labels()),
+EXAMPLES: list[tuple[Task, tuple[Tensor, Tensor]]] = [
+    (Classification(7, label_smoothing=0.1), logits_and_labels()),
     (Restoration("charbonnier"), tuple(torch.cat([part] * 3) for part in image_pair())),  # type: ignore[list-item]
     (Restoration("l1", -1.0, 1.0), image_pair()),
 ]
@@ -210,9 +246,7 @@ each_task = pytest.mark.parametrize(("task", "batch"), EXAMPLES, ids=["classes",
 
 
 @each_task
-def test_sums_of_unequal_batches_add_up(
-    task: Classification | Restoration, batch: tuple[Tensor, Tensor]
-) -> None:
+def test_sums_of_unequal_batches_add_up(task: Task, batch: tuple[Tensor, Tensor]) -> None:
     outputs, targets = batch
     whole = task.sums(outputs, targets)
     assert whole.dtype == torch.float64
@@ -223,9 +257,7 @@ def test_sums_of_unequal_batches_add_up(
 
 
 @each_task
-def test_the_loss_is_the_mean_of_the_sums(
-    task: Classification | Restoration, batch: tuple[Tensor, Tensor]
-) -> None:
+def test_the_loss_is_the_mean_of_the_sums(task: Task, batch: tuple[Tensor, Tensor]) -> None:
     sums = task.sums(*batch)
     torch.testing.assert_close(task.loss(*batch).double(), sums[1] / sums[0], rtol=1e-6, atol=0)
 
@@ -233,7 +265,7 @@ def test_the_loss_is_the_mean_of_the_sums(
 @each_task
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_outputs_are_scored_in_float32(
-    task: Classification | Restoration, batch: tuple[Tensor, Tensor], dtype: torch.dtype
+    task: Task, batch: tuple[Tensor, Tensor], dtype: torch.dtype
 ) -> None:
     outputs, targets = batch[0].to(dtype), batch[1]
     assert task.loss(outputs, targets).dtype == torch.float32
@@ -242,9 +274,7 @@ def test_half_precision_outputs_are_scored_in_float32(
 
 
 @each_task
-def test_sums_read_no_value_from_the_device(
-    task: Classification | Restoration, batch: tuple[Tensor, Tensor]
-) -> None:
+def test_sums_read_no_value_from_the_device(task: Task, batch: tuple[Tensor, Tensor]) -> None:
     """Tensors on the meta device have no values, so that any `.item()` fails."""
     outputs, targets = (part.to("meta") for part in batch)
     assert task.sums(outputs, targets).device.type == "meta"
@@ -254,9 +284,7 @@ def test_sums_read_no_value_from_the_device(
 @each_task
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_sums_do_not_wait_for_cuda(
-    task: Classification | Restoration, batch: tuple[Tensor, Tensor]
-) -> None:
+def test_sums_do_not_wait_for_cuda(task: Task, batch: tuple[Tensor, Tensor]) -> None:
     outputs, targets = (part.cuda() for part in batch)
     task.sums(outputs, targets)  # the first call may wait to load kernels
     torch.cuda.set_sync_debug_mode("error")
@@ -269,9 +297,7 @@ def test_sums_do_not_wait_for_cuda(
 
 
 @each_task
-def test_metrics_divide_by_the_number_of_images(
-    task: Classification | Restoration, batch: tuple[Tensor, Tensor]
-) -> None:
+def test_metrics_divide_by_the_number_of_images(task: Task, batch: tuple[Tensor, Tensor]) -> None:
     totals = torch.tensor([4.0, 2.0, 3.0, 1.0], dtype=torch.float64)
     assert task.metrics(totals) == dict(zip(task.metric_names, (0.5, 0.75, 0.25), strict=True))
     with pytest.raises(ValueError, match="totals have 0 images; evaluate at least one"):
@@ -299,20 +325,20 @@ class Probe(nn.Module):
         super().__init__()
         self.child = nn.Dropout(0.5)
         self.was_training: list[bool] = []
-        self.was_inference: list[bool] = []
-        self.was_autocast: list[bool] = []
+        self.had_gradients: list[bool] = []
+        self.was_autocast: list[torch.dtype | None] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.was_training.append(self.child.training)
-        self.was_inference.append(torch.is_inference_mode_enabled())
-        self.was_autocast.append(torch.is_autocast_enabled(inputs.device.type))
+        self.had_gradients.append(torch.is_grad_enabled())
+        autocasts = torch.is_autocast_enabled(inputs.device.type)
+        dtype = torch.get_autocast_dtype(inputs.device.type) if autocasts else None
+        self.was_autocast.append(dtype)
         return self.child(inputs)
 
 
 @each_task
-def test_evaluate_sums_over_the_loader(
-    task: Classification | Restoration, batch: tuple[Tensor, Tensor]
-) -> None:
+def test_evaluate_sums_over_the_loader(task: Task, batch: tuple[Tensor, Tensor]) -> None:
     outputs, targets = batch
     loader = loader_of((outputs[:1], targets[:1]), (outputs[1:], targets[1:]))
     totals = evaluate(Probe(), task, loader)
@@ -320,53 +346,88 @@ def test_evaluate_sums_over_the_loader(
     torch.testing.assert_close(totals, task.sums(outputs, targets), rtol=1e-6, atol=0)
 
 
-def test_evaluate_runs_in_evaluation_and_inference_mode() -> None:
+def test_evaluate_runs_in_evaluation_mode_and_without_gradients() -> None:
     model = Probe()
-    evaluate(model, Classification(), loader_of(logits_and_labels()))
-    assert (model.was_training, model.was_inference) == ([False], [True])
-    assert not torch.is_inference_mode_enabled()
+    evaluate(model, Classification(7), loader_of(logits_and_labels()))
+    assert (model.was_training, model.had_gradients) == ([False], [False])
+    assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "is_low"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)]
-)
-def test_evaluate_runs_in_the_precision_asked_for(dtype: torch.dtype, is_low: bool) -> None:
-    model = Probe()
-    evaluate(model, Classification(), loader_of(logits_and_labels()), dtype=dtype)
-    assert model.was_autocast == [is_low]
+def test_evaluate_runs_in_the_precision_asked_for() -> None:
+    model, loader = Probe(), loader_of(logits_and_labels())
+    evaluate(model, Classification(7), loader)
+    for dtype in (torch.bfloat16, torch.float16):
+        evaluate(model, Classification(7), loader, precision=torch.autocast("cpu", dtype))
+    assert model.was_autocast == [None, torch.bfloat16, torch.float16]
     assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 2, 5])
+def test_evaluate_calls_the_model_so_often_and_counts_every_image_once(num_batches: int) -> None:
+    outputs, targets = logits_and_labels()
+    loader = loader_of((outputs[:7], targets[:7]), (outputs[7:], targets[7:]))
+    model, task = Probe(), Classification(7)
+    totals = evaluate(model, task, loader, num_batches=num_batches)
+    assert model.was_training == [False] * max(2, num_batches)
+    assert model.had_gradients == [False] * max(2, num_batches)
+    torch.testing.assert_close(totals, task.sums(outputs, targets), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluate_restores_the_mode_even_after_an_error(training: bool) -> None:
     model = Probe().train(training)
-    evaluate(model, Classification(), loader_of(logits_and_labels()))
+    evaluate(model, Classification(7), loader_of(logits_and_labels()))
     assert (model.training, model.child.training) == (training, training)
 
     outputs, _ = logits_and_labels()
-    with pytest.raises(ValueError, match="batch_size"):
-        evaluate(model, Classification(), loader_of((outputs, torch.zeros(3, dtype=torch.int64))))
+    with pytest.raises(RuntimeError, match="must match"):
+        evaluate(model, Classification(7), loader_of((outputs, torch.zeros(3, dtype=torch.int64))))
     assert len(model.was_training) == 2
     assert (model.training, model.child.training) == (training, training)
 
 
-def test_evaluate_calls_a_wrapped_model_without_its_wrapper() -> None:
-    class Wrapper(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
+@pytest.fixture
+def one_rank(tmp_path):
+    """A process group of this process alone."""
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store")), rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("wrap", [nn.DataParallel, nn.parallel.DistributedDataParallel])
+def test_evaluate_calls_a_wrapped_model_without_its_wrapper(wrap: Any, monkeypatch) -> None:
+    def fail(*unused: Any) -> Tensor:
+        raise AssertionError("a collective that the other ranks may not join")
+
+    monkeypatch.setattr(wrap, "forward", fail)
+    outputs, targets = logits_and_labels()
+    model = nn.Linear(7, 7)
+    expected = Classification(7).sums(model(outputs), targets)
+    assert torch.equal(
+        evaluate(wrap(model), Classification(7), loader_of((outputs, targets))), expected
+    )
+
+
+def test_evaluate_calls_the_whole_of_a_net_that_has_a_layer_called_module() -> None:
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
             super().__init__()
-            self.module = module
+            self.module = Probe()
 
         def forward(self, inputs: Tensor) -> Tensor:
-            raise AssertionError("a collective that the other ranks may not join")
+            return 2 * self.module(inputs)
 
-    batch = logits_and_labels()
-    totals = evaluate(Wrapper(Probe()), Classification(), loader_of(batch))
-    assert torch.equal(totals, Classification().sums(*batch))
+    outputs, targets = logits_and_labels()
+    totals = evaluate(Doubling(), Classification(7), loader_of((outputs, targets)))
+    assert torch.equal(totals, Classification(7).sums(2 * outputs, targets))
 
 
 def test_totals_can_be_changed_in_place_afterwards() -> None:
     """As dist.all_reduce does; tensors made in inference mode refuse that."""
-    totals = evaluate(Probe(), Classification(), loader_of(logits_and_labels()))
+    totals = evaluate(Probe(), Classification(7), loader_of(logits_and_labels()))
     totals += 1
     assert totals[0] == 13
 

@@ -1,6 +1,7 @@
 """What the tests of faults need: runs that can be hit, scripts with a fault put in, and comparisons."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,31 +15,28 @@ from typing import Any
 import psutil
 import torch
 
-from tests.helpers import ENVIRONMENT, REPOSITORY, checkpoint_of, fork
+from tests.helpers import ENVIRONMENT, REPOSITORY, checkpoint_of, folder_with, fork
 
 NUM_TRAIN = 64
 NUM_STEPS = 16
 
-SAVED = ("model", "optimizer", "scheduler", "scaler", "loader", "guard")
+SAVED = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "guard", "rng")
 """All that decides how a run goes on; the rest of a checkpoint tells what was."""
 
-LOOP = "        for inputs, targets in logger.track(train_loader, epoch):\n"
+LOOP = re.compile(r"^ {8}for inputs, targets in run\.batches\(.*\):\n", re.MULTILINE)
 
 
 def script_with(folder: Path, script: str, *lines: str) -> Path:
     """A folder like the repository's, with these lines put in at the top of the training loop.
 
-    `step` counts the steps from 1 there.
+    `step` counts the steps from 1 there, and `rank` is the number of the process.
     """
-    folder.mkdir()
-    for name in ("conf", "loaders", "models", "runtime", "data"):
-        (folder / name).symlink_to(REPOSITORY / name)
-    text = (REPOSITORY / script).read_text()
-    assert LOOP in text
-    added = ["step = logger.step_number + 1", *lines]
+    path = folder_with(folder, script) / script
+    added = ["step, rank = run.step_number + 1, run.group.rank", *lines]
     indented = "".join(f"            {line}\n" for line in added)
-    head = "import time\n" if "ddp" not in script else "import os\nimport time\n"
-    (folder / script).write_text(head + text.replace(LOOP, LOOP + indented))
+    text, count = LOOP.subn(lambda loop: loop[0] + indented, path.read_text())
+    assert count == 1
+    path.write_text("import os\nimport time\n" + text)
     return folder
 
 

@@ -7,6 +7,10 @@ import time
 import pytest
 import torch
 
+from loaders import build_loaders
+from models import build_model
+from runtime import evaluate
+from tasks import build_task
 from tests.faults.helpers import (
     NUM_STEPS,
     TWO_RANKS,
@@ -16,7 +20,7 @@ from tests.faults.helpers import (
     run_to_end,
     script_with,
 )
-from tests.helpers import checkpoint_of, fork, scalars_of, summary_of, train
+from tests.helpers import checkpoint_of, fork, make_config, scalars_of, summary_of, train
 
 
 def poison(folder, script: str, condition: str, record: str = "None"):
@@ -75,14 +79,32 @@ def test_bad_steps_are_counted_over_a_resume_with_the_same_bits(options, tmp_pat
     assert_same_state(stopped, whole)
     assert summary_of(stopped)["bad_steps"] == summary_of(whole)["bad_steps"] == 3
     assert all_finite(checkpoint_of(whole)["model"])
-    assert 0 < summary_of(whole)["val/loss"] < 10
+    summary, cfg = summary_of(whole), make_config(*options)
+    _, loader = build_loaders(cfg, torch.device("cpu"))
+    model = build_model(cfg.model, loader.in_channels, loader.num_classes)
+    model.load_state_dict(checkpoint_of(whole)["model"])
+    task = build_task(cfg, loader.num_classes)
+    expected = task.metrics(evaluate(model, task, loader))["loss"]
+    assert summary["val/loss"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("script", ["train_ddp.py", "train_ddp_amp.py"])
-def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(script: str, options, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("script", "overrides"),
+    [
+        ("train_ddp.py", []),
+        ("train_ddp_amp.py", ["amp.dtype=bfloat16"]),
+        ("train_ddp_amp.py", ["amp.dtype=float16", "amp.init_scale=1"]),
+        ("train_fsdp.py", []),
+        ("train_fsdp.py", ["optimizer=sgd"]),
+        ("train_amp_fsdp.py", ["amp.dtype=float16", "amp.init_scale=1"]),
+    ],
+)
+def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(
+    script: str, overrides: list[str], options, tmp_path
+) -> None:
     folder = poison(tmp_path / "s", script, "step == 5 and rank == 1")
     codes, prints = run_to_end(
-        script, tmp_path / "run", *options, "max_steps=6", "amp.init_scale=256", folder=folder
+        script, tmp_path / "run", *options, *overrides, "max_steps=6", folder=folder
     )
     assert codes == [0, 0], prints
     for rank, text in enumerate(prints):
@@ -142,7 +164,7 @@ def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_p
     assert "missing: rank 2" not in text
     assert re.search(r"rank 1: \d+ s ago at train_ddp.py:\d+ \(time.sleep\(1000\)\)", text)
     for rank in (0, 2):
-        assert re.search(rf"rank {rank}: \d+ s ago at (train_ddp|checkpoint).py", text)
+        assert re.search(rf"rank {rank}: \d+ s ago at (train_ddp|distributed).py", text)
 
 
 def test_ranks_that_tell_where_they_stand_to_the_last_moment_end_well(options, tmp_path) -> None:
@@ -150,12 +172,12 @@ def test_ranks_that_tell_where_they_stand_to_the_last_moment_end_well(options, t
     folder = script_with(
         tmp_path / "s",
         "train_ddp.py",
-        "import runtime.distributed, traceback",
+        "import runtime.watch, traceback",
         "here = traceback.FrameSummary('train_ddp.py', 1, 'main', line='')",
         "traceback.extract_stack = lambda frame: [here]  # in no time",
-        "runtime.distributed.HEARTBEAT_S, before = 0.0, runtime.distributed.HEARTBEAT_S",
+        "runtime.watch.HEARTBEAT_S, before = 0.0, runtime.watch.HEARTBEAT_S",
         "time.sleep(before)",  # until the thread notices
     )
     run = tmp_path / "run"
     with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *options, "max_steps=2") as torchrun:
-        assert torchrun.wait(60) == 0, torchrun.text()
+        assert torchrun.wait() == 0, torchrun.text()

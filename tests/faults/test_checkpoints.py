@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import runtime.checkpoint
 from models import build_model
+from runtime.checkpoint import read_checkpoint
 from tests.faults.helpers import (
     NUM_STEPS,
     assert_same,
@@ -52,11 +52,10 @@ def cut_short(path: Path) -> None:
 
 
 def read(run: Path, resume: str = "auto"):
-    """What `Checkpoint.resume()` would load."""
-    checkpoint = object.__new__(runtime.checkpoint.Checkpoint)
-    checkpoint.cfg = make_config(f"resume={resume}")
-    checkpoint.folder = run / "checkpoints"
-    return checkpoint._read()
+    """What a run in this folder would load."""
+    state = read_checkpoint(resume, run / "checkpoints")
+    assert state is not None
+    return state
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 1.0])
@@ -225,7 +224,7 @@ def test_training_goes_on_while_tensorboard_cannot_write(options, tmp_path) -> N
         "def fail(*unused):",
         "    raise OSError(28, 'No space left on device')",
         "if step == 4:",
-        "    logger.writer._get_file_writer = fail",
+        "    run.board.writer._get_file_writer = fail",
     )
     printed = train("train.py", tmp_path / "run", *options, folder=folder)
     assert printed.count("TensorBoard events are lost until the next epoch") == 1

@@ -7,7 +7,14 @@ import pytest
 from tests.faults.helpers import NUM_STEPS, assert_same_state
 from tests.helpers import checkpoint_of, scalars_of, train
 
-FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]  # overflows at first: those steps are skipped
+# Overflows at first: those steps are skipped.
+FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
+OPTIONS = {
+    "train_amp.py": FLOAT16,
+    "train_ddp_amp.py": FLOAT16,
+    "train_accumulate.py": ["accumulate_steps=4"],
+    "train_ema.py": ["ema.decay=0.5"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +45,16 @@ def whole(options, tmp_path_factory):
         ("train_ddp.py", "pytorch", 2),
         ("train_ddp.py", "dali", 0),
         ("train_ddp_amp.py", "pytorch", 0),
+        ("train_accumulate.py", "pytorch", 0),
+        ("train_ema.py", "pytorch", 0),
+        ("train_fsdp.py", "pytorch", 0),
     ],
 )
 def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     script: str, loader: str, num_workers: int, whole, options, tmp_path
 ) -> None:
     """The uninterrupted run has no worker processes: they change nothing either."""
-    overrides = [f"loader={loader}", *(FLOAT16 if "amp" in script else [])]
+    overrides = [f"loader={loader}", *OPTIONS.get(script, [])]
     stopped = tmp_path / "run"
     for last_step in (3, 13, NUM_STEPS):
         train(

@@ -22,12 +22,11 @@ PER_EPOCH = NUM_STEPS // 2
 def recording(folder: Path, script: str) -> Path:
     """The script, with each rank's samples of each step written to `<folder>/seen.txt`."""
     seen = folder / "seen.txt"
-    rank = "rank" if "ddp" in script else "0"
     return script_with(
         folder,
         script,
         f"with open({str(seen)!r}, 'a') as file:",
-        f"    samples = [step, {rank}, train_loader.last_rows['sample'].tolist()]",
+        "    samples = [step, rank, train_loader.last_rows['sample'].tolist()]",
         "    file.write(f'{samples}\\n')",
     )
 

@@ -1,73 +1,12 @@
-"""What a run optimises and reports: the loss and the metrics of each kind of task.
-
-Metrics travel as sums over images with the number of images in front, so that adding the sums of
-batches and ranks, whatever their sizes, gives the metrics of the whole data set.
-"""
-
-from __future__ import annotations
+"""Images from images."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from conf.schema import Config
-
-
-def build_task(cfg: Config) -> Task:
-    """The task `cfg.task.name`. Raises ValueError for an unknown task or loss."""
-    if cfg.task.name == "classification":
-        return Classification(cfg.task.loss, cfg.task.label_smoothing)
-    if cfg.task.name == "restoration":
-        low, high = cfg.data.value_range
-        return Restoration(cfg.task.loss, low, high)
-    raise ValueError(f"task.name={cfg.task.name} is unknown; use classification or restoration")
-
-
-class Classification:
-    """Outputs: (N, num_classes) logits of any float type. Targets: (N,) int64 class indices."""
-
-    metric_names = ("loss", "top1", "top5")
-    best_metric = "top1"
-
-    def __init__(self, loss: str = "cross_entropy", label_smoothing: float = 0.0) -> None:
-        if loss != "cross_entropy":
-            raise ValueError(f"task.loss={loss} is not for classification; use cross_entropy")
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(
-                f"task.label_smoothing={label_smoothing} is not in [0, 1); use 0.1, for example"
-            )
-        self.label_smoothing = label_smoothing
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy over the batch, in float32; a scalar."""
-        return self._loss_per_image(outputs, targets).mean()
-
-    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, images right at the first guess, ... within five guesses].
-
-        float64, on the device of the outputs; nothing waits for the device. Where there are fewer
-        than five classes, there are that many guesses.
-        """
-        losses = self._loss_per_image(outputs, targets)
-        guesses = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
-        hits = guesses == targets.unsqueeze(1)
-        return sum_columns(losses, hits[:, 0], hits.any(dim=1))
-
-    def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss and the fractions top1 and top5 in [0, 1]; ValueError without images."""
-        return divide_by_count(self.metric_names, totals)
-
-    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(
-            outputs.float(),
-            targets,
-            reduction="none",
-            label_smoothing=self.label_smoothing,
-        )
+from tasks.sums import divide_by_count, sum_columns
 
 
 class Restoration:
@@ -113,9 +52,6 @@ class Restoration:
     def _to_unit_range(self, images: Tensor) -> Tensor:
         # SSIM compares mean intensities as ratios, so black has to be 0 for it.
         return (images.float() - self.low) / (self.high - self.low)
-
-
-Task = Classification | Restoration
 
 
 def charbonnier(difference: Tensor, eps: float = 1e-3) -> Tensor:
@@ -171,21 +107,6 @@ def gaussian_means(stacked: Tensor) -> Tensor:
         for weight, image in zip(window, shifted, strict=True):
             means.add_(image, alpha=weight / sum(window))
     return means.unflatten(0, stacked.shape[:2])
-
-
-def sum_columns(*columns: Tensor) -> Tensor:
-    """[N, sum of each (N,) column] in float64."""
-    # A tensor made from the number N would be copied to the device, and wait for it.
-    count = torch.ones_like(columns[0])
-    return torch.stack([column.double() for column in (count, *columns)]).sum(dim=1)
-
-
-def divide_by_count(names: tuple[str, ...], totals: Tensor) -> dict[str, float]:
-    """The means of `[count, *sums]` by name; waits for the device."""
-    count, *sums = totals.tolist()
-    if count == 0:
-        raise ValueError("totals have 0 images; evaluate at least one, or sum over all ranks first")
-    return {name: value / count for name, value in zip(names, sums, strict=True)}
 
 
 def check_same_shape(outputs: Tensor, targets: Tensor) -> None:

@@ -1,0 +1,149 @@
+"""The parts of a run's state as plain values on the host, and back into the parts."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from runtime.group import Alone
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+log = logging.getLogger(__name__)
+
+
+def on_host(state: Any, group: Alone) -> Any:
+    """A copy of nested values that training does not change any more; its tensors are whole.
+
+    Every rank calls this; on ranks other than 0 tensors become None.
+    """
+    if isinstance(state, Tensor):
+        whole = group.whole(state.detach())
+        return whole.to("cpu", copy=True) if group.rank == 0 else None
+    if isinstance(state, dict):
+        return {key: on_host(value, group) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(on_host(value, group) for value in state)
+    return state
+
+
+def load_into(part: Any, saved: Any, group: Alone) -> None:
+    """Load what `on_host` made of a part's `state_dict()`, on any ranks, into a part like it.
+
+    Raises:
+        RuntimeError: the part is a module that the saved tensors do not fit.
+    """
+    if isinstance(part, nn.Module):
+        own = part.state_dict()
+        saved = {
+            name: group.part_like(value, own[name]) if name in own else value
+            for name, value in saved.items()
+        }
+    if isinstance(part, Optimizer):
+        parameters = [p for options in part.param_groups for p in options["params"]]
+        saved = saved | {
+            "state": {
+                number: {
+                    name: _in_layout_of(parameters[number], value, group)
+                    for name, value in values.items()
+                }
+                for number, values in saved["state"].items()
+            }
+        }
+    part.load_state_dict(saved)
+
+
+def _in_layout_of(parameter: Tensor, value: Any, group: Alone) -> Any:
+    """An optimizer's value for a parameter, split over the ranks and laid out in memory like it.
+
+    Fused optimizers mix up elements where the layouts differ, such as after a change of channels_last.
+    """
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    room = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+    return room.copy_(group.part_like(value, parameter))
+
+
+def tensors_in(state: Any) -> list[Tensor]:
+    """All tensors of nested values, in the order in which they are met."""
+    if isinstance(state, dict):
+        state = list(state.values())
+    if isinstance(state, list | tuple):
+        return [tensor for value in state for tensor in tensors_in(value)]
+    return [state] if isinstance(state, Tensor) else []
+
+
+def restore(cfg: "Config", state: dict[str, Any], saved: dict[str, Any], group: Alone) -> None:
+    """Load a checkpoint into the parts of a run's state and into this rank's random generators.
+
+    Args:
+        cfg: for what differs, and what is to be done then.
+        state: the parts by name; one that the checkpoint lacks starts fresh, an average at the weights.
+        saved: what `read_checkpoint()` returned; it is changed.
+        group: the processes of the run.
+
+    Raises:
+        ValueError: the checkpoint is of another model, or its plan of the data differs.
+    """
+    try:
+        load_into(state["model"], saved["model"], group)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{saved['path']} holds another model than model={cfg.model.name} "
+            f"({str(error).splitlines()[-1].strip()}); resume with the configuration of its run: "
+            f"{saved['config']['model']}"
+        ) from error
+    loader = state["loader"]
+    _fit_to_plan(cfg, loader, saved)
+    loader.load_state_dict(saved["loader"])
+    # The schedule follows from the rows, also where their number per step has changed.
+    saved["scheduler"]["last_epoch"] = loader.epoch * len(loader) + loader.batches_done
+    for name, part in state.items():
+        if name in ("model", "loader"):
+            continue
+        if saved.get(name):
+            load_into(part, saved[name], group)
+        elif isinstance(part, AveragedModel):
+            load_into(part.module, saved["model"], group)
+        elif part.state_dict():
+            log.warning("%s holds no %s state: the %s starts fresh", saved["path"], name, name)
+    if group.rank < len(saved["rng"]):
+        _set_rng_state(saved["rng"][group.rank])
+
+
+def _fit_to_plan(cfg: "Config", loader: Any, saved: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose plan of the data differs, or start its epoch anew if that is asked for."""
+    then, now = saved["loader"]["plan"], loader.state_dict()["plan"]
+    differing = [
+        f"{key}: {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key]
+    ]
+    if not differing:
+        return
+    if not cfg.checkpoint.fresh_epoch:
+        raise ValueError(
+            f"{saved['path']} was made with another plan of the data ({'; '.join(differing)}); go "
+            "back to that, or set checkpoint.fresh_epoch=true to start its epoch anew with this plan"
+        )
+    epoch, position = saved["loader"]["epoch"], 0
+    if saved["run"]["epoch_is_finished"]:
+        position = len(loader) * cfg.global_batch_size
+    else:
+        log.warning("another plan of the data: epoch %d starts anew", epoch + 1)
+    saved["loader"] = {"epoch": epoch, "position": position, "plan": now}
+
+
+def rng_state() -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_rng_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,88 @@
+"""Where the time of a run goes."""
+
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+WORTH_MENTIONING = 0.1
+"""Share of the time waiting for data above which a run is called input-bound."""
+
+_previous_end = psutil.Process().create_time()
+"""When this process or, in a multirun, its job before this one was done with: seconds since 1970."""
+
+
+class Timing:
+    """Seconds by part of a run, without gaps.
+
+    Attributes:
+        seconds: so far, by part.
+        num_images: training images of all ranks since the first step.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = {"start_up": time.time() - _previous_end}
+        self.num_images = 0
+        self.mark = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """Count the time since the last lap as `part` of the run."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self.mark
+        self.mark = now
+
+    def step(self, num_images: int) -> None:
+        """End a step, the laps `data_wait` and `compute` of which are over.
+
+        The first one is kept apart: it also fills queues, compiles and connects the ranks.
+        """
+        if "first_step" in self.seconds:
+            self.num_images += num_images
+        else:
+            self.seconds["first_step"] = self.seconds.pop("data_wait") + self.seconds.pop("compute")
+
+    def end(self) -> None:
+        """End the run: what comes now belongs to the next one."""
+        global _previous_end
+        self.lap("other")
+        _previous_end = time.time()
+
+    @property
+    def images_per_s(self) -> float:
+        """Training images of all ranks per second of training, without evaluation and saving.
+
+        The first step is left out: 0 until a second one has ended.
+        """
+        train_s = self.seconds.get("data_wait", 0.0) + self.seconds.get("compute", 0.0)
+        return self.num_images / train_s if train_s else 0.0
+
+    @property
+    def data_wait_share(self) -> float:
+        """Share of that time in which the loop waited for a batch, in [0, 1]."""
+        wait_s, compute_s = self.seconds.get("data_wait", 0.0), self.seconds.get("compute", 0.0)
+        return wait_s / (wait_s + compute_s) if compute_s else 0.0
+
+    def speed(self) -> str:
+        return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} images/s"
+
+
+def verdict(data_wait_share: float, cfg: "Config") -> str:
+    """What binds a training run, in short; `python -m benchmarks bottleneck` measures it closely.
+
+    Args:
+        data_wait_share: share of the training time in which the loop waited for a batch, in [0, 1].
+        cfg: what is set already is not recommended.
+    """
+    waits = f"{data_wait_share:.0%} of the time waiting for data"
+    if data_wait_share < WORTH_MENTIONING:
+        return f"compute-bound: {waits}"
+    options = {
+        "loader.num_workers=auto": cfg.loader.num_workers != "auto",
+        "loader=dali": cfg.loader.name == "pytorch",
+        "loader=packed": cfg.loader.name != "packed" and not cfg.data.layout.startswith("mnist"),
+    }
+    advice = ", ".join(option for option, is_new in options.items() if is_new)
+    return f"input-bound: {waits}; try {advice or 'smaller images'}"

@@ -1,0 +1,99 @@
+"""Gradient accumulation: a batch that does not fit the memory, in parts that do.
+
+Start with `python train_accumulate.py accumulate_steps=4`.
+Combines with every technique.
+
+`global_batch_size` is still what one optimizer step sees: `accumulate_steps` parts of it go through
+the model one after the other, and their gradients add up to those of the whole batch. Only BatchNorm
+tells the difference: it normalises each part by the part's own statistics.
+"""
+
+import hydra
+from torch import nn
+
+from conf.schema import Config
+from loaders import build_loaders
+from models import build_model
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
+
+# new #: for models that are spread over ranks
+from runtime.distributed import set_gradient_sync
+from runtime.malloc import keep_freed_memory
+from tasks import build_task
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: Config) -> None:
+    device = resolve_device(cfg.device)
+    keep_freed_memory(device)
+
+    seed_everything(cfg.seed)
+
+    # data
+    train_loader, val_loader = build_loaders(cfg, device)
+
+    # model
+    task = build_task(cfg, train_loader.num_classes)
+    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+
+    model = model.to(device)
+
+    # optimizer
+    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+
+    # state: what a checkpoint holds
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
+
+    # run: resumes, logs, saves
+    run = Run(cfg, device, state)
+
+    for epoch in run.epochs():
+        train_loader.set_epoch(epoch)
+        model.train()
+        # new #: every batch comes in parts
+        for inputs, targets in run.batches(train_loader, cfg.accumulate_steps):
+            # new #: ranks exchange gradients once per step
+            set_gradient_sync(model, run.ends_step)
+
+            # forward
+            outputs = model(inputs)
+            loss = task.loss(outputs, targets)
+
+            # new #: of the mean over the whole batch, each part has its share
+            loss = loss / cfg.accumulate_steps
+
+            # backward
+            loss.backward()
+
+            # new #: gradients add up until the last part
+            if not run.ends_step:
+                run.part_of_step(loss)
+                continue
+
+            # clip
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+
+            # update
+            run.skip_if_not_finite(grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+
+            # record
+            run.step(loss, grad_norm)
+
+        # validation
+        totals = evaluate(
+            model,
+            task,
+            val_loader,
+        )
+
+        # record
+        run.epoch(task, totals)
+
+    run.finish()
+
+
+if __name__ == "__main__":
+    main()

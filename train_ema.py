@@ -1,0 +1,104 @@
+"""Averaged weights: evaluates and publishes an exponential moving average of the weights.
+
+Start with `python train_ema.py` or `python train_ema.py ema.decay=0.99`.
+Combines with every technique.
+
+The average follows the weights slowly and so leaves out the noise of single steps, as a lower learning
+rate would, at the price of a second copy of the model. BatchNorm's statistics are averaged too.
+"""
+
+import hydra
+from torch import nn
+
+# new #: a model that averages another one
+from torch.optim.swa_utils import AveragedModel
+
+from conf.schema import Config
+from loaders import build_loaders
+from models import build_model
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
+
+# new #: how the average follows
+from runtime.distributed import shard_like
+from runtime.ema import ema_multi_avg_fn
+from runtime.malloc import keep_freed_memory
+from tasks import build_task
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: Config) -> None:
+    device = resolve_device(cfg.device)
+    keep_freed_memory(device)
+
+    seed_everything(cfg.seed)
+
+    # data
+    train_loader, val_loader = build_loaders(cfg, device)
+
+    # model
+    task = build_task(cfg, train_loader.num_classes)
+    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+
+    # new #: a copy that will follow the weights slowly
+    ema = AveragedModel(model, multi_avg_fn=ema_multi_avg_fn(cfg.ema.decay), use_buffers=True)
+    ema.module.to(device)
+
+    model = model.to(device)
+
+    # optimizer
+    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+
+    # state: what a checkpoint holds
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
+    # new #: the average is part of it, and split over the ranks where the model is
+    shard_like(ema.module, model)
+    state["ema"] = ema
+
+    # run: resumes, logs, saves
+    run = Run(cfg, device, state)
+
+    # new #: ... and what is published
+    run.published = ema.module
+
+    for epoch in run.epochs():
+        train_loader.set_epoch(epoch)
+        model.train()
+        for inputs, targets in run.batches(train_loader):
+            # forward
+            outputs = model(inputs)
+            loss = task.loss(outputs, targets)
+
+            # backward
+            loss.backward()
+
+            # clip
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+
+            # update
+            run.skip_if_not_finite(grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+
+            # new #: the average follows
+            ema.update_parameters(model)
+
+            # record
+            run.step(loss, grad_norm)
+
+        # validation
+        totals = evaluate(
+            # new #: the average is what counts
+            ema,
+            task,
+            val_loader,
+        )
+
+        # record
+        run.epoch(task, totals)
+
+    run.finish()
+
+
+if __name__ == "__main__":
+    main()

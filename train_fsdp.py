@@ -1,0 +1,123 @@
+"""Fully sharded data parallelism (FSDP2): DDP whose ranks each keep only a part of the weights.
+
+Start with `torchrun --standalone --nproc_per_node=2 train_fsdp.py`.
+Combines with every technique but `dp` and `ddp`, which also split the batch over the GPUs.
+
+When to use it: where weights, gradients and optimizer state do not fit on each device. A block of the
+model is gathered when it computes, so more is sent than with `train_ddp.py`. Checkpoints are whole,
+and any other script reads them.
+"""
+
+import hydra
+
+# new #: collectives
+import torch.distributed as dist
+from torch import nn
+
+from conf.schema import Config
+from loaders import build_loaders
+from models import build_model
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
+
+# new #: what torchrun's processes need
+from runtime.distributed import (
+    broadcast_buffers,
+    convert_sync_batchnorm,
+    init_process_group,
+    local_rank,
+    shard,
+)
+from runtime.malloc import keep_freed_memory
+
+# new #: a rank that fails or hangs is named
+from runtime.watch import report_by_rank
+from tasks import build_task
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+# new #: a failing rank names itself, and the others do not wait for it
+@report_by_rank
+def main(cfg: Config) -> None:
+    # new #: one process per device, started by torchrun; the local rank chooses the device
+    device = resolve_device(cfg.device, local_rank())
+    group = init_process_group(cfg, device)
+    keep_freed_memory(device)
+
+    seed_everything(cfg.seed)
+
+    # data
+    # new #: every rank reads its own shard of each batch
+    train_loader, val_loader = build_loaders(cfg, device, group.rank, group.world_size)
+
+    # model
+    task = build_task(cfg, train_loader.num_classes)
+    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+
+    model = model.to(device)
+
+    # new #: BatchNorm statistics over the global batch
+    model = convert_sync_batchnorm(model, device)
+    # new #: each rank keeps a part of every weight; gradients are averaged over all ranks during backward
+    model = shard(model, device)
+    # new #: the ranks have the same weights, but from here on draw other dropout masks
+    seed_everything(cfg.seed, group.rank)
+
+    # optimizer
+    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+
+    # state: what a checkpoint holds
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
+
+    # run: resumes, logs, saves
+    # new #: the ranks log, save and leave together; rank 0 alone writes
+    run = Run(cfg, device, state, group)
+
+    for epoch in run.epochs():
+        train_loader.set_epoch(epoch)
+        model.train()
+        for inputs, targets in run.batches(train_loader):
+            # forward
+            outputs = model(inputs)
+            loss = task.loss(outputs, targets)
+
+            # backward
+            loss.backward()
+
+            # clip
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+
+            # new #: the norm over the parts of all ranks
+            grad_norm = group.whole(grad_norm)
+
+            # update
+            run.skip_if_not_finite(grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+
+            # record
+            run.step(loss, grad_norm)
+
+        # new #: where BatchNorm is per rank, all evaluate with the statistics of rank 0
+        broadcast_buffers(state)
+
+        # validation
+        totals = evaluate(
+            model,
+            task,
+            val_loader,
+            # new #: all gather the weights equally often, also where a shard has fewer batches
+            num_batches=val_loader.max_batches,
+        )
+
+        # new #: sums over all shards, so that every rank holds the same metrics
+        dist.all_reduce(totals)
+
+        # record
+        run.epoch(task, totals)
+
+    run.finish()
+
+
+if __name__ == "__main__":
+    main()
