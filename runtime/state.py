@@ -46,13 +46,18 @@ def load_into(part: Any, saved: Any, group: Alone) -> None:
     if isinstance(part, Optimizer):
         parameters = [p for options in part.param_groups for p in options["params"]]
         saved = saved | {
+            # How it computes is no state: FSDP has no fused SGD.
+            "param_groups": [
+                theirs | {key: ours[key] for key in ("foreach", "fused") if key in ours}
+                for theirs, ours in zip(saved["param_groups"], part.param_groups, strict=True)
+            ],
             "state": {
                 number: {
                     name: _in_layout_of(parameters[number], value, group)
                     for name, value in values.items()
                 }
                 for number, values in saved["state"].items()
-            }
+            },
         }
     part.load_state_dict(saved)
 
@@ -107,10 +112,10 @@ def restore(cfg: "Config", state: dict[str, Any], saved: dict[str, Any], group: 
             continue
         if saved.get(name):
             load_into(part, saved[name], group)
-        elif isinstance(part, AveragedModel):
-            load_into(part.module, saved["model"], group)
         elif part.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", saved["path"], name, name)
+            if isinstance(part, AveragedModel):
+                load_into(part.module, saved["model"], group)
     if group.rank < len(saved["rng"]):
         _set_rng_state(saved["rng"][group.rank])
 

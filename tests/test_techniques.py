@@ -175,7 +175,7 @@ def test_parts_that_do_not_divide_the_batch_are_refused(
     codes, [text] = run_to_end("train_accumulate.py", tmp_path / "run", *options)
     assert codes == [1]
     assert f"ValueError: accumulate_steps={accumulate_steps} does not divide the 8 samples" in text
-    assert "global_batch_size=8; use a divisor" in text
+    assert "global_batch_size=8; use 1 or another divisor" in text
 
 
 def test_the_parts_of_a_rank_are_of_its_own_share(data, tmp_path) -> None:
