@@ -156,7 +156,7 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
     def resolved(conflict: re.Match[str]) -> str:
         if conflict["base"].strip():
             return conflict[0]
-        if conflict["theirs"] in conflict["ours"]:
+        if "\n" + conflict["theirs"] in "\n" + conflict["ours"]:
             return conflict["ours"]
         return conflict["ours"] + conflict["theirs"]
 

@@ -58,7 +58,7 @@ def main(cfg: Config) -> None:
     model = model.to(device)
 
     # new #: BatchNorm statistics over the global batch
-    model = convert_sync_batchnorm(model, device)
+    model = convert_sync_batchnorm(cfg, model, device)
     # new #: the ranks have the same weights, but from here on draw other dropout masks
     seed_everything(cfg.seed, group.rank)
 
@@ -78,8 +78,8 @@ def main(cfg: Config) -> None:
     # new #: the ranks log, save and leave together; rank 0 alone writes
     run = Run(cfg, device, state, group)
 
-    # new #: average the gradients over all ranks during backward
-    model = nn.parallel.DistributedDataParallel(model)
+    # new #: average the gradients over all ranks during backward; buffers matter in validation only
+    model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
 
     # new #: the log says so
     run.precision = dtype

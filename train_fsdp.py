@@ -56,7 +56,7 @@ def main(cfg: Config) -> None:
     model = model.to(device)
 
     # new #: BatchNorm statistics over the global batch
-    model = convert_sync_batchnorm(model, device)
+    model = convert_sync_batchnorm(cfg, model, device)
     # new #: each rank keeps a part of every weight; gradients are averaged over all ranks during backward
     model = shard(model, device)
     # new #: the ranks have the same weights, but from here on draw other dropout masks

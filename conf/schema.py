@@ -204,6 +204,10 @@ class DistributedConfig:
     backend: str = "auto"
     """`auto` (NCCL on CUDA, gloo on the CPU), `nccl` or `gloo`."""
 
+    sync_batchnorm: bool = True
+    """On CUDA, BatchNorm with the statistics of the global batch. Each such layer exchanges sums and waits
+    for the GPU; off: each rank normalises by its own part, and keeps rank 0's statistics."""
+
     timeout_s: float = 600.0
     """Seconds after which a collective that some rank never joined fails on the others."""
 

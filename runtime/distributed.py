@@ -227,15 +227,17 @@ def leave_with_the_launcher() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def convert_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with SyncBatchNorm on CUDA; on the CPU, where it does not exist, BatchNorm stays."""
-    if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        log.info(
-            "SyncBatchNorm needs CUDA: on the CPU each rank keeps BatchNorm statistics of its own"
-        )
-    return model
+def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with SyncBatchNorm, on CUDA and unless `distributed.sync_batchnorm` is off."""
+    has_any = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    if not cfg.distributed.sync_batchnorm or not has_any:
+        return model
+    if device.type != "cuda":
+        log.info("SyncBatchNorm needs CUDA: on the CPU each rank normalises by its own part")
+        return model
+    if cfg.model.compile:
+        log.info("SyncBatchNorm splits a compiled model; distributed.sync_batchnorm=false does not")
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
 def broadcast_buffers(state: dict[str, Any]) -> None:

@@ -12,7 +12,9 @@ log = logging.getLogger(__name__)
 
 
 def visible_gpus(cfg: "Config", device: torch.device) -> list[int]:
-    """Numbers of the GPUs that DataParallel uses; with fewer than two, says that nothing is gained.
+    """Numbers of the GPUs that DataParallel uses, the one of `device`, which gathers, first.
+
+    With fewer than two, says that nothing is gained.
 
     Raises:
         ValueError: the run is on the CPU though GPUs are visible, which DataParallel would take, or the
@@ -33,4 +35,4 @@ def visible_gpus(cfg: "Config", device: torch.device) -> list[int]:
         log.info(
             "DataParallel with %d GPUs: it runs, but nothing is gained over train.py", num_gpus
         )
-    return list(range(num_gpus))
+    return sorted(range(num_gpus), key=lambda number: number != device.index)

@@ -1,9 +1,14 @@
 """Device, seed and precision."""
 
+import os
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import torch
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def resolve_device(name: str, local_rank: int = 0) -> torch.device:
@@ -14,9 +19,11 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
         local_rank: number of this process on its machine.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: there is no such device, or with `auto` one that this PyTorch cannot use.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto" and num_gpus == 0:
+        _check_that_no_gpu_is_left_out()
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
     try:
@@ -33,6 +40,20 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def _check_that_no_gpu_is_left_out() -> None:
+    """Raises ValueError where a GPU is there and not hidden: PyTorch only warns that it cannot use it."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if is_hidden or not NVIDIA_DRIVER.exists():
+        return
+    driver = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", NVIDIA_DRIVER.read_text())
+    built_for = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "has no CUDA"
+    raise ValueError(
+        f"there is an NVIDIA driver {driver[1] if driver else ''}, but torch {torch.__version__}, which "
+        f"{built_for}, finds no GPU that it can use: set device=cpu if that is meant, else install a newer "
+        "driver or a torch for this one, as README says"
+    )
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:

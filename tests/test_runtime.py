@@ -19,11 +19,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, S
 from torch.optim.swa_utils import AveragedModel
 
 from loaders import build_loaders
-from runtime import Run, build_optimizer, preemption, seed_everything, timing
+from runtime import Run, build_optimizer, preemption, resolve_device, seed_everything, setup, timing
+from runtime.distributed import convert_sync_batchnorm
 from runtime.ema import ema_multi_avg_fn
 from runtime.group import Alone
 from runtime.guard import NonFiniteGuard
 from runtime.malloc import keep_freed_memory
+from runtime.parallel import visible_gpus
 from runtime.setup import amp_dtype
 from tests.helpers import REPOSITORY, make_config
 
@@ -297,3 +299,38 @@ def test_no_thread_of_gloo_is_left_when_python_ends() -> None:
     before, after = result.stdout.split("after")
     assert "gloo" in before
     assert "gloo" not in after
+
+
+@pytest.mark.parametrize("hidden", [None, "", "0"])
+def test_a_gpu_that_cannot_be_used_ends_the_run_unless_it_is_hidden(
+    hidden: str | None, monkeypatch, tmp_path
+) -> None:
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
+    monkeypatch.setattr(setup, "NVIDIA_DRIVER", driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if hidden is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert resolve_device("cpu").type == "cpu"
+    if hidden == "":
+        assert resolve_device("auto").type == "cpu"
+        return
+    with pytest.raises(ValueError, match=r"NVIDIA driver 535\.104\.05, .* set device=cpu") as error:
+        resolve_device("auto")
+    assert str(torch.version.cuda) in str(error.value)
+
+
+def test_data_parallel_gathers_on_the_configured_gpu(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert visible_gpus(make_config(), torch.device("cuda", 1)) == [1, 0, 2]
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(True, True), (False, False)])
+def test_sync_batchnorm_is_a_choice(wanted: bool, expected: bool) -> None:
+    cfg = make_config(f"distributed.sync_batchnorm={wanted}")
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    converted = convert_sync_batchnorm(cfg, model, torch.device("cuda"))
+    assert any(isinstance(m, nn.SyncBatchNorm) for m in converted.modules()) == expected
