@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup train test bench lint requirements
+.PHONY: help setup train test test-fast bench lint requirements
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -21,8 +21,11 @@ setup: .venv/ready  ## create .venv with the pinned dependencies
 train: setup  ## train the default model on the embedded digits
 	$(BIN)/python train.py
 
-test: setup  ## run all tests
-	$(BIN)/python -m pytest
+test: setup  ## run all tests, in as many processes as there are CPUs
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+
+test-fast: setup  ## run the tests that start no training
+	$(BIN)/python -m pytest $(addprefix tests/test_,config.py documents.py plan.py index.py tasks.py models.py runtime.py)
 
 bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
 	$(BIN)/python -m benchmarks $(if $(FULL),full=true)

@@ -1,11 +1,11 @@
-"""Writes the README's table of configuration keys from `schema.py`: `python -m conf.reference`."""
+"""Writes the table of configuration keys from `schema.py`: `python -m conf.reference`."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 SCHEMA = Path(__file__).with_name("schema.py")
-README = SCHEMA.parents[1] / "README.md"
+TABLE = SCHEMA.parents[1] / "docs" / "configuration.md"
 START, END = "<!-- configuration keys -->", "<!-- end of configuration keys -->"
 
 
@@ -55,12 +55,12 @@ def table() -> str:
     return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
 
 
-def with_table(readme: str) -> str:
-    """The README with its table up to date."""
-    before, _, rest = readme.partition(START)
+def with_table(text: str) -> str:
+    """The text with its table up to date."""
+    before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n{table()}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    TABLE.write_text(with_table(TABLE.read_text()))
