@@ -6,22 +6,19 @@ python -m benchmarks.readme benchmarks/results/<machine>-<date>
 import sys
 from pathlib import Path
 
-from benchmarks.records import REPOSITORY, latest
+from benchmarks import REPOSITORY
+from benchmarks.records import latest
 from benchmarks.report import markdown, tables
 
 README = REPOSITORY / "README.md"
 START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 COLUMNS = (
-    "subject",
-    "speed",
-    "against",
-    "share of the limit",
-    "time per step",
-    "over the bare loop",
+    *("subject", "speed", "against", "share of the limit"),
+    *("time per step", "over the bare loop"),
 )
 PICTURES = {
     "alternatives.png": "Speed of the loaders beside all others, as bars",
-    "workers.png": "Seconds per epoch against the number of workers or threads",
+    "workers.png": "Speed by number of workers or threads, as bars",
 }
 ABOUT_LOOPS = """\
 What the training loop costs beside the model, with its guard against non-finite gradients, log, progress

@@ -1,6 +1,5 @@
 """What all benchmarks share: sizes, where the results go, and measuring subjects side by side."""
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from benchmarks import records, template
 from benchmarks.cases import CASES, FULL, SMALL, Case
 from benchmarks.records import Measurement, Subject, Summary, machine, summarise
 from benchmarks.template import Config, make_config, resolve_device
-from benchmarks.turns import TURN_S, Count, Measured, Program, measure
+from benchmarks.turns import TURN_S, Count, Program, measure
 
 # What a subject that cannot be had here raises when it is built: it becomes a row without a figure.
 UNAVAILABLE = (
@@ -42,14 +41,19 @@ class Sizes:
     data: dict[str, int] = field(default_factory=lambda: dict(SMALL))
     """Samples of each generated data set."""
 
-    own_batch_size: bool = False
-    """Batches as large as the experiment's configuration says, not as small as `Case.batch_size`."""
+    full: bool = False
+    """Batches as large as the experiment's configuration says, not as small as `Case.batch_size`, and
+    each script with each loader on each number of devices, not a choice of these."""
 
     warmup_s: float = 0.1
     """Seconds that each subject works before anything is counted."""
 
     window_s: float = 0.25
     """Seconds of one sample."""
+
+    turn_s: float | None = None
+    """Length of a turn. By default short; on a GPU as long as a sample, because what a loader has queued
+    there runs on when it is stopped."""
 
     repeats: int = 3
     """Samples of each subject; 6 are the least that give a 95 % interval."""
@@ -63,22 +67,17 @@ class Sizes:
     max_steps: int | None = 40
     """Optimizer steps after which such a run ends early: on a CPU, float16 is slow."""
 
-    every_combination: bool = False
-    """Each script with each loader on each number of devices, and each step of the data by number of
-    workers; small sizes take a choice."""
-
 
 SIZES_SMALL = Sizes()
 SIZES_FULL = Sizes(
     data=dict(FULL),
-    own_batch_size=True,
+    full=True,
     warmup_s=5.0,
     window_s=5.0,
     repeats=9,
     run_repeats=3,
     epochs=3,
     max_steps=None,
-    every_combination=True,
 )
 
 
@@ -99,9 +98,6 @@ class Run:
 
     data_dir: Path = Path("data/bench")
     """Where generated data lies."""
-
-    scripts: tuple[str, ...] = ()
-    """Names of the entry points that are started; empty: all."""
 
     prepared: dict[str, list[str]] = field(default_factory=dict)
     """By case, what `case_overrides` found: a process that is sent this run need not look again."""
@@ -136,7 +132,7 @@ class Run:
             root = self.data_dir / f"{case.generator}-{size}"
             template.generate(case.generator, root / case.below, size)
             chosen += [f"data.root={root}", f"data.cache_dir={self.data_dir / 'cache'}"]
-        if not self.sizes.own_batch_size:
+        if not self.sizes.full:
             chosen.append(f"global_batch_size={case.batch_size}")
         self.prepared[name] = [*chosen, *self.overrides]
         return self.prepared[name]
@@ -174,29 +170,25 @@ class Run:
         epoch_size: int = 0,
         note: str = "",
         date: str = "",
-    ) -> list[Measurement]:
+    ) -> None:
         """Write a row for each (quantity, unit); where there are no samples, `note` must say why."""
-        rows = []
-        for (quantity, unit), values in samples.items():
-            summary = Summary(*(float(f"{value:.5g}") for value in summarise(values)))
-            rows.append(
-                Measurement(
-                    *(benchmark, case, subject.name, quantity, subject.num_workers),
-                    *(subject.num_threads, subject.num_devices, subject.settings),
-                    unit,
-                    *summary,
-                    repeats=len(values),
-                    samples=";".join(f"{value:.6g}" for value in values),
-                    epoch_size=epoch_size,
-                    note=note,
-                    date=date or now(),
-                    **machine(),
-                )
+        rows = [
+            Measurement(
+                *(benchmark, case, subject.name, quantity, subject.num_workers),
+                *(subject.num_threads, subject.num_devices, subject.settings, unit),
+                *Summary(*(float(f"{value:.5g}") for value in summarise(values))),
+                repeats=len(values),
+                samples=";".join(f"{value:.6g}" for value in values),
+                epoch_size=epoch_size,
+                note=note,
+                date=date or now(),
+                **machine(),
             )
+            for (quantity, unit), values in samples.items()
+        ]
         records.append(self.path(benchmark), rows)
         for row in rows:
             say(f"{benchmark} {case}: {subject}: {row.quantity} {span(row)} {row.unit} {note}")
-        return rows
 
     def compare(
         self, benchmark: str, case: str, builders: Mapping[Subject, Builder], **options: Any
@@ -215,9 +207,6 @@ class Run:
         *,
         unit: str = "",
         epoch_size: int = 0,
-        turn_s: float | None = None,
-        warmup_s: float | None = None,
-        window_s: float | None = None,
         fresh: bool = False,
     ) -> None:
         """Measure subjects side by side and write a row for each.
@@ -228,42 +217,36 @@ class Run:
             programs: what works in a process of its own; can be pickled.
             unit: of the speed, such as `images/s`; empty: the time per item in ms is written down.
             epoch_size: samples of an epoch of the published data.
-            turn_s: length of a turn. By default short; on a GPU long, because what a loader has queued
-                there runs on when it is stopped.
-            warmup_s, window_s: seconds before anything is counted, and of a sample; by default those of
-                the sizes.
             fresh: each round starts its processes anew.
         """
-        quantity, unit = (SPEED, unit) if unit else (STEP_TIME, "ms")
+        quantity = SPEED if unit else STEP_TIME
         if self.is_done(benchmark, case, programs, quantity):
             return
-        sizes, on_cpu = self.sizes, self.device.type == "cpu"
-        warmup_s = sizes.warmup_s if warmup_s is None else warmup_s
-        window_s = window_s or sizes.window_s
-        named = {str(subject): program for subject, program in programs.items()}
-        turn_s = turn_s or (TURN_S if on_cpu else window_s)
-        measured = Measured({name: [] for name in named}, {})
+        sizes = self.sizes
+        turn_s = sizes.turn_s or (TURN_S if self.device.type == "cpu" else sizes.window_s)
+        starts, rounds = (sizes.repeats, 1) if fresh else (1, sizes.repeats)
+        speeds: dict[Subject, list[float]] = {subject: [] for subject in programs}
+        reasons: dict[Subject, str] = {}
         say(f"{benchmark} {case}: {len(programs)} subjects")
         with progress(sizes.repeats, f"{benchmark} {case}") as bar:
-            for _ in range(sizes.repeats if fresh else 1):
-                repeats = 1 if fresh else sizes.repeats
+            for _ in range(starts):
                 found = measure(
-                    *(named, warmup_s, window_s, repeats, UNAVAILABLE),
-                    turn_s=turn_s,
-                    after_round=bar.update,
+                    *(programs, sizes.warmup_s, sizes.window_s, rounds),
+                    *(UNAVAILABLE, turn_s, bar.update),
                 )
-                measured.reasons.update(found.reasons)
-                for name, speeds in found.speeds.items():
-                    measured.speeds[name] += speeds
+                for subject, outcome in found.items():
+                    if isinstance(outcome, str):
+                        reasons[subject] = f"not measured: {outcome}"
+                    else:
+                        speeds[subject] += outcome
         date = now()
         for subject in programs:
-            reason = measured.reasons.get(str(subject), "")
-            speeds = [] if reason else measured.speeds[str(subject)]
+            values = [] if subject in reasons else speeds[subject]
+            samples = values if unit else [1000 / speed for speed in values]
             self.record(
-                *(benchmark, case, subject),
-                {(quantity, unit): speeds if quantity == SPEED else [1000 / s for s in speeds]},
+                *(benchmark, case, subject, {(quantity, unit or "ms"): samples}),
                 epoch_size=epoch_size,
-                note=reason and f"not measured: {reason}",
+                note=reasons.get(subject, ""),
                 date=date,
             )
 
@@ -273,6 +256,15 @@ def _draw_on(build: Builder, device: torch.device, count: Count) -> None:
     draw = build()
     while True:
         count(draw())
+
+
+def _endless(batches: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        batch = None
+        for batch in batches:
+            yield batch
+        if batch is None:
+            raise ValueError("an epoch without a batch; use more data or smaller batches")
 
 
 def draw_from(batches: Iterable[Any], device: torch.device | None = None) -> Draw:
@@ -285,16 +277,7 @@ def draw_from(batches: Iterable[Any], device: torch.device | None = None) -> Dra
     Returns:
         Fetches a batch and returns the number of samples in it.
     """
-
-    def endless_batches() -> Iterator[Any]:
-        while True:
-            batch = None
-            for batch in batches:
-                yield batch
-            if batch is None:
-                raise ValueError("an epoch without a batch; use more data or smaller batches")
-
-    endless = endless_batches()
+    endless = _endless(batches)
 
     def draw() -> int:
         batch = next(endless)
@@ -311,13 +294,8 @@ def now() -> str:
 
 
 def say(text: str) -> None:
-    """Print a line without breaking a progress bar; on rank 0 only."""
-    if is_first_rank():
-        tqdm.write(text.rstrip(), file=sys.stdout)
-
-
-def is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    """Print a line without breaking a progress bar."""
+    tqdm.write(text.rstrip(), file=sys.stdout)
 
 
 def progress(total: int, what: str) -> Any:
@@ -331,9 +309,9 @@ def number(value: float) -> str:
 
 
 def span(found: Measurement | Summary | None, unit: str = "") -> str:
-    """`1,840 (1,800 to 1,890)`, the median alone if there is one sample, `-` if there is none."""
+    """`1,840 (1,800 to 1,890)`, the median alone if there is one sample, nothing if there is none."""
     if found is None or found.median != found.median:
-        return "-"
+        return ""
     text = f"{number(found.median)}{unit}"
     if isinstance(found, Measurement) and found.repeats == 1:
         return text

@@ -1,9 +1,7 @@
 """A training step: the lines of the entry points without their `Run`, on one or several ranks."""
 
 import multiprocessing
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +11,8 @@ from torch.amp import GradScaler, autocast
 
 from benchmarks.run import Draw
 from benchmarks.template import Config, Parts, amp_dtype, endless
+
+HOST = "127.0.0.1"
 
 
 def training_step(cfg: Config, parts: Parts, device: torch.device, amp: bool = False) -> Draw:
@@ -60,10 +60,10 @@ def on_ranks(
     """
     # A process that has computed nothing yet may fork, which is quick.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
-    store = Path(tempfile.mkdtemp()) / "store"
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     turns = [context.Semaphore(0) for _ in range(1, world_size)]
     for rank, turn in enumerate(turns, start=1):
-        arguments = (build, rank, world_size, backend, store, turn if in_step else None)
+        arguments = (build, rank, world_size, backend, store.port, turn if in_step else None)
         context.Process(target=_follow, args=arguments, daemon=True).start()
     own = _join(build, 0, world_size, backend, store)
 
@@ -76,18 +76,18 @@ def on_ranks(
 
 
 def _join(
-    build: Callable[[int], Draw], rank: int, world_size: int, backend: str, store: Path
+    build: Callable[[int], Draw], rank: int, world_size: int, backend: str, store: dist.Store
 ) -> Draw:
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=world_size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     return build(rank)
 
 
 def _follow(
-    build: Callable[[int], Draw], rank: int, size: int, backend: str, store: Path, turn: Any
+    build: Callable[[int], Draw], rank: int, size: int, backend: str, port: int, turn: Any
 ) -> None:
-    draw = _join(build, rank, size, backend, store)
+    draw = _join(build, rank, size, backend, dist.TCPStore(HOST, port, is_master=False))
     while True:
         if turn is not None:
             turn.acquire()

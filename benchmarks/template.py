@@ -11,13 +11,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from torch import nn
 
-from benchmarks.records import REPOSITORY
+from benchmarks import REPOSITORY
 from conf.schema import Config, DataConfig
 from loaders import build_loaders
 from loaders.generate import generate
 from loaders.layouts import build_index
 from loaders.pack import pack
 from models import build_model
+from runtime.checkpoint import write_atomically
 from runtime.optimizer import build_optimizer
 from runtime.setup import amp_dtype, resolve_device, seed_everything
 from runtime.tasks import build_task
@@ -30,6 +31,7 @@ __all__ = [
     "generate",
     "pack",
     "resolve_device",
+    "write_atomically",
 ]
 
 
