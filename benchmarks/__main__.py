@@ -6,14 +6,14 @@
     python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
 Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
-(default: all data sets), `repeats=12`
-(samples of each figure), `data=...` and any other Hydra override of the
-training configuration. Started again with the same results folder, it goes on where it was stopped.
+(default: all data sets), `repeats=12` (samples of each figure), `data=...` and any other Hydra override of
+the training configuration. Started again with the same results folder, it goes on where it was stopped.
 """
 
 import importlib
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,6 @@ BENCHMARKS = {
     "agreement": "what it costs that ranks agree on signals and the clock in each step",
 }
 SETTINGS = ("full", "results", "cases", "repeats")
-# All others are the `main` of the module of that name.
 LOADING = ("alternatives", "workers", "out_of_band")
 
 
@@ -54,8 +53,7 @@ def main(arguments: list[str]) -> int:
     for number, name in enumerate(names, start=1):
         say(f"[{number} of {len(names)}] {name}: {BENCHMARKS[name]}")
         try:
-            module = importlib.import_module(f"benchmarks.{'loading' if name in LOADING else name}")
-            getattr(module, name if name in LOADING else "main")(run)
+            function_of(name)(run)
         except Exception:
             traceback.print_exc()
             failed.append(name)
@@ -63,6 +61,13 @@ def main(arguments: list[str]) -> int:
     if failed:
         say(f"failed: {', '.join(failed)}; started again, only these are measured again")
     return int(bool(failed))
+
+
+def function_of(name: str) -> Callable[..., None]:
+    """What runs a benchmark: a function in `loading`, or `main` in the module of that name."""
+    if name in LOADING:
+        return getattr(importlib.import_module("benchmarks.loading"), name)
+    return importlib.import_module(f"benchmarks.{name}").main
 
 
 def split(arguments: list[str]) -> tuple[list[str], dict[str, str], list[str]]:

@@ -19,42 +19,35 @@ WORLD_SIZES = (2, 8)
 WIDTH = 128
 BATCH_SIZE_PER_RANK = 16
 
-Agree = Callable[[Tensor], Tensor]
-"""From this rank's flags, two int32 (signal, clock), to those that all ranks act on."""
+Pending = list[tuple[dist.Work, Tensor]]
+Agree = Callable[[Tensor, Pending], Tensor]
+"""From this rank's flags, two int32 (signal, clock), to those that all ranks act on; what is under way is
+kept in a list."""
 
 
-def no_agreement() -> Agree:
-    return lambda flags: flags
+def no_agreement(flags: Tensor, pending: Pending) -> Tensor:
+    return flags
 
 
-def blocking_agreement() -> Agree:
+def blocking_agreement(flags: Tensor, pending: Pending) -> Tensor:
     """Each step waits for the slowest rank once more."""
-
-    def agree(flags: Tensor) -> Tensor:
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        return flags
-
-    return agree
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return flags
 
 
-def asynchronous_agreement() -> Agree:
+def asynchronous_agreement(flags: Tensor, pending: Pending) -> Tensor:
     """Started in one step and read in the next, when it has long arrived."""
-    pending: list[tuple[dist.Work, Tensor]] = []
-
-    def agree(flags: Tensor) -> Tensor:
-        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
-        assert work is not None
-        pending.append((work, flags))
-        if len(pending) == 1:
-            return torch.zeros_like(flags)
-        work, agreed = pending.pop(0)
-        work.wait()
-        return agreed
-
-    return agree
+    work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
+    assert work is not None
+    pending.append((work, flags))
+    if len(pending) == 1:
+        return torch.zeros_like(flags)
+    work, agreed = pending.pop(0)
+    work.wait()
+    return agreed
 
 
-AGREEMENTS: dict[str, Callable[[], Agree]] = {
+AGREEMENTS: dict[str, Agree] = {
     "no agreement": no_agreement,
     "all_reduce that waits": blocking_agreement,
     "all_reduce read a step later": asynchronous_agreement,
@@ -83,13 +76,13 @@ def training_loop(name: str, rank: int) -> Draw:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs = torch.randn(BATCH_SIZE_PER_RANK, WIDTH)
     targets = torch.randint(10, (BATCH_SIZE_PER_RANK,))
-    agree = AGREEMENTS[name]()
+    agree, pending = AGREEMENTS[name], Pending()
 
     def step() -> int:
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        signal, clock = agree(torch.zeros(2, dtype=torch.int32)).tolist()
+        signal, clock = agree(torch.zeros(2, dtype=torch.int32), pending).tolist()
         if signal or clock:
             raise RuntimeError(f"no rank has set a flag, but signal={signal}, clock={clock}")
         return 1

@@ -15,7 +15,8 @@ import torch
 from benchmarks.records import Measurement, Subject, latest, ratio
 from benchmarks.run import SPEED, Builder, Draw, Run, say
 from benchmarks.step import on_ranks, training_step
-from benchmarks.template import make_config, parts, resolve_device
+from benchmarks.template import make_config, parts
+from runtime.setup import resolve_device
 
 GIVEN, SYNTHETIC, ALONE = "as configured", "loader=synthetic", "loader=synthetic, one device"
 AMP = "train_amp.py"
@@ -41,30 +42,25 @@ class Verdict(NamedTuple):
 
 
 def main(run: Run) -> None:
-    num_devices = torch.cuda.device_count() if run.device.type == "cuda" else 1
-    measure(run, num_devices)
+    measure(run, torch.cuda.device_count() if run.device.type == "cuda" else 1)
 
 
 def measure(run: Run, num_devices: int) -> Verdict:
     """The parts of a step, then the changes that could remove the largest one."""
-    cfg = make_config(*run.overrides)
-    subjects = {GIVEN: (), SYNTHETIC: (SYNTHETIC,)}
-    builders: dict[Subject, Builder] = {
-        Subject(name, num_devices=num_devices): partial(build, run, num_devices, overrides)
-        for name, overrides in subjects.items()
-    }
+
+    def subject(name: str, *overrides: str, devices: int = num_devices) -> dict[Subject, Builder]:
+        return {Subject(name, num_devices=devices): partial(build, run, devices, overrides)}
+
+    parts_of_step = subject(GIVEN) | subject(SYNTHETIC, SYNTHETIC)
     if num_devices > 1:
         # The same batch for each device, and no other rank to wait for.
-        batch_size = f"global_batch_size={cfg.global_batch_size // num_devices}"
-        builders[Subject(ALONE)] = partial(build, run, 1, (SYNTHETIC, batch_size))
-    run.compare("bottleneck", run.title, builders, unit="images/s")
-    tried = f"{run.title}: changes"
-    changed: dict[Subject, Builder] = {
-        Subject(" ".join(overrides) or GIVEN, num_devices=num_devices): partial(
-            build, run, num_devices, overrides
-        )
-        for overrides in [(), *changes(run, verdict(rows_of(run), {}).part)]
-    }
+        batch_size = make_config(*run.overrides).global_batch_size // num_devices
+        alone = (SYNTHETIC, f"global_batch_size={batch_size}")
+        parts_of_step |= subject(ALONE, *alone, devices=1)
+    run.compare("bottleneck", run.title, parts_of_step, unit="images/s")
+    tried, changed = f"{run.title}: changes", subject(GIVEN)
+    for overrides in changes(run, verdict(rows_of(run), {}).part):
+        changed |= subject(" ".join(overrides), *overrides)
     run.compare("bottleneck", tried, changed, unit="images/s")
     part, share, change, gain = found = verdict(rows_of(run), rows_of(run, tried))
     advice = f"; {change} makes it {gain:.2f}x as fast" if change else ""

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from benchmarks.baselines import optional
 from benchmarks.records import Subject
 from benchmarks.run import Run
-from benchmarks.template import Config, endless, make_config, parts, resolve_device
+from benchmarks.template import endless, make_config, parts
 from benchmarks.turns import Count
+from conf.schema import Config
+from runtime.setup import resolve_device
 
 BARE, UNKEPT = "bare loop", "bare loop with malloc's own settings"
 # Imports, memory pools and the first progress bar are over after so long.

@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from benchmarks import REPOSITORY
-from benchmarks.template import write_atomically
+from runtime.checkpoint import write_atomically
 
 PACKAGES = (
     *("torch", "torchvision", "nvidia-dali-cuda120", "numpy", "pillow", "simplejpeg", "tifffile"),

@@ -13,11 +13,14 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-from benchmarks import records, template
+from benchmarks import records
 from benchmarks.cases import CASES, FULL, SMALL, Case
 from benchmarks.records import Measurement, Subject, Summary, machine, summarise
-from benchmarks.template import Config, make_config, resolve_device
+from benchmarks.template import make_config
 from benchmarks.turns import TURN_S, Count, Program, measure
+from conf.schema import Config
+from loaders.generate import generate
+from runtime.setup import resolve_device
 
 # What a subject that cannot be had here raises when it is built: it becomes a row without a figure.
 UNAVAILABLE = (
@@ -130,7 +133,7 @@ class Run:
         if case.generator and not any(o.startswith("data.root=") for o in self.overrides):
             size = self.sizes.data.get(case.generator, 0)
             root = self.data_dir / f"{case.generator}-{size}"
-            template.generate(case.generator, root / case.below, size)
+            generate(case.generator, root / case.below, size)
             chosen += [f"data.root={root}", f"data.cache_dir={self.data_dir / 'cache'}"]
         if not self.sizes.full:
             chosen.append(f"global_batch_size={case.batch_size}")

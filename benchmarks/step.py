@@ -10,7 +10,9 @@ from torch import nn
 from torch.amp import GradScaler, autocast
 
 from benchmarks.run import Draw
-from benchmarks.template import Config, Parts, amp_dtype, endless
+from benchmarks.template import Parts, endless
+from conf.schema import Config
+from runtime.setup import amp_dtype
 
 HOST = "127.0.0.1"
 

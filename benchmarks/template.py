@@ -1,7 +1,4 @@
-"""Where the benchmarks touch the template: its configuration, loaders, models, and process group.
-
-All other modules of this package use these functions only (and `loop_overhead` starts `train.py`).
-"""
+"""The parts of the template that several benchmarks use: its configuration, files, loaders and models."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
@@ -12,27 +9,13 @@ from hydra.core.global_hydra import GlobalHydra
 from torch import nn
 
 from benchmarks import REPOSITORY
-from conf.schema import Config, DataConfig
+from conf.schema import Config
 from loaders import build_loaders
-from loaders.generate import generate
 from loaders.layouts import build_index
-from loaders.pack import pack
 from models import build_model
-from runtime.checkpoint import write_atomically
 from runtime.optimizer import build_optimizer
-from runtime.setup import amp_dtype, resolve_device, seed_everything
+from runtime.setup import seed_everything
 from runtime.tasks import build_task
-
-__all__ = [
-    "Config",
-    "DataConfig",
-    "amp_dtype",
-    "build_loaders",
-    "generate",
-    "pack",
-    "resolve_device",
-    "write_atomically",
-]
 
 
 class Parts(NamedTuple):
@@ -56,10 +39,6 @@ def make_config(*overrides: str) -> Config:
         return cast(Config, compose("config", list(overrides)))
 
 
-def train_loader(cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1) -> Any:
-    return build_loaders(cfg, device, rank, world_size)[0]
-
-
 def endless(loader: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Its batches, epoch after epoch."""
     epoch = 0
@@ -71,7 +50,7 @@ def endless(loader: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def chosen_parallelism(cfg: Config, device: torch.device) -> tuple[int, int]:
     """Workers and threads that `loader.num_workers=auto` chooses."""
-    loader = train_loader(cfg, device).cfg.loader
+    loader = build_loaders(cfg, device)[0].cfg.loader
     return loader.num_workers, loader.num_threads
 
 
@@ -90,7 +69,7 @@ def parts(
 ) -> Parts:
     """Loader, task, model, optimizer and schedule; `distributed`: the model as `train_ddp.py` has it."""
     seed_everything(cfg.seed)
-    loader = train_loader(cfg, device, rank, world_size)
+    loader = build_loaders(cfg, device, rank, world_size)[0]
     model = build_model(cfg.model, loader.in_channels, loader.num_classes)
     if distributed and device.type == "cuda":  # the CPU has no SyncBatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -1,18 +1,18 @@
 """Ways of loading a case's files: the template's loaders, others' code, and what no loader can beat."""
 
 import importlib
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import template
 from benchmarks.baselines import Job, Recipe
 from benchmarks.cases import Case
 from benchmarks.records import Subject
 from benchmarks.run import UNAVAILABLE, Draw, Run, draw_from
-from benchmarks.template import build_loaders, endless, files_of
+from benchmarks.template import endless, files_of
+from loaders import build_loaders
+from loaders.pack import pack as pack_data
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Way:
         workers, threads = (count, 1) if self.by_processes else (0, count)
         parallel = [f"loader.num_workers={workers}", f"loader.num_threads={threads}"]
         chosen = [self.name.partition(",")[0], *parallel, *more]
-        return [*chosen, f"loader.pack={pack(run, case, more)[0]}"] if self.is_packed else chosen
+        return [*chosen, f"loader.pack={pack(run, case, more)}"] if self.is_packed else chosen
 
     def batches(
         self, run: Run, case: Case, overrides: Sequence[str] = (), train: bool = True
@@ -119,11 +119,8 @@ PAIRS = [PIL_PAIRS, Way("DALI external source", "dali.external_source"), *OURS]
 CELLS = [TIFFFILE, Way("minimal DALI", "dali.minimal", {"channels": 5}), *OURS]
 
 
-def pack(run: Run, case: Case, overrides: Sequence[str] = ()) -> tuple[Path, float]:
-    """Pack the case's data, if there is no pack of it yet.
-
-    Returns:
-        The folder of the pack, and the seconds that making it took (kept beside the folder).
+def pack(run: Run, case: Case, overrides: Sequence[str] = ()) -> Path:
+    """The folder of a pack of the case's data, which is made if there is none.
 
     Raises:
         ValueError: these images cannot be packed.
@@ -131,9 +128,6 @@ def pack(run: Run, case: Case, overrides: Sequence[str] = ()) -> tuple[Path, flo
     data = run.config(case.name, *overrides).data
     size = "x".join(str(data.resize).strip("[]").split(", "))
     folder = run.data_dir / f"packed-{case.name}-{Path(data.root).name}-{size}"
-    record = folder.with_suffix(".seconds")
-    if not record.exists():
-        start = time.perf_counter()
-        template.pack(data, folder)
-        record.write_text(f"{time.perf_counter() - start:.3f}\n")
-    return folder, float(record.read_text())
+    if not (folder / "pack.json").exists():
+        pack_data(data, folder)
+    return folder

@@ -8,13 +8,11 @@ each time that it is iterated over.
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from benchmarks.template import DataConfig
-
+from conf.schema import DataConfig
 
 CPU = torch.device("cpu")
 
@@ -48,7 +46,7 @@ class Recipe:
     """Per channel (or one for all), divides after that."""
 
     @classmethod
-    def of(cls, data: "DataConfig", train: bool = True) -> "Recipe":
+    def of(cls, data: DataConfig, train: bool = True) -> "Recipe":
         """The recipe that a configuration asks for.
 
         Raises:
