@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.records import Subject
-from benchmarks.run import Builder, Draw, Run
+from benchmarks.run import Run
 from benchmarks.step import on_ranks
+from benchmarks.turns import Count, Program
 
 WORLD_SIZES = (2, 8)
 WIDTH = 128
@@ -56,19 +57,17 @@ AGREEMENTS: dict[str, Agree] = {
 
 def main(run: Run) -> None:
     for world_size in WORLD_SIZES:
-        builders: dict[Subject, Builder] = {
-            Subject(name, num_devices=world_size): partial(build, name, world_size)
+        programs: dict[Subject, Program] = {
+            Subject(name, num_devices=world_size): partial(
+                on_ranks, partial(training_loop, name), world_size, "gloo"
+            )
             for name in AGREEMENTS
         }
-        run.compare("agreement", f"{world_size} gloo ranks", builders)
+        run.compare("agreement", f"{world_size} gloo ranks", programs)
 
 
-def build(name: str, world_size: int) -> Draw:
-    return on_ranks(partial(training_loop, name), world_size, "gloo")
-
-
-def training_loop(name: str, rank: int) -> Draw:
-    """A step of DDP with a small model, after which the ranks agree."""
+def training_loop(name: str, rank: int, count: Count) -> None:
+    """Steps of DDP with a small model, after each of which the ranks agree."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     layers = (nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU())
@@ -77,14 +76,11 @@ def training_loop(name: str, rank: int) -> Draw:
     inputs = torch.randn(BATCH_SIZE_PER_RANK, WIDTH)
     targets = torch.randint(10, (BATCH_SIZE_PER_RANK,))
     agree, pending = AGREEMENTS[name], Pending()
-
-    def step() -> int:
+    while True:
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         signal, clock = agree(torch.zeros(2, dtype=torch.int32), pending).tolist()
         if signal or clock:
             raise RuntimeError(f"no rank has set a flag, but signal={signal}, clock={clock}")
-        return 1
-
-    return step
+        count(1)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.records import Measurement, Subject, latest, ratio
-from benchmarks.run import SPEED, Builder, Draw, Run, say
-from benchmarks.step import on_ranks, training_step
+from benchmarks.run import SPEED, Run, say
+from benchmarks.step import on_ranks, train
 from benchmarks.template import make_config, parts
+from benchmarks.turns import Count, Program
 from runtime.setup import resolve_device
 
 GIVEN, SYNTHETIC, ALONE = "as configured", "loader=synthetic", "loader=synthetic, one device"
@@ -48,8 +49,8 @@ def main(run: Run) -> None:
 def measure(run: Run, num_devices: int) -> Verdict:
     """The parts of a step, then the changes that could remove the largest one."""
 
-    def subject(name: str, *overrides: str, devices: int = num_devices) -> dict[Subject, Builder]:
-        return {Subject(name, num_devices=devices): partial(build, run, devices, overrides)}
+    def subject(name: str, *overrides: str, devices: int = num_devices) -> dict[Subject, Program]:
+        return {Subject(name, num_devices=devices): partial(work, run, devices, overrides)}
 
     parts_of_step = subject(GIVEN) | subject(SYNTHETIC, SYNTHETIC)
     if num_devices > 1:
@@ -93,27 +94,26 @@ def verdict(rows: dict[str, Measurement], tried: dict[str, Measurement]) -> Verd
     return Verdict(part, shares[part], *best)
 
 
-def build(run: Run, num_devices: int, overrides: tuple[str, ...]) -> Draw:
-    """Steps on all devices; a draw returns the samples of all of them."""
+def work(run: Run, num_devices: int, overrides: tuple[str, ...], count: Count) -> None:
+    """Steps on all devices, which count the samples of all of them."""
+    rank_program = partial(one_rank, run, num_devices, overrides)
     if num_devices == 1:
-        return one_rank(run, 1, overrides, 0)
-    rank_steps = partial(one_rank, run, num_devices, overrides)
+        return rank_program(0, count)
     backend = "nccl" if run.device.type == "cuda" else "gloo"
-    draw = on_ranks(rank_steps, num_devices, backend, in_step=True)
-    return lambda: num_devices * draw()
+    on_ranks(rank_program, num_devices, backend, lambda n: count(n * num_devices), in_step=True)
 
 
-def one_rank(run: Run, num_devices: int, overrides: tuple[str, ...], rank: int) -> Draw:
-    """The step of one rank: of `train.py` or `train_ddp.py`, with AMP of `train_amp.py`."""
+def one_rank(
+    run: Run, num_devices: int, overrides: tuple[str, ...], rank: int, count: Count
+) -> None:
+    """The steps of one rank: of `train.py` or `train_ddp.py`, with AMP of `train_amp.py`."""
     cfg = make_config(*run.overrides, *(o for o in overrides if o != AMP))
     device = resolve_device(cfg.device, rank)
     built = parts(cfg, device, rank, num_devices, distributed=num_devices > 1)
-    step = training_step(cfg, built, device, amp=AMP in overrides)
     try:
-        step()
+        train(cfg, built, device, count, amp=AMP in overrides)
     except RuntimeError as error:  # such as no compiler
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    return step
 
 
 def changes(run: Run, part: str) -> list[tuple[str, ...]]:

@@ -4,16 +4,13 @@ On a machine without GPUs a device is one CPU core: a run on n devices gets n co
 processes computes with one thread.
 """
 
-import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from statistics import mean
 
 import torch
 
@@ -27,12 +24,8 @@ LOADERS = ("pytorch", "dali", "synthetic")
 # take the largest number that they can.
 SMALL_LOADERS = ("pytorch",)
 SCALED = "train_ddp.py"
-# As many baselines at once as there are devices: cores that share caches, memory or a clock limit let
-# no script scale better.
-COPIES = "limit: train.py on each device"
-SAMPLE_EVERY_S = 0.5
 # Quantities besides the speed and the final metric; the last one marks a combination as finished.
-WAIT, GPU_USE, WALL = "data wait", "GPU utilisation", "run time"
+WAIT, WALL = "data wait", "run time"
 # What a task is judged by, where it has one of these; else its first metric.
 METRICS = ("val/top1", "val/psnr")
 
@@ -47,11 +40,6 @@ def main(run: Run) -> None:
         for script in scripts()
         for loader in loaders_of(run)
         for devices in device_counts(script, run)
-    ]
-    jobs += [
-        Subject(COPIES, num_devices=devices, settings="loader=synthetic")
-        for devices in device_counts(SCALED, run)
-        if devices > 1
     ]
     left = [job for job in jobs if not run.is_done("entry_points", run.title, [job], WALL)]
     found: dict[Subject, list[Figures]] = {job: [] for job in left}
@@ -101,34 +89,27 @@ def starts_with_torchrun(script: str) -> bool:
 
 
 def run_once(run: Run, subject: Subject) -> Figures:
-    """Start the script as a user does; COPIES: as many baselines at once as there are devices.
+    """Start the script as a user does.
 
     Raises:
         ValueError: it failed, and the message holds the end of what it wrote; or it was too short.
     """
-    devices = range(subject.num_devices)
-    each = [range(n, n + 1) for n in devices] if subject.name == COPIES else [devices]
-    script = "train.py" if subject.name == COPIES else subject.name
     with tempfile.TemporaryDirectory() as name:
-        folders = [Path(name, str(number)) for number in range(len(each))]
-        processes = [
-            start(run, script, subject.settings, chosen, folder)
-            for chosen, folder in zip(each, folders, strict=True)
-        ]
-        gpu_percents = wait_for(processes, devices if run.device.type == "cuda" else range(0))
-        for process, folder in zip(processes, folders, strict=True):
-            if process.returncode:
+        folder = Path(name, "run")
+        process = start(run, subject.name, subject.settings, subject.num_devices, folder)
+        try:
+            if process.wait():
                 raise ValueError(" ".join(Path(f"{folder}.txt").read_text().split()[-40:]))
-        summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
-    if not all(summary["perf/images_per_s"] for summary in summaries):
+        finally:  # interrupted: torchrun ends its ranks itself
+            process.terminate()
+            process.wait()
+        summary = json.loads((folder / "summary.json").read_text())
+    if not summary["perf/images_per_s"]:
         raise ValueError("it ended after its first step, which measures no speed")
-    summary = summaries[0]
     figures = {
-        (SPEED, "images/s"): sum(summary["perf/images_per_s"] for summary in summaries),
+        (SPEED, "images/s"): summary["perf/images_per_s"],
         (WAIT, "%"): 100 * summary["perf/data_wait_share"],
     }
-    if run.device.type == "cuda":
-        figures[GPU_USE, "%"] = mean(gpu_percents or [0.0])
     if subject.settings != "loader=synthetic":
         metrics = [key for key in summary if key.startswith("val/")]
         metric = next((key for key in METRICS if key in metrics), metrics[0])
@@ -137,7 +118,7 @@ def run_once(run: Run, subject: Subject) -> Figures:
 
 
 def start(
-    run: Run, script: str, settings: str, devices: range, folder: Path
+    run: Run, script: str, settings: str, num_devices: int, folder: Path
 ) -> "subprocess.Popen[bytes]":
     """A script on some of the devices; what it prints goes into a file beside its folder."""
     env = dict(os.environ)
@@ -146,13 +127,13 @@ def start(
         visible = env.get("CUDA_VISIBLE_DEVICES") or ",".join(
             str(number) for number in range(torch.cuda.device_count())
         )
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[n] for n in devices)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:num_devices])
     else:
         env["OMP_NUM_THREADS"] = "1"
         if shutil.which("taskset"):  # Linux: a device is a core
-            prefix = ["taskset", "--cpu-list", ",".join(str(cores()[n]) for n in devices)]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={len(devices)}"]
-    global_batch_size = len(devices) * make_config(*run.overrides).global_batch_size
+            prefix = ["taskset", "--cpu-list", ",".join(map(str, cores()[:num_devices]))]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_devices}"]
+    global_batch_size = num_devices * make_config(*run.overrides).global_batch_size
     command = [
         *(*prefix, sys.executable, *(launcher if starts_with_torchrun(script) else [])),
         *(script, f"epochs={run.sizes.epochs}"),
@@ -164,19 +145,3 @@ def start(
         return subprocess.Popen(
             command, cwd=REPOSITORY, env=env, stdout=output, stderr=subprocess.STDOUT
         )
-
-
-def wait_for(processes: "list[subprocess.Popen[bytes]]", gpus: range) -> list[float]:
-    """Wait for processes; returns the GPUs' utilisation in %, sampled from their first kernel on."""
-    percents: list[float] = []
-    try:
-        while any(process.poll() is None for process in processes):
-            time.sleep(SAMPLE_EVERY_S)
-            if gpus:
-                percents.append(mean(torch.cuda.utilization(gpu) for gpu in gpus))
-    finally:
-        for process in processes:  # interrupted: torchrun ends its ranks itself
-            if process.poll() is None:
-                process.terminate()
-            process.wait()
-    return list(itertools.dropwhile(lambda percent: not percent, percents))

@@ -18,9 +18,10 @@ from benchmarks.baselines import Recipe
 from benchmarks.baselines.dataloader import sleeping_items
 from benchmarks.cases import WHOLE_IMAGES, Case
 from benchmarks.records import Subject
-from benchmarks.run import UNAVAILABLE, Builder, Draw, Run, draw_from, number
-from benchmarks.step import training_step
+from benchmarks.run import UNAVAILABLE, Run, fetch, number
+from benchmarks.step import train
 from benchmarks.template import chosen_parallelism, num_samples, parts
+from benchmarks.turns import Count, Program
 from benchmarks.ways import (
     CELLS,
     DECODING,
@@ -35,7 +36,7 @@ from benchmarks.ways import (
     pack,
 )
 
-Builders = dict[Subject, Builder]
+Programs = dict[Subject, Program]
 
 # What is compared: case, title, ways and overrides.
 COMPARISONS: list[tuple[str, str, list[Way], tuple[str, ...]]] = [
@@ -66,11 +67,11 @@ TOLERANCE = 10.0
 SLEEP_S, SLEEPING_ITEMS, SLEEPING_BATCH_SIZE, MOST_SLEEPING_WORKERS = 0.01, 10_000, 4, 8
 
 
-def compare(run: Run, benchmark: str, title: str, case: Case, builders: Builders) -> None:
+def compare(run: Run, benchmark: str, title: str, case: Case, programs: Programs) -> None:
     """Measure ways of loading a case's data side by side."""
     with suppress(*UNAVAILABLE):  # which each subject reports
         run.case_overrides(case.name)  # generates the data once for all subjects
-    run.compare(benchmark, title, builders, unit=f"{case.unit}/s", epoch_size=case.published_size)
+    run.compare(benchmark, title, programs, unit=f"{case.unit}/s", epoch_size=case.published_size)
 
 
 def workers(run: Run) -> None:
@@ -83,15 +84,15 @@ def workers(run: Run) -> None:
                 for way in (plain, PROCESSES, *OURS[:2])
                 for count in counts(run.num_cores)[0 if way is plain else 1 :]
             ]
-            builders: Builders = {
-                way.subject(run): partial(way.draw, run, case, overrides) for way in swept
+            programs: Programs = {
+                way.subject(run): partial(way.load, run, case, overrides) for way in swept
             }
             for way in OURS[:2]:
                 auto = ("loader.num_workers=auto", "loader.num_threads=0", *overrides)
                 chosen = chosen_parallelism(run.config(name, way.name, *auto), run.device)
-                builders[Subject(f"{way.name}, auto", *chosen)] = partial(way.draw, run, case, auto)
-            compare(run, "workers", title, case, builders)
-    sleepers: Builders = {
+                programs[Subject(f"{way.name}, auto", *chosen)] = partial(way.load, run, case, auto)
+            compare(run, "workers", title, case, programs)
+    sleepers: Programs = {
         Subject("DataLoader", count): partial(sleeping, count)
         for count in counts(MOST_SLEEPING_WORKERS)
     }
@@ -109,9 +110,10 @@ def counts(most: int) -> list[int]:
     return sorted({min(count, most) for count in chosen})
 
 
-def sleeping(num_workers: int) -> Draw:
+def sleeping(num_workers: int, count: Count) -> None:
     """Workers overlap sleep perfectly, whatever the number of CPUs."""
-    return draw_from(sleeping_items(SLEEPING_ITEMS, SLEEP_S, SLEEPING_BATCH_SIZE, num_workers))
+    items = sleeping_items(SLEEPING_ITEMS, SLEEP_S, SLEEPING_BATCH_SIZE, num_workers)
+    fetch(items, None, count)
 
 
 def out_of_band(run: Run) -> None:
@@ -120,8 +122,8 @@ def out_of_band(run: Run) -> None:
         measure_packing(run, case)
         light = LIGHT_MODELS[case.name] if run.device.type == "cpu" else ()
         settings = " ".join(light) or "model of the experiment"
-        loading: Builders = {way.subject(run): partial(way.draw, run, case) for way in OURS}
-        steps: Builders = {
+        loading: Programs = {way.subject(run): partial(way.load, run, case, ()) for way in OURS}
+        steps: Programs = {
             way.subject(run, settings): partial(training, run, case, way, light) for way in OURS
         }
         compare(run, "out_of_band", f"{case.name}, loading only", case, loading)
@@ -151,10 +153,10 @@ def measure_packing(run: Run, case: Case) -> None:
     )
 
 
-def training(run: Run, case: Case, way: Way, model: tuple[str, ...]) -> Draw:
-    """A training step with the batches of one of our loaders."""
+def training(run: Run, case: Case, way: Way, model: tuple[str, ...], count: Count) -> None:
+    """Training steps with the batches of one of our loaders."""
     cfg = run.config(case.name, *way.overrides(run, case), *model)
-    return training_step(cfg, parts(cfg, run.device), run.device)
+    train(cfg, parts(cfg, run.device), run.device, count)
 
 
 def alternatives(run: Run) -> None:
@@ -165,16 +167,16 @@ def alternatives(run: Run) -> None:
             if run.is_done("alternatives", title, subjects):
                 continue
             reasons = wrong_pixels(run, case, title, subjects, overrides)
-            builders: Builders = {
+            programs: Programs = {
                 subject: partial(refuse, reasons[subject])
                 if subject in reasons
-                else partial(way.draw, run, case, overrides)
+                else partial(way.load, run, case, overrides)
                 for subject, way in subjects.items()
             }
-            compare(run, "alternatives", title, case, builders)
+            compare(run, "alternatives", title, case, programs)
 
 
-def refuse(reason: str) -> Draw:
+def refuse(reason: str, count: Count) -> None:
     raise ValueError(reason)
 
 

@@ -25,9 +25,8 @@ from benchmarks.run import Run
 from benchmarks.template import endless, make_config, parts
 from benchmarks.turns import Count
 from conf.schema import Config
-from runtime.setup import resolve_device
 
-BARE, UNKEPT = "bare loop", "bare loop with malloc's own settings"
+BARE = "bare loop"
 # Imports, memory pools and the first progress bar are over after so long.
 UNTIMED_S = 0.5
 ENDLESS = 10**6  # epochs
@@ -44,13 +43,11 @@ def main(run: Run) -> None:
         Subject(name): partial(train_with, name, run.overrides, run.device) for name in LOOPS
     }
     sizes = replace(run.sizes, warmup_s=UNTIMED_S, window_s=WINDOWS * run.sizes.window_s)
-    replace(run, sizes=sizes).compare_programs("loop_overhead", run.title, programs, fresh=True)
+    replace(run, sizes=sizes).compare("loop_overhead", run.title, programs, fresh=True)
 
 
 def train_with(name: str, overrides: tuple[str, ...], device: torch.device, count: Count) -> None:
     """Train with a loop until `count`, which it calls for each step, ends it."""
-    if name != UNKEPT or device.type != "cpu":
-        resolve_device(str(device))  # after which, on a CPU, malloc keeps memory
 
     def watch(model: nn.Module) -> nn.Module:
         model.register_forward_pre_hook(lambda *_: count(1) if model.training else None)
@@ -167,7 +164,6 @@ Loop = Callable[[Config, torch.device, Watch, Path], None]
 LOOPS: dict[str, Loop] = {
     BARE: bare,
     "bare loop with clip_grad_norm_": partial(bare, clip=True),
-    UNKEPT: bare,
     "train.py": ours,
     "Lightning": lightning,
     "accelerate": accelerate,

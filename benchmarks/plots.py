@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 
@@ -18,26 +17,16 @@ DPI = 110
 OURS, OTHERS, LIMIT = "#0072B2", "#999999", "#009E73"
 
 
-class Bar(NamedTuple):
-    label: str
-    value: Summary | None
-    """None: not measured."""
+Bar = tuple[str, Summary | None, str]
+"""Label, value (None: not measured) and colour."""
 
-    colour: str
-
-
-class Panel(NamedTuple):
-    title: str
-    axis: str
-    """What the bars show, with its unit."""
-
-    bars: list[Bar]
-    """The first one on top."""
+Panel = tuple[str, str, list[Bar]]
+"""Title, what the bars show, with its unit, and the bars, the first one on top."""
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
     """Write a PNG of horizontal bars, one panel below the other; the intervals are black lines."""
-    heights = [len(panel.bars) + 2.2 for panel in panels]
+    heights = [len(bars) + 2.2 for _, _, bars in panels]
     figure, axes = plt.subplots(
         *(len(panels), 1),
         figsize=(WIDTH_INCHES, 0.3 * sum(heights) + 0.3),
@@ -45,12 +34,12 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
         squeeze=False,
         layout="constrained",
     )
-    for ax, panel in zip(axes[:, 0], panels, strict=True):
-        known = [bar.value for bar in panel.bars if bar.value is not None]
+    for ax, (title, axis, bars) in zip(axes[:, 0], panels, strict=True):
+        known = [value for _, value, _ in bars if value is not None]
         left = min([0.0, *(value.low for value in known)])
         right = max([0.0, *(value.high for value in known)])
         gap = 0.01 * (right - left or 1.0)
-        for place, (_, value, colour) in enumerate(panel.bars):
+        for place, (_, value, colour) in enumerate(bars):
             if value is None:
                 ax.text(gap, place, "not measured", va="center", fontsize=8, style="italic")
                 continue
@@ -58,11 +47,11 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
             ax.barh(place, median, color=colour, height=0.7)
             ax.plot([low, high], [place, place], "|-", color="black", linewidth=1, markersize=4)
             ax.text(max(high, 0) + gap, place, number(median), va="center", fontsize=8)
-        ax.set_yticks(range(len(panel.bars)), [bar.label for bar in panel.bars])
-        ax.set_ylim(len(panel.bars) - 0.4, -0.6)
+        ax.set_yticks(range(len(bars)), [label for label, _, _ in bars])
+        ax.set_ylim(len(bars) - 0.4, -0.6)
         ax.set_xlim(left - (5 * gap if left < 0 else 0), right + 14 * gap)
-        ax.set_title(panel.title, fontsize=10, loc="left")
-        ax.set_xlabel(panel.axis, fontsize=8)
+        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_xlabel(axis, fontsize=8)
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=DPI, bbox_inches="tight")

@@ -13,7 +13,7 @@ from benchmarks.bottleneck import SYNTHETIC
 from benchmarks.entry_points import WAIT
 from benchmarks.loading import PACKING
 from benchmarks.loop_overhead import BARE
-from benchmarks.plots import LIMIT, OTHERS, OURS, Bar, Panel
+from benchmarks.plots import LIMIT, OTHERS, OURS, Panel
 from benchmarks.records import Measurement, Subject, Summary, latest, ratio
 from benchmarks.run import SPEED, STEP_TIME, number, span
 from benchmarks.ways import DECODING
@@ -193,12 +193,12 @@ def paid_after(row: Measurement, rows: Rows, packing: Measurement | None) -> str
 
 def panels(name: str, rows: Rows) -> list[Panel]:
     """The picture of a benchmark."""
-    found = []
+    found: list[Panel] = []
     for case, group in by_case(rows).items():
         if name == "loop_overhead":
             others = [row for row in group if row.subject != BARE]
-            bars = [Bar(str(row.who), overhead(row, group), colour(row)) for row in others]
-            found.append(Panel(case, "% of the bare loop's time per step, on top of it", bars))
+            bars = [(str(row.who), overhead(row, group), colour(row)) for row in others]
+            found.append((case, "% of the bare loop's time per step, on top of it", bars))
             continue
         for quantity in (SPEED, STEP_TIME, WAIT, PACKING):
             chosen = [row for row in group if row.quantity == quantity]
@@ -206,9 +206,9 @@ def panels(name: str, rows: Rows) -> list[Panel]:
             pixels = [row for row in chosen if name == "alternatives" and from_pixels(row)]
             encoded = [row for row in chosen if row not in pixels]
             for part, title in ((encoded, case), (pixels, f"{case}, from pixels")):
-                bars = [Bar(str(r.who), r.summary if r.repeats else None, colour(r)) for r in part]
+                bars = [(str(r.who), r.summary if r.repeats else None, colour(r)) for r in part]
                 if part:
-                    found.append(Panel(title, f"{quantity} ({part[0].unit})", bars))
+                    found.append((title, f"{quantity} ({part[0].unit})", bars))
     return found
 
 

@@ -1,12 +1,12 @@
 """What all benchmarks share: sizes, where the results go, and measuring subjects side by side."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from hydra.errors import HydraException
@@ -28,13 +28,6 @@ UNAVAILABLE = (
     *(torch.OutOfMemoryError, HydraException, OmegaConfBaseException),
 )
 SPEED, STEP_TIME = "speed", "time per step"
-
-Draw = Callable[[], int]
-"""Does one piece of work, such as fetching a batch, and returns the number of items in it."""
-
-Builder = Callable[[], Draw]
-"""Builds a subject in the process in which it is measured, so it can be pickled. What it raises of
-UNAVAILABLE becomes the reason why there is no figure."""
 
 
 @dataclass(frozen=True)
@@ -194,15 +187,6 @@ class Run:
             say(f"{benchmark} {case}: {subject}: {row.quantity} {span(row)} {row.unit} {note}")
 
     def compare(
-        self, benchmark: str, case: str, builders: Mapping[Subject, Builder], **options: Any
-    ) -> None:
-        """Measure subjects side by side; `options` are those of `compare_programs`."""
-        programs = {
-            subject: partial(_draw_on, build, self.device) for subject, build in builders.items()
-        }
-        self.compare_programs(benchmark, case, programs, **options)
-
-    def compare_programs(
         self,
         benchmark: str,
         case: str,
@@ -217,7 +201,8 @@ class Run:
         Args:
             benchmark: name of the CSV file.
             case: what they are measured on.
-            programs: what works in a process of its own; can be pickled.
+            programs: what works in a process of its own; can be pickled. What it raises of UNAVAILABLE
+                before it counts anything becomes the reason why there is no figure.
             unit: of the speed, such as `images/s`; empty: the time per item in ms is written down.
             epoch_size: samples of an epoch of the published data.
             fresh: each round starts its processes anew.
@@ -234,8 +219,8 @@ class Run:
         with progress(sizes.repeats, f"{benchmark} {case}") as bar:
             for _ in range(starts):
                 found = measure(
-                    *(programs, sizes.warmup_s, sizes.window_s, rounds),
-                    *(UNAVAILABLE, turn_s, bar.update),
+                    {who: partial(_work_on, self.device, work) for who, work in programs.items()},
+                    *(sizes.warmup_s, sizes.window_s, rounds, UNAVAILABLE, turn_s, bar.update),
                 )
                 for subject, outcome in found.items():
                     if isinstance(outcome, str):
@@ -254,42 +239,29 @@ class Run:
             )
 
 
-def _draw_on(build: Builder, device: torch.device, count: Count) -> None:
+def _work_on(device: torch.device, program: Program, count: Count) -> None:
     resolve_device(str(device))  # after which, on a CPU, malloc keeps memory
-    draw = build()
-    while True:
-        count(draw())
+    program(count)
 
 
-def _endless(batches: Iterable[Any]) -> Iterator[Any]:
+def fetch(batches: Iterable[Any], device: torch.device | None, count: Count) -> NoReturn:
+    """Count the samples of batch after batch.
+
+    Args:
+        batches: endless, or an epoch each time that it is iterated over; tensors, sequences, or tuples of
+            these.
+        device: where the batches shall lie, if the loader leaves them elsewhere.
+        count: ends it.
+    """
     while True:
         batch = None
         for batch in batches:
-            yield batch
+            parts = batch if isinstance(batch, tuple) else (batch,)
+            if device is not None:
+                parts = tuple(part.to(device, non_blocking=True) for part in parts)
+            count(len(parts[0]))
         if batch is None:
             raise ValueError("an epoch without a batch; use more data or smaller batches")
-
-
-def draw_from(batches: Iterable[Any], device: torch.device | None = None) -> Draw:
-    """Draws batch after batch from what is endless or gives an epoch each time that it is iterated over.
-
-    Args:
-        batches: a loader; its batches are tensors, sequences, or tuples of these.
-        device: where the batches shall lie, if the loader leaves them elsewhere.
-
-    Returns:
-        Fetches a batch and returns the number of samples in it.
-    """
-    endless = _endless(batches)
-
-    def draw() -> int:
-        batch = next(endless)
-        parts = batch if isinstance(batch, tuple) else (batch,)
-        if device is not None:
-            parts = tuple(part.to(device, non_blocking=True) for part in parts)
-        return len(parts[0])
-
-    return draw
 
 
 def now() -> str:

@@ -4,13 +4,14 @@ import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.baselines import Job, Recipe
 from benchmarks.cases import Case
 from benchmarks.records import Subject
-from benchmarks.run import UNAVAILABLE, Draw, Run, draw_from
+from benchmarks.run import UNAVAILABLE, Run, fetch
 from benchmarks.template import endless, files_of
+from benchmarks.turns import Count
 from loaders import build_loaders
 from loaders.pack import pack as pack_data
 
@@ -86,15 +87,13 @@ class Way:
         load = getattr(importlib.import_module(f"benchmarks.baselines.{module}"), function)
         return load(job, **self.options)
 
-    def draw(self, run: Run, case: Case, overrides: Sequence[str] = ()) -> Draw:
-        """For training, batches that lie on the device."""
+    def load(self, run: Run, case: Case, overrides: Sequence[str], count: Count) -> NoReturn:
+        """Count the samples of batches for training that lie on the device."""
         try:
             device = None if self.is_limit else run.device
-            draw = draw_from(self.batches(run, case, overrides), device)
-            draw()
+            fetch(self.batches(run, case, overrides), device, count)
         except self.errors as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        return draw
 
 
 OURS = [Way("loader=pytorch"), Way("loader=dali"), Way("loader=packed")]
