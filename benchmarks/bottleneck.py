@@ -8,7 +8,6 @@ them alone shows what averaging the gradients costs. Then follow the changes tha
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -26,27 +25,11 @@ WORTHWHILE = 1.05
 INPUT, COMMUNICATION, COMPUTE = "input", "communication", "compute"
 
 
-class Verdict(NamedTuple):
-    """What the rows of one configuration say."""
-
-    part: str
-    """Where most of the step's time goes: INPUT, COMMUNICATION or COMPUTE."""
-
-    share: float
-    """Of the step, in [0, 1]."""
-
-    change: str
-    """The fastest of all that was tried, if it is reliably faster; else empty."""
-
-    gain: float
-    """How many times as fast the change makes it; 1 without one."""
-
-
 def main(run: Run) -> None:
     measure(run, torch.cuda.device_count() if run.device.type == "cuda" else 1)
 
 
-def measure(run: Run, num_devices: int) -> Verdict:
+def measure(run: Run, num_devices: int) -> tuple[str, float, str, float]:
     """The parts of a step, then the changes that could remove the largest one."""
 
     def subject(name: str, *overrides: str, devices: int = num_devices) -> dict[Subject, Program]:
@@ -60,7 +43,7 @@ def measure(run: Run, num_devices: int) -> Verdict:
         parts_of_step |= subject(ALONE, *alone, devices=1)
     run.compare("bottleneck", run.title, parts_of_step, unit="images/s")
     tried, changed = f"{run.title}: changes", subject(GIVEN)
-    for overrides in changes(run, verdict(rows_of(run), {}).part):
+    for overrides in changes(run, verdict(rows_of(run), {})[0]):
         changed |= subject(" ".join(overrides), *overrides)
     run.compare("bottleneck", tried, changed, unit="images/s")
     part, share, change, gain = found = verdict(rows_of(run), rows_of(run, tried))
@@ -75,8 +58,15 @@ def rows_of(run: Run, case: str = "") -> dict[str, Measurement]:
     return {r.subject: r for r in rows if r.case == (case or run.title) and r.quantity == SPEED}
 
 
-def verdict(rows: dict[str, Measurement], tried: dict[str, Measurement]) -> Verdict:
-    """What binds the configuration that these rows are of, and what of all that was tried helps."""
+def verdict(
+    rows: dict[str, Measurement], tried: dict[str, Measurement]
+) -> tuple[str, float, str, float]:
+    """What the rows of one configuration, and of all that was tried, say.
+
+    Returns:
+        Where most of the step's time goes (INPUT, COMMUNICATION or COMPUTE), its share of the step, the fastest
+        change, if it is reliably faster (else empty), and how many times as fast that makes it.
+    """
     loaded, shares = ratio(rows.get(GIVEN), rows.get(SYNTHETIC)), {INPUT: 0.0, COMMUNICATION: 0.0}
     if loaded:
         shares[INPUT] = max(0.0, 1 - loaded.median)
@@ -91,7 +81,7 @@ def verdict(rows: dict[str, Measurement], tried: dict[str, Measurement]) -> Verd
         gain = ratio(row, tried.get(GIVEN))
         if gain and gain.low > 1 and gain.median > max(WORTHWHILE, best[1]):
             best = (change, gain.median)
-    return Verdict(part, shares[part], *best)
+    return part, shares[part], *best
 
 
 def work(run: Run, num_devices: int, overrides: tuple[str, ...], count: Count) -> None:

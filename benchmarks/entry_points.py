@@ -35,10 +35,11 @@ Figures = dict[tuple[str, str], float]
 
 def main(run: Run) -> None:
     """The overrides of the command line choose data and model; by default digits and a small CNN."""
+    given = tuple(o.removeprefix("loader=") for o in run.overrides if o.startswith("loader="))
     jobs = [
         Subject(script, num_devices=devices, settings=f"loader={loader}")
         for script in scripts()
-        for loader in loaders_of(run)
+        for loader in given[-1:] or (LOADERS if run.sizes.full else SMALL_LOADERS)
         for devices in device_counts(script, run)
     ]
     left = [job for job in jobs if not run.is_done("entry_points", run.title, [job], WALL)]
@@ -61,14 +62,6 @@ def main(run: Run) -> None:
 def scripts() -> list[str]:
     """Names of all entry points, the baseline first."""
     return sorted((path.name for path in REPOSITORY.glob("train*.py")), key=lambda name: name[:-3])
-
-
-def loaders_of(run: Run) -> tuple[str, ...]:
-    """The one that the overrides choose, or those that the sizes do."""
-    for override in reversed(run.overrides):
-        if override.startswith("loader="):
-            return (override.removeprefix("loader="),)
-    return LOADERS if run.sizes.full else SMALL_LOADERS
 
 
 def device_counts(script: str, run: Run) -> list[int]:

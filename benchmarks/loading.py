@@ -16,43 +16,18 @@ import torch
 
 from benchmarks.baselines import Recipe
 from benchmarks.baselines.dataloader import sleeping_items
-from benchmarks.cases import WHOLE_IMAGES, Case
+from benchmarks.cases import Case
 from benchmarks.records import Subject
 from benchmarks.run import UNAVAILABLE, Run, fetch, number
 from benchmarks.step import train
-from benchmarks.template import chosen_parallelism, num_samples, parts
+from benchmarks.template import parts
 from benchmarks.turns import Count, Program
-from benchmarks.ways import (
-    CELLS,
-    DECODING,
-    OURS,
-    PAIRS,
-    PHOTOS,
-    PIL,
-    PROCESSES,
-    RESIZING,
-    TIFFFILE,
-    Way,
-    pack,
-)
+from benchmarks.ways import COMPARISONS, OURS, PROCESSES, SWEEPS, Way, pack
+from loaders import build_loaders
+from loaders.layouts import build_index
 
 Programs = dict[Subject, Program]
 
-# What is compared: case, title, ways and overrides.
-COMPARISONS: list[tuple[str, str, list[Way], tuple[str, ...]]] = [
-    ("mnist", "digits of 28x28", OURS[:2], ()),
-    ("caltech256", "JPEGs, resize 256, random crop 224", PHOTOS, ()),
-    ("pairs", "pairs of JPEGs, resize 256, random crop 224", [*PAIRS, DECODING, RESIZING], ()),
-    ("lowlight", "pairs of JPEGs, resize 192", [*PAIRS, DECODING], ()),
-    ("deblur", "pairs of PNGs, random crop 256", PAIRS, ()),
-    ("cells", "5-channel TIFFs, reading only", CELLS, WHOLE_IMAGES),
-    ("cells", "5-channel TIFFs, resize and crop", CELLS, ()),
-]
-# What is swept over workers and threads: case, title, the write-up's way and overrides.
-SWEEPS: list[tuple[str, str, Way, tuple[str, ...]]] = [
-    ("caltech256", "caltech256, resize+crop", PIL, ()),
-    ("cells", "cells, decode", TIFFFILE, WHOLE_IMAGES),
-]
 # On a CPU the experiments' own models take so long that no loader ever makes them wait.
 LIGHT_MODELS = {
     "caltech256": ("model=small_cnn", "model.kwargs.width=4"),
@@ -89,7 +64,8 @@ def workers(run: Run) -> None:
             }
             for way in OURS[:2]:
                 auto = ("loader.num_workers=auto", "loader.num_threads=0", *overrides)
-                chosen = chosen_parallelism(run.config(name, way.name, *auto), run.device)
+                found = build_loaders(run.config(name, way.name, *auto), run.device)[0].cfg.loader
+                chosen = (found.num_workers, found.num_threads)
                 programs[Subject(f"{way.name}, auto", *chosen)] = partial(way.load, run, case, auto)
             compare(run, "workers", title, case, programs)
     sleepers: Programs = {
@@ -145,7 +121,8 @@ def measure_packing(run: Run, case: Case) -> None:
     else:
         seconds.append(time.perf_counter() - start)
         size = sum(path.stat().st_size for path in folder.iterdir())
-        note = f"{num_samples(run.config(case.name))} {case.unit}, {size / 2**20:.0f} MiB"
+        num_samples = sum(len(index) for index in build_index(run.config(case.name).data))
+        note = f"{num_samples} {case.unit}, {size / 2**20:.0f} MiB"
     run.record(
         *("out_of_band", case.name, subject, {(PACKING, "s"): seconds}),
         epoch_size=case.published_size,

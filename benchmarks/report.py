@@ -4,7 +4,6 @@ python -m benchmarks.report benchmarks/results/<machine>-<date>
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import plots
@@ -21,9 +20,6 @@ from benchmarks.ways import DECODING
 Rows = list[Measurement]
 Line = dict[str, Measurement]
 """A subject's rows by quantity."""
-
-Columns = dict[str, Callable[[Line], str]]
-"""By header, what gives the cell of a line."""
 
 Table = list[list[str]]
 """The first line is the header."""
@@ -98,77 +94,49 @@ def tables(name: str, rows: Rows) -> dict[str, Table]:
     something is missing. Columns without an entry are left out."""
     found: dict[str, Table] = {}
     for case, group in by_case(rows).items():
-        lines: dict[Subject, Line] = {}
+        subjects: dict[Subject, Line] = {}
         for row in group:
-            lines.setdefault(row.who, {})[row.quantity] = row
+            subjects.setdefault(row.who, {})[row.quantity] = row
+        lines = list(subjects.values())
         if name == "alternatives":
-            lines = dict(sorted(lines.items(), key=lambda line: -speed(line[1])))
-        columns: Columns = {
-            "subject": lambda line: first(line).subject,
-            "settings": lambda line: first(line).settings,
-            "parallel": lambda line: first(line).who.parallelism,
-        }
-        for row in group:
-            if row.repeats:
-                heading = f"{row.quantity} ({row.unit})"
-                columns[heading] = lambda line, key=row.quantity: span(line.get(key))  # type: ignore[misc]
-        columns |= derived(name, group)
-        if name == "out_of_band":
-            packing = next(
-                (r for r in rows if r.case == case.partition(",")[0] and r.repeats), None
-            )
-            columns["packing is paid for after (epochs)"] = (
-                lambda line, group=group, packing=packing: (  # type: ignore[misc]
-                    paid_after(first(line), group, packing)
-                )
-            )
-        columns["note"] = lambda line: first(line).note
-        cells = [[cell(line) for cell in columns.values()] for line in lines.values()]
-        used = [place for place in range(len(columns)) if any(line[place] for line in cells)]
-        header = list(columns)
-        found[case] = [[line[place] for place in used] for line in [header, *cells]]
+            lines.sort(key=lambda line: -speed(first(line)))
+        table = [cells(name, line, group, rows) for line in lines]
+        header = [title for title in table[0] if any(line[title] for line in table)]
+        found[case] = [header, *([line[title] for title in header] for line in table)]
     return found
 
 
-def derived(name: str, rows: Rows) -> Columns:
-    """The columns of a case that follow from others."""
+def cells(name: str, line: Line, group: Rows, rows: Rows) -> dict[str, str]:
+    """What stands in a subject's line, by column; `group` are the rows of its case, `rows` all rows."""
+    row = first(line)
+    found = {"subject": row.subject, "settings": row.settings, "parallel": row.who.parallelism}
+    found |= {f"{r.quantity} ({r.unit})": span(line.get(r.quantity)) for r in group if r.repeats}
     if name == "entry_points":
-        speeds = {row.who: row for row in rows if row.quantity == SPEED}
-        return {
-            "scaling efficiency": lambda line: efficiency(line, speeds, first(line).subject),
-            "speed per device against train.py": lambda line: efficiency(line, speeds, "train.py"),
-        }
-    if name == "loop_overhead":
-        return {"over the bare loop (%)": lambda line: span(overhead(first(line), rows))}
-    # By settings, the first one that is no limit is what all are compared with.
-    candidates = [row for row in rows if row.quantity in (SPEED, STEP_TIME) and row.repeats]
-    of = {row.settings: row for row in reversed(candidates) if colour(row) != LIMIT}
-    names = {row.subject for row in of.values()}
-    columns: Columns = {
-        f"against {names.pop()}" if len(names) == 1 else "ratio": lambda line: (
-            "1x"
-            if first(line) in of.values()
-            else span(ratio(first(line), of.get(first(line).settings)), "x")
+        found["scaling efficiency"] = efficiency(row, group, row.subject)
+        found["speed per device against train.py"] = efficiency(row, group, "train.py")
+    elif name == "loop_overhead":
+        found["over the bare loop (%)"] = span(overhead(row, group))
+    else:
+        # By settings, the first one that is no limit is what all are compared with.
+        candidates = [r for r in group if r.quantity in (SPEED, STEP_TIME) and r.repeats]
+        of = {r.settings: r for r in reversed(candidates) if colour(r) != LIMIT}
+        names = {r.subject for r in of.values()}
+        found[f"against {names.pop()}" if len(names) == 1 else "ratio"] = (
+            "1x" if row in of.values() else span(ratio(row, of.get(row.settings)), "x")
         )
-    }
-    limit = next((row for row in candidates if row.subject == DECODING.name), None)
-    if name == "alternatives":
-        columns["share of the limit"] = lambda line: (
-            ""
-            if from_pixels(first(line)) or not (share := ratio(first(line), limit))
-            else f"{100 * share.median:.0f} %"
-        )
-    columns["epoch"] = lambda line: (
-        duration(first(line).epoch_size / speed(line)) if speed(line) else ""
-    )
-    return columns
+        limit = next((r for r in candidates if r.subject == DECODING.name), None)
+        share = None if from_pixels(row) or name != "alternatives" else ratio(row, limit)
+        found["share of the limit"] = f"{100 * share.median:.0f} %" if share else ""
+        found["epoch"] = duration(row.epoch_size / speed(row)) if speed(row) else ""
+        found["packing is paid for after (epochs)"] = paid_after(row, rows)
+    return found | {"note": row.note}
 
 
-def efficiency(line: Line, speeds: dict[Subject, Measurement], script: str) -> str:
+def efficiency(row: Measurement, rows: Rows, script: str) -> str:
     """Speed per device as a share of a script's on one device."""
-    row = line.get(SPEED)
-    reference = speeds.get(Subject(script, settings=row.settings)) if row else None
-    if row is None or reference is None or row is reference:
+    one = Subject(script, settings=row.settings)
+    reference = next((r for r in rows if r.quantity == SPEED and r.who == one), None)
+    if row.quantity != SPEED or reference is None or row is reference:
         return ""
     return f"{100 * row.median / row.num_devices / reference.median:.0f} %"
 
@@ -181,13 +149,15 @@ def overhead(row: Measurement, rows: Rows) -> Summary | None:
     return Summary(*(100 * (value - 1) for value in found))
 
 
-def paid_after(row: Measurement, rows: Rows, packing: Measurement | None) -> str:
+def paid_after(row: Measurement, rows: Rows) -> str:
     """Epochs after which training from the pack has saved the time that packing the published set takes."""
-    others_s = [r.epoch_size / r.median for r in rows if r.repeats and not is_packed(r)]
-    if packing is None or not others_s or not is_packed(row) or not row.repeats:
+    whole = row.case.partition(",")[0]
+    packing = [r for r in rows if r.case == whole and r.quantity == PACKING and r.repeats]
+    others = [r for r in rows if r.case == row.case and not is_packed(r) and speed(r)]
+    if not packing or not others or not is_packed(row) or not speed(row):
         return ""
-    whole_s = packing.median * packing.epoch_size / int(packing.note.split()[0])
-    saved_s = min(others_s) - row.epoch_size / row.median
+    whole_s = packing[0].median * packing[0].epoch_size / int(packing[0].note.split()[0])
+    saved_s = min(r.epoch_size / r.median for r in others) - row.epoch_size / row.median
     return number(whole_s / saved_s) if saved_s > 0 else "never"
 
 
@@ -227,10 +197,9 @@ def first(line: Line) -> Measurement:
     return line.get(SPEED) or line.get(STEP_TIME) or next(iter(line.values()))
 
 
-def speed(line: Line) -> float:
-    """0 if there is none, or none of an epoch."""
-    row = line.get(SPEED)
-    return row.median if row and row.repeats and row.epoch_size else 0.0
+def speed(row: Measurement) -> float:
+    """0 if it was not measured, or not on data that have epochs."""
+    return row.median if row.quantity == SPEED and row.repeats and row.epoch_size else 0.0
 
 
 def colour(row: Measurement) -> str:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler, autocast
 
-from benchmarks.template import Parts, endless
+from benchmarks.template import endless
 from benchmarks.turns import Count
 from conf.schema import Config
 from runtime.setup import amp_dtype
@@ -19,7 +19,9 @@ HOST = "127.0.0.1"
 RankProgram = Callable[[int, Count], Any]
 
 
-def train(cfg: Config, parts: Parts, device: torch.device, count: Count, amp: bool = False) -> None:
+def train(
+    cfg: Config, parts: tuple[Any, ...], device: torch.device, count: Count, amp: bool = False
+) -> None:
     """Fetch a batch, compute loss and gradients, update the weights and count the samples, on and on.
 
     Args:

@@ -2,17 +2,18 @@
 
 import importlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.baselines import Job, Recipe
-from benchmarks.cases import Case
+from benchmarks.cases import WHOLE_IMAGES, Case
 from benchmarks.records import Subject
 from benchmarks.run import UNAVAILABLE, Run, fetch
-from benchmarks.template import endless, files_of
+from benchmarks.template import endless
 from benchmarks.turns import Count
 from loaders import build_loaders
+from loaders.layouts import build_index
 from loaders.pack import pack as pack_data
 
 
@@ -25,9 +26,6 @@ class Way:
 
     function: str = ""
     """Module and name of one of others' in `benchmarks.baselines`."""
-
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Its further arguments."""
 
     by_processes: bool = False
     """Parallel by worker processes; else by threads."""
@@ -76,16 +74,16 @@ class Way:
         cfg = run.config(case.name, *overrides)
         module, _, function = self.function.partition(".")
         split, size = "train" if train else "val", run.sizes.data.get(case.generator)
-        files, *targets = files_of(cfg, train)
+        files, *targets = build_index(cfg.data)[0 if train else 1].files
         job = Job(
             Recipe.of(cfg.data, train),
-            *(files, targets[0] if targets else [], cfg.global_batch_size),
+            *(list(files), list(targets[0]) if targets else [], cfg.global_batch_size),
             self.parallel(run) if train or not self.by_processes else 0,
             run.device,
             run.data_dir / f"{module}-{split}-{case.name}-{size}",
         )
         load = getattr(importlib.import_module(f"benchmarks.baselines.{module}"), function)
-        return load(job, **self.options)
+        return load(job)
 
     def load(self, run: Run, case: Case, overrides: Sequence[str], count: Count) -> NoReturn:
         """Count the samples of batches for training that lie on the device."""
@@ -103,19 +101,37 @@ TIFFFILE = Way("tifffile + DataLoader", "dataloader.tifffile_images", by_process
 PIL_PAIRS = Way("PIL pairs + DataLoader", "dataloader.pil_pairs", by_processes=True)
 DECODING = Way("limit: decoding alone", "limits.decode")
 RESIZING = Way("limit: decoding and resizing", "limits.resize")
-PHOTOS = [
-    PIL,
-    Way("torchvision v2 + DataLoader", "dataloader.torchvision_images", by_processes=True),
-    Way("torchvision v2, uint8 batches", "dataloader.torchvision_uint8", by_processes=True),
-    Way("WebDataset", "webdataset_shards.batches", by_processes=True),
-    Way("LitData", "litdata_chunks.batches", by_processes=True),
-    Way("SPDL around torchvision", "spdl_threads.batches"),
-    Way("minimal DALI", "dali.minimal"),
-    *OURS,
-    *(Way("limit: reading files", "limits.read"), DECODING, RESIZING),
-]
+MINIMAL_DALI = Way("minimal DALI", "dali.minimal")
 PAIRS = [PIL_PAIRS, Way("DALI external source", "dali.external_source"), *OURS]
-CELLS = [TIFFFILE, Way("minimal DALI", "dali.minimal", {"channels": 5}), *OURS]
+CELLS = [TIFFFILE, MINIMAL_DALI, *OURS]
+# What is compared: case, title, ways and overrides.
+COMPARISONS: list[tuple[str, str, list[Way], tuple[str, ...]]] = [
+    ("mnist", "digits of 28x28", OURS[:2], ()),
+    (
+        *("caltech256", "JPEGs, resize 256, random crop 224"),
+        [
+            PIL,
+            Way("torchvision v2 + DataLoader", "dataloader.torchvision_images", by_processes=True),
+            Way("torchvision v2, uint8 batches", "dataloader.torchvision_uint8", by_processes=True),
+            Way("WebDataset", "webdataset_shards.batches", by_processes=True),
+            Way("LitData", "litdata_chunks.batches", by_processes=True),
+            Way("SPDL around torchvision", "spdl_threads.batches"),
+            *(MINIMAL_DALI, *OURS),
+            *(Way("limit: reading files", "limits.read"), DECODING, RESIZING),
+        ],
+        (),
+    ),
+    ("pairs", "pairs of JPEGs, resize 256, random crop 224", [*PAIRS, DECODING, RESIZING], ()),
+    ("lowlight", "pairs of JPEGs, resize 192", [*PAIRS, DECODING], ()),
+    ("deblur", "pairs of PNGs, random crop 256", PAIRS, ()),
+    ("cells", "5-channel TIFFs, reading only", CELLS, WHOLE_IMAGES),
+    ("cells", "5-channel TIFFs, resize and crop", CELLS, ()),
+]
+# What is swept over workers and threads: case, title, the write-up's way and overrides.
+SWEEPS: list[tuple[str, str, Way, tuple[str, ...]]] = [
+    ("caltech256", "caltech256, resize+crop", PIL, ()),
+    ("cells", "cells, decode", TIFFFILE, WHOLE_IMAGES),
+]
 
 
 def pack(run: Run, case: Case, overrides: Sequence[str] = ()) -> Path:

@@ -1,7 +1,6 @@
 """The benchmarks' harness: that it measures, keeps and draws what is there. Speeds are not tested."""
 
 import csv
-import dataclasses
 import importlib
 import itertools
 import os
@@ -9,11 +8,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -27,12 +24,12 @@ from torchvision.transforms import v2
 from benchmarks import agreement, bottleneck, entry_points, loading, readme, records, report
 from benchmarks.__main__ import BENCHMARKS, function_of, main, split
 from benchmarks.agreement import AGREEMENTS
-from benchmarks.baselines import Job, Recipe, limits
+from benchmarks.baselines import Job, Recipe, dataloader, limits
 from benchmarks.loading import difference, first_images
 from benchmarks.records import Measurement, Subject, Summary, ratio, summarise
 from benchmarks.run import Run, Sizes
 from benchmarks.template import make_config
-from benchmarks.turns import measure
+from benchmarks.turns import Program, measure
 from runtime import logger
 from tests import busy
 from tests.helpers import REPOSITORY
@@ -127,7 +124,7 @@ MEASURE = """
 import sys
 from functools import partial
 from pathlib import Path
-from benchmarks.turns import measure
+from benchmarks.turns import Program, measure
 from tests import busy
 if __name__ == "__main__":
     programs = {name: partial(busy.note_when, Path(sys.argv[1], name)) for name in ("a", "b")}
@@ -164,15 +161,17 @@ def is_alive(process: psutil.Process) -> bool:
 # Records
 
 
-def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_rows_are_read_as_they_were_written_and_the_newest_counts(tmp_path: Path) -> None:
     path = tmp_path / "loaders.csv"
     written = [row(), row("PIL + DataLoader", note='a "quoted", note'), row("none", samples="")]
+    newer = row(samples="2", commit="other")
     records.append(path, written[:1])
-    records.append(path, written[1:])
+    records.append(path, [*written[1:], newer])
     found = records.read(path)
     assert found[:2] == written[:2]
     assert found[0].values == [90, 100, 110]
     assert np.isnan(found[2].median)
+    assert records.latest(path)[:2] == [newer, written[1]]
 
 
 @pytest.mark.parametrize(
@@ -208,51 +207,29 @@ def test_a_crash_while_a_row_is_written_leaves_the_rows_before_it(tmp_path: Path
     assert [found.subject for found in records.read(path)] == ["loader=pytorch", "third"]
 
 
-def test_the_newest_row_counts(tmp_path: Path) -> None:
-    old, new = row(samples="1"), row(samples="2", commit="other")
-    records.append(tmp_path / "loaders.csv", [old, row("x"), new])
-    assert records.latest(tmp_path / "loaders.csv") == [new, row("x")]
-
-
-def test_every_column_is_documented() -> None:
-    source = Path(records.__file__).read_text()
-    body = source.partition("class Measurement:")[2].partition("@property")[0]
-    for field in dataclasses.fields(Measurement):
-        assert body.partition(f"    {field.name}: ")[2].split("\n")[1].strip().startswith('"""')
-
-
 # Runs
 
 
-def test_an_interrupted_run_goes_on_without_measuring_again(tmp_path: Path) -> None:
-    built = tmp_path / "built.txt"
-    once = partial(busy.note_start, built)
+def test_an_interrupted_run_goes_on_and_lists_what_cannot_be_had(tmp_path: Path) -> None:
+    started = tmp_path / "started.txt"
+    once = partial(busy.note_start, started)
 
-    def measure_both(interrupt: bool) -> None:
+    def measure_both(last: Program) -> None:
         run = Run(tmp_path, TINY)
-        run.compare("loaders", "one", {Subject("a"): once}, unit="images/s")
-        last = busy.interrupt if interrupt else once
-        second: dict[Subject, Callable] = {Subject("b"): once, Subject("c"): last}
-        run.compare("loaders", "two", second, unit="images/s")
+        run.compare("loaders", "one", {Subject("a"): once, Subject("b"): busy.refuse}, unit="s")
+        run.compare("loaders", "two", {Subject("c"): once, Subject("d"): last}, unit="s")
 
-    with pytest.raises(RuntimeError, match="c: its process ended with exit code 1"):
-        measure_both(interrupt=True)
-    assert len(built.read_text().split()) == 2
-    measure_both(interrupt=False)
-    measure_both(interrupt=False)
-    assert len(built.read_text().split()) == 4
+    with pytest.raises(RuntimeError, match="d: its process ended with exit code 1"):
+        measure_both(busy.interrupt)
+    assert len(started.read_text().split()) == 2
+    measure_both(once)
+    measure_both(once)
+    assert len(started.read_text().split()) == 4
     rows = records.read(tmp_path / "loaders.csv")
-    assert [(found.case, found.subject) for found in rows] == [
-        *(("one", "a"), ("two", "b"), ("two", "c"))
+    assert [(found.case, found.subject, found.repeats) for found in rows] == [
+        *(("one", "a", 2), ("one", "b", 0), ("two", "c", 2), ("two", "d", 2))
     ]
-
-
-def test_what_cannot_be_built_is_listed_with_its_reason(tmp_path: Path) -> None:
-    programs = {Subject("SPDL"): busy.refuse, Subject("a"): partial(busy.sleep, 0.001, 1)}
-    Run(tmp_path, TINY).compare("alternatives", "x", programs, unit="s")
-    spdl, other = records.read(tmp_path / "alternatives.csv")
-    assert (spdl.repeats, spdl.note) == (0, "not measured: spdl is not installed")
-    assert other.repeats == TINY.repeats
+    assert rows[1].note == "not measured: spdl is not installed"
 
 
 def test_help_names_every_benchmark_and_is_no_failure(capsys) -> None:
@@ -295,10 +272,9 @@ def batches_of(function: str, recipe: Recipe, files: list[str], **options):
     module, _, name = function.partition(".")
     load = getattr(importlib.import_module(f"benchmarks.baselines.{module}"), name)
     threads = 0 if module in ("dataloader", "webdataset_shards", "litdata_chunks") else 2
-    fields: dict = {"targets": [], "batch_size": 3, "parallel": threads}
-    fields |= {key: options.pop(key) for key in list(options) if key != "channels"}
-    job = Job(recipe, files, **fields)
-    return load(job, **options)
+    return load(
+        Job(recipe, files, **{"targets": [], "batch_size": 3, "parallel": threads, **options})
+    )
 
 
 PHOTO_WAYS = [
@@ -369,43 +345,26 @@ def test_pairs_are_cut_and_flipped_alike(photos: list[str], function: str) -> No
 
 @pytest.mark.parametrize("function", ["dataloader.tifffile_images", "dali.minimal"])
 def test_cells_are_read_with_all_channels(tmp_path: Path, function: str) -> None:
-    options = {"batch_size": 4}
     if function.startswith("dali"):
         pytest.importorskip("nvidia.dali")
-        options |= {"channels": 5}
     pixels = np.random.default_rng(0).integers(0, 256, (4, 50, 50, 5), np.uint8)
     files = [str(tmp_path / f"{number}.tif") for number in range(4)]
     for path, image in zip(files, pixels, strict=True):
         tifffile.imwrite(path, image, photometric="minisblack", planarconfig="contig")
     reading = Recipe(None, None, train=False, mean=(0.5,), std=(0.25,))
-    (images,) = batches_of(function, reading, files, **options)
+    (images,) = batches_of(function, reading, files, batch_size=4)
     expected = torch.from_numpy((pixels / 255 - 0.5) / 0.25).permute(0, 3, 1, 2).float()
     torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
     resized = Recipe((220, 224), (220, 220), train=False, mean=(0.5,), std=(0.25,))
-    (images,) = batches_of(function, resized, files, **options)
+    (images,) = batches_of(function, resized, files, batch_size=4)
     assert images.shape == (4, 5, 220, 220)
     assert images.dtype == torch.float32
 
 
-def test_a_gpu_gets_pinned_memory_or_decodes_itself(photos: list[str], monkeypatch) -> None:
-    from benchmarks.baselines import dali, dataloader
-
+def test_a_gpu_gets_pinned_memory(photos: list[str]) -> None:
     job = Job(Recipe(), photos, photos, 2, 2, torch.device("cuda", 1))
     for load in (dataloader.pil_images, dataloader.tifffile_images, dataloader.pil_pairs):
         assert getattr(load(job), "pin_memory", False)
-    asked: dict = {}
-
-    def pipeline_def(graph):
-        def build(*arguments, **options):
-            asked.update(options, decoder=arguments[-1])
-            raise NotImplementedError
-
-        return build
-
-    monkeypatch.setattr(dali, "optional", lambda *_: SimpleNamespace(pipeline_def=pipeline_def))
-    with pytest.raises(NotImplementedError):
-        next(dali.minimal(job))
-    assert (asked["device_id"], asked["decoder"]) == (1, "mixed")
 
 
 def test_limits_touch_every_file(photos: list[str]) -> None:
@@ -519,8 +478,7 @@ def test_entry_points_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
 def test_bottleneck_measures_changes_and_what_two_ranks_cost(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(bottleneck, "changes", lambda *_: [("model.channels_last=true",)])
     run = Run(tmp_path, TINY, LIGHT)
-    found = bottleneck.measure(run, num_devices=2)
-    assert 0 < found.share <= 1
+    assert 0 < bottleneck.measure(run, num_devices=2)[1] <= 1
     given, changed = bottleneck.rows_of(run), bottleneck.rows_of(run, f"{run.title}: changes")
     assert list(given) == [bottleneck.GIVEN, bottleneck.SYNTHETIC, bottleneck.ALONE]
     assert [line.num_devices for line in given.values()] == [2, 2, 1]

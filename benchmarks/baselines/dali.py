@@ -26,10 +26,10 @@ def build(graph: Any, arguments: tuple[Any, ...], job: Job) -> Any:
     return pipeline
 
 
-def minimal(job: Job, channels: int = 3) -> Iterator[Tensor]:
+def minimal(job: Job) -> Iterator[Tensor]:
     """The shortest pipeline that is also fast: DALI's own file reader and shuffling; decoding, resizing,
-    cropping and flipping fused. `channels` other than 3 only where DALI decodes the format as it is."""
-    pipeline = build(_minimal_graph, (job.files, channels), job)
+    cropping and flipping fused. TIFFs keep all of their channels."""
+    pipeline = build(_minimal_graph, (job.files,), job)
     left = len(job.files)
     while job.recipe.train or left > 0:
         (images,) = pipeline.run()
@@ -38,12 +38,12 @@ def minimal(job: Job, channels: int = 3) -> Iterator[Tensor]:
         left -= job.batch_size
 
 
-def _minimal_graph(files: list[str], channels: int, recipe: Recipe, decoder: str) -> Any:
+def _minimal_graph(files: list[str], recipe: Recipe, decoder: str) -> Any:
     fn = optional("nvidia.dali.fn", "nvidia-dali-cuda120")
     types = optional("nvidia.dali.types", "nvidia-dali-cuda120")
     math = optional("nvidia.dali.math", "nvidia-dali-cuda120")
     encoded, _ = fn.readers.file(files=files, random_shuffle=recipe.train, name="reader")
-    kind = types.RGB if channels == 3 else types.ANY_DATA
+    kind = types.ANY_DATA if files[0].endswith(".tif") else types.RGB
     flips = [
         fn.random.coin_flip(probability=p) if recipe.train and p else 0
         for p in (recipe.hflip, recipe.vflip)
