@@ -26,7 +26,7 @@ Table = list[list[str]]
 
 TITLES = {
     "alternatives": "Beside all others",
-    "loaders": "Loaders",
+    "loaders": "Loaders",  # measured until it became part of the one above
     "workers": "Workers and threads",
     "out_of_band": "Decoding ahead of time",
     "entry_points": "Entry points",

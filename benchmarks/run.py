@@ -184,7 +184,8 @@ class Run:
         ]
         records.append(self.path(benchmark), rows)
         for row in rows:
-            say(f"{benchmark} {case}: {subject}: {row.quantity} {span(row)} {row.unit} {note}")
+            figure = f"{row.quantity} {span(row)} {row.unit}" if row.repeats else note
+            say(f"{benchmark} {case}: {subject}: {figure}")
 
     def compare(
         self,
