@@ -124,11 +124,12 @@ MEASURE = """
 import sys
 from functools import partial
 from pathlib import Path
-from benchmarks.turns import Program, measure
+from benchmarks import turns
 from tests import busy
 if __name__ == "__main__":
+    turns.PRELOAD.clear()  # these programs need nothing of it
     programs = {name: partial(busy.note_when, Path(sys.argv[1], name)) for name in ("a", "b")}
-    measure(programs, 0, 60, 9)
+    turns.measure(programs, 0, 60, 9)
 """
 
 
@@ -623,6 +624,11 @@ def test_report_shows_a_picture_and_tables_with_what_follows_from_the_rows(
     pixels = np.asarray(Image.open(tmp_path / f"{benchmark}.png").convert("L"))
     assert min(pixels.shape) > 100
     assert 0.005 < (pixels < 250).mean() < 0.9, "blank"
+
+
+def test_report_without_results_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="python -m benchmarks"):
+        report.draw(tmp_path)
 
 
 def test_verdict_names_the_largest_part_and_only_what_is_reliably_faster() -> None:
