@@ -1,34 +1,34 @@
 """Run benchmarks and draw the report.
 
     python -m benchmarks                                  all, small sizes
-    python -m benchmarks loaders alternatives             these two
+    python -m benchmarks alternatives workers             these two
     python -m benchmarks full=true                        published sizes
     python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
 Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
-(default: all data sets), `scripts=train.py,train_ddp.py` (default: all entry points), `repeats=12`
-(samples of each figure), `window=2` (seconds of each), `data=...` and any other Hydra override of the
-training configuration. Started again with the same results folder, it goes on where it was stopped.
+(default: all data sets), `repeats=12` (samples of each figure), `data=...` and any other Hydra override of
+the training configuration. Started again with the same results folder, it goes on where it was stopped.
 """
 
 import importlib
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 # benchmark -> what it answers, in the order in which they run
 BENCHMARKS = {
-    "loaders": "images/s of each loader on each experiment's data",
+    "alternatives": "our loaders beside all others, on each experiment's data",
     "workers": "images/s by number of workers and threads",
     "out_of_band": "training from files that were decoded ahead of time",
     "entry_points": "every script with every loader on 1 to N devices",
     "bottleneck": "where a step's time goes, and what to change",
     "loop_overhead": "what the training loop costs beside forward, backward and step",
     "agreement": "what it costs that ranks agree on signals and the clock in each step",
-    "alternatives": "our loaders beside all others",
 }
-SETTINGS = ("full", "results", "cases", "scripts", "repeats", "window")
+SETTINGS = ("full", "results", "cases", "repeats")
+LOADING = ("alternatives", "workers", "out_of_band")
 
 
 def main(arguments: list[str]) -> int:
@@ -36,40 +36,38 @@ def main(arguments: list[str]) -> int:
     names, settings, overrides = split(arguments)
     from benchmarks import report
     from benchmarks.cases import CASES
-    from benchmarks.records import REPOSITORY
-    from benchmarks.run import SIZES_FULL, SIZES_SMALL, Run, is_first_rank, results_folder, say
+    from benchmarks.run import SIZES_FULL, SIZES_SMALL, Run, results_folder, say
 
     sizes = SIZES_FULL if settings.get("full", "false").lower() in ("true", "1") else SIZES_SMALL
     if repeats := settings.get("repeats"):
         if not repeats.isdecimal() or int(repeats) < 1:
             sys.exit(f"repeats={repeats} is no count; use a number from 1 on")
         sizes = replace(sizes, repeats=int(repeats), run_repeats=int(repeats))
-    if window := settings.get("window"):
-        if not window.replace(".", "", 1).isdecimal() or float(window) == 0:
-            sys.exit(f"window={window} is no time; use a number of seconds above 0")
-        sizes = replace(sizes, window_s=float(window))
     cases = settings["cases"].split(",") if "cases" in settings else list(CASES)
     if unknown := [name for name in cases if name not in CASES]:
         sys.exit(f"cases={settings['cases']}: {', '.join(unknown)} unknown; use {', '.join(CASES)}")
-    scripts = settings["scripts"].split(",") if "scripts" in settings else []
-    if missing := [name for name in scripts if not (REPOSITORY / name).is_file()]:
-        sys.exit(f"scripts={settings['scripts']}: there is no {', '.join(missing)}")
 
     folder = Path(settings["results"]) if "results" in settings else results_folder()
-    run = Run(folder, sizes, tuple(overrides), tuple(cases), scripts=tuple(scripts))
+    run = Run(folder, sizes, tuple(overrides), tuple(cases))
     failed = []
     for number, name in enumerate(names, start=1):
         say(f"[{number} of {len(names)}] {name}: {BENCHMARKS[name]}")
         try:
-            importlib.import_module(f"benchmarks.{name}").main(run)
+            function_of(name)(run)
         except Exception:
             traceback.print_exc()
             failed.append(name)
-    if is_first_rank():
-        say(f"report: {report.draw(folder)}")
+    say(f"report: {report.draw(folder)}")
     if failed:
         say(f"failed: {', '.join(failed)}; started again, only these are measured again")
     return int(bool(failed))
+
+
+def function_of(name: str) -> Callable[..., None]:
+    """What runs a benchmark: a function in `loading`, or `main` in the module of that name."""
+    if name in LOADING:
+        return getattr(importlib.import_module("benchmarks.loading"), name)
+    return importlib.import_module(f"benchmarks.{name}").main
 
 
 def split(arguments: list[str]) -> tuple[list[str], dict[str, str], list[str]]:

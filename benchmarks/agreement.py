@@ -4,78 +4,54 @@ A rank that was told to stop, or whose time to save has come, must not leave the
 all do the same after the step in which the largest flag of any rank arrives. On the CPU, with gloo.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.records import Subject
-from benchmarks.run import Builder, Draw, Run
+from benchmarks.run import Run
 from benchmarks.step import on_ranks
+from benchmarks.turns import Count, Program
+from runtime.distributed import ProcessGroup
 
 WORLD_SIZES = (2, 8)
 WIDTH = 128
 BATCH_SIZE_PER_RANK = 16
 
-Agree = Callable[[Tensor], Tensor]
-"""From this rank's flags, two int32 (signal, clock), to those that all ranks act on."""
+Agree = Callable[[Sequence[bool]], list[bool]]
+"""From this rank's wishes (to leave, to save) to those that all ranks act on."""
 
 
-def no_agreement() -> Agree:
-    return lambda flags: flags
-
-
-def blocking_agreement() -> Agree:
+def waits(wishes: Sequence[bool]) -> list[bool]:
     """Each step waits for the slowest rank once more."""
-
-    def agree(flags: Tensor) -> Tensor:
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        return flags
-
-    return agree
-
-
-def asynchronous_agreement() -> Agree:
-    """Started in one step and read in the next, when it has long arrived."""
-    pending: list[tuple[dist.Work, Tensor]] = []
-
-    def agree(flags: Tensor) -> Tensor:
-        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
-        assert work is not None
-        pending.append((work, flags))
-        if len(pending) == 1:
-            return torch.zeros_like(flags)
-        work, agreed = pending.pop(0)
-        work.wait()
-        return agreed
-
-    return agree
+    flags = torch.tensor(wishes, dtype=torch.int32)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return flags.bool().tolist()
 
 
 AGREEMENTS: dict[str, Callable[[], Agree]] = {
-    "no agreement": no_agreement,
-    "all_reduce that waits": blocking_agreement,
-    "all_reduce read a step later": asynchronous_agreement,
+    "no agreement": lambda: list,
+    "all_reduce that waits": lambda: waits,
+    "all_reduce read a step later": lambda: ProcessGroup().agree,
 }
 
 
 def main(run: Run) -> None:
     for world_size in WORLD_SIZES:
-        builders: dict[Subject, Builder] = {
-            Subject(name, num_devices=world_size): partial(build, name, world_size)
+        programs: dict[Subject, Program] = {
+            Subject(name, num_devices=world_size): partial(
+                on_ranks, partial(training_loop, name), world_size, "gloo"
+            )
             for name in AGREEMENTS
         }
-        run.compare("agreement", f"{world_size} gloo ranks", builders)
+        run.compare("agreement", f"{world_size} gloo ranks", programs)
 
 
-def build(name: str, world_size: int) -> Draw:
-    return on_ranks(partial(training_loop, name), world_size, "gloo")
-
-
-def training_loop(name: str, rank: int) -> Draw:
-    """A step of DDP with a small model, after which the ranks agree."""
+def training_loop(name: str, rank: int, count: Count) -> None:
+    """Steps of DDP with a small model, after each of which the ranks agree."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     layers = (nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU())
@@ -84,14 +60,10 @@ def training_loop(name: str, rank: int) -> Draw:
     inputs = torch.randn(BATCH_SIZE_PER_RANK, WIDTH)
     targets = torch.randint(10, (BATCH_SIZE_PER_RANK,))
     agree = AGREEMENTS[name]()
-
-    def step() -> int:
+    while True:
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        signal, clock = agree(torch.zeros(2, dtype=torch.int32)).tolist()
-        if signal or clock:
-            raise RuntimeError(f"no rank has set a flag, but signal={signal}, clock={clock}")
-        return 1
-
-    return step
+        if any(agree([False, False])):
+            raise RuntimeError("no rank has wished anything")
+        count(1)

@@ -8,14 +8,15 @@ them alone shows what averaging the gradients costs. Then follow the changes tha
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
 from benchmarks.records import Measurement, Subject, latest, ratio
-from benchmarks.run import SPEED, Builder, Draw, Run, say
-from benchmarks.step import on_ranks, training_step
-from benchmarks.template import make_config, parts, resolve_device
+from benchmarks.run import SPEED, Run, say
+from benchmarks.step import on_ranks, train
+from benchmarks.template import make_config, parts
+from benchmarks.turns import Count, Program
+from runtime.setup import resolve_device
 
 GIVEN, SYNTHETIC, ALONE = "as configured", "loader=synthetic", "loader=synthetic, one device"
 AMP = "train_amp.py"
@@ -24,47 +25,26 @@ WORTHWHILE = 1.05
 INPUT, COMMUNICATION, COMPUTE = "input", "communication", "compute"
 
 
-class Verdict(NamedTuple):
-    """What the rows of one configuration say."""
-
-    part: str
-    """Where most of the step's time goes: INPUT, COMMUNICATION or COMPUTE."""
-
-    share: float
-    """Of the step, in [0, 1]."""
-
-    change: str
-    """The fastest of all that was tried, if it is reliably faster; else empty."""
-
-    gain: float
-    """How many times as fast the change makes it; 1 without one."""
-
-
 def main(run: Run) -> None:
-    num_devices = torch.cuda.device_count() if run.device.type == "cuda" else 1
-    measure(run, num_devices)
+    measure(run, torch.cuda.device_count() if run.device.type == "cuda" else 1)
 
 
-def measure(run: Run, num_devices: int) -> Verdict:
+def measure(run: Run, num_devices: int) -> tuple[str, float, str, float]:
     """The parts of a step, then the changes that could remove the largest one."""
-    cfg = make_config(*run.overrides)
-    subjects = {GIVEN: (), SYNTHETIC: (SYNTHETIC,)}
-    builders: dict[Subject, Builder] = {
-        Subject(name, num_devices=num_devices): partial(build, run, num_devices, overrides)
-        for name, overrides in subjects.items()
-    }
+
+    def subject(name: str, *overrides: str, devices: int = num_devices) -> dict[Subject, Program]:
+        return {Subject(name, num_devices=devices): partial(work, run, devices, overrides)}
+
+    parts_of_step = subject(GIVEN) | subject(SYNTHETIC, SYNTHETIC)
     if num_devices > 1:
         # The same batch for each device, and no other rank to wait for.
-        batch_size = f"global_batch_size={cfg.global_batch_size // num_devices}"
-        builders[Subject(ALONE)] = partial(build, run, 1, (SYNTHETIC, batch_size))
-    run.compare("bottleneck", run.title, builders, unit="images/s")
-    tried = f"{run.title}: changes"
-    changed: dict[Subject, Builder] = {
-        Subject(" ".join(overrides) or GIVEN, num_devices=num_devices): partial(
-            build, run, num_devices, overrides
-        )
-        for overrides in [(), *changes(run, verdict(rows_of(run), {}).part)]
-    }
+        batch_size = make_config(*run.overrides).global_batch_size // num_devices
+        alone = (SYNTHETIC, f"global_batch_size={batch_size}")
+        parts_of_step |= subject(ALONE, *alone, devices=1)
+    run.compare("bottleneck", run.title, parts_of_step, unit="images/s")
+    tried, changed = f"{run.title}: changes", subject(GIVEN)
+    for overrides in changes(run, verdict(rows_of(run), {})[0]):
+        changed |= subject(" ".join(overrides), *overrides)
     run.compare("bottleneck", tried, changed, unit="images/s")
     part, share, change, gain = found = verdict(rows_of(run), rows_of(run, tried))
     advice = f"; {change} makes it {gain:.2f}x as fast" if change else ""
@@ -78,8 +58,15 @@ def rows_of(run: Run, case: str = "") -> dict[str, Measurement]:
     return {r.subject: r for r in rows if r.case == (case or run.title) and r.quantity == SPEED}
 
 
-def verdict(rows: dict[str, Measurement], tried: dict[str, Measurement]) -> Verdict:
-    """What binds the configuration that these rows are of, and what of all that was tried helps."""
+def verdict(
+    rows: dict[str, Measurement], tried: dict[str, Measurement]
+) -> tuple[str, float, str, float]:
+    """What the rows of one configuration, and of all that was tried, say.
+
+    Returns:
+        Where most of the step's time goes (INPUT, COMMUNICATION or COMPUTE), its share of the step, the fastest
+        change, if it is reliably faster (else empty), and how many times as fast that makes it.
+    """
     loaded, shares = ratio(rows.get(GIVEN), rows.get(SYNTHETIC)), {INPUT: 0.0, COMMUNICATION: 0.0}
     if loaded:
         shares[INPUT] = max(0.0, 1 - loaded.median)
@@ -94,30 +81,29 @@ def verdict(rows: dict[str, Measurement], tried: dict[str, Measurement]) -> Verd
         gain = ratio(row, tried.get(GIVEN))
         if gain and gain.low > 1 and gain.median > max(WORTHWHILE, best[1]):
             best = (change, gain.median)
-    return Verdict(part, shares[part], *best)
+    return part, shares[part], *best
 
 
-def build(run: Run, num_devices: int, overrides: tuple[str, ...]) -> Draw:
-    """Steps on all devices; a draw returns the samples of all of them."""
+def work(run: Run, num_devices: int, overrides: tuple[str, ...], count: Count) -> None:
+    """Steps on all devices, which count the samples of all of them."""
+    rank_program = partial(one_rank, run, num_devices, overrides)
     if num_devices == 1:
-        return one_rank(run, 1, overrides, 0)
-    rank_steps = partial(one_rank, run, num_devices, overrides)
+        return rank_program(0, count)
     backend = "nccl" if run.device.type == "cuda" else "gloo"
-    draw = on_ranks(rank_steps, num_devices, backend, in_step=True)
-    return lambda: num_devices * draw()
+    on_ranks(rank_program, num_devices, backend, lambda n: count(n * num_devices), in_step=True)
 
 
-def one_rank(run: Run, num_devices: int, overrides: tuple[str, ...], rank: int) -> Draw:
-    """The step of one rank: of `train.py` or `train_ddp.py`, with AMP of `train_amp.py`."""
+def one_rank(
+    run: Run, num_devices: int, overrides: tuple[str, ...], rank: int, count: Count
+) -> None:
+    """The steps of one rank: of `train.py` or `train_ddp.py`, with AMP of `train_amp.py`."""
     cfg = make_config(*run.overrides, *(o for o in overrides if o != AMP))
     device = resolve_device(cfg.device, rank)
     built = parts(cfg, device, rank, num_devices, distributed=num_devices > 1)
-    step = training_step(cfg, built, device, amp=AMP in overrides)
     try:
-        step()
+        train(cfg, built, device, count, amp=AMP in overrides)
     except RuntimeError as error:  # such as no compiler
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    return step
 
 
 def changes(run: Run, part: str) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Puts the comparison of loaders, that of loops and two pictures of some results into the README.
+"""Puts the comparison of loaders, that of loops and two pictures of some results into docs/benchmarks.md.
 
 python -m benchmarks.readme benchmarks/results/<machine>-<date>
 """
@@ -6,22 +6,19 @@ python -m benchmarks.readme benchmarks/results/<machine>-<date>
 import sys
 from pathlib import Path
 
-from benchmarks.records import REPOSITORY, latest
+from benchmarks import REPOSITORY
+from benchmarks.records import latest
 from benchmarks.report import markdown, tables
 
-README = REPOSITORY / "README.md"
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
 START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 COLUMNS = (
-    "subject",
-    "speed",
-    "against",
-    "share of the limit",
-    "time per step",
-    "over the bare loop",
+    *("subject", "speed", "against", "share of the limit"),
+    *("time per step", "over the bare loop"),
 )
 PICTURES = {
     "alternatives.png": "Speed of the loaders beside all others, as bars",
-    "workers.png": "Seconds per epoch against the number of workers or threads",
+    "workers.png": "Speed by number of workers or threads, as bars",
 }
 ABOUT_LOOPS = """\
 What the training loop costs beside the model, with its guard against non-finite gradients, log, progress
@@ -36,7 +33,7 @@ def excerpt(folder: Path) -> str:
     """
     rows = [row for row in latest(folder / "alternatives.csv") if row.repeats]
     newest = max(rows, key=lambda row: row.date)
-    where = folder.resolve().relative_to(REPOSITORY)
+    where = f"../{folder.resolve().relative_to(REPOSITORY)}"
     parts = [
         f"Measured on {newest.cpu}, {newest.cores} cores, {newest.gpu or 'no GPU'}, on "
         f"{newest.date[:10]}; versions, settings and more in [`report.md`]({where}/report.md). Medians "
@@ -53,9 +50,9 @@ def excerpt(folder: Path) -> str:
     return "\n\n".join(parts)
 
 
-def with_excerpt(readme: str, folder: Path) -> str:
-    """The README with what is between the marks replaced."""
-    before, _, rest = readme.partition(START)
+def with_excerpt(text: str, folder: Path) -> str:
+    """The page with what is between the marks replaced."""
+    before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n{excerpt(folder)}\n{END}{after}"
 
@@ -63,4 +60,4 @@ def with_excerpt(readme: str, folder: Path) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    README.write_text(with_excerpt(README.read_text(), Path(sys.argv[1])))
+    PAGE.write_text(with_excerpt(PAGE.read_text(), Path(sys.argv[1])))

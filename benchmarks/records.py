@@ -3,7 +3,6 @@
 import csv
 import functools
 import importlib.metadata
-import io
 import math
 import os
 import platform
@@ -11,6 +10,7 @@ import re
 import statistics
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-REPOSITORY = Path(__file__).parents[1]
+from benchmarks import REPOSITORY
+from runtime.checkpoint import write_atomically
+
 PACKAGES = (
     *("torch", "torchvision", "nvidia-dali-cuda120", "numpy", "pillow", "simplejpeg", "tifffile"),
-    *("spdl", "webdataset", "litdata", "ffcv", "lightning", "accelerate"),
+    *("spdl", "webdataset", "litdata", "lightning", "accelerate"),
 )
 CONFIDENCE = 0.95
 
@@ -152,25 +154,18 @@ def append(path: Path, rows: Iterable[Measurement]) -> None:
     Raises:
         ValueError: the file has other columns.
     """
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    if path.exists():
-        read(path)
-        text.write(path.read_text())
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer.writeheader()
-    for row in rows:
-        one_line = {
-            k: " ".join(v.split()) if isinstance(v, str) else v for k, v in asdict(row).items()
-        }
-        writer.writerow(one_line)
-    unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("w", newline="") as file:
-        file.write(text.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    old = read(path) if path.exists() else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: _write(temporary, [*old, *rows]))
+
+
+def _write(path: Path, rows: Iterable[Measurement]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in rows:
+            values = asdict(row).values()
+            writer.writerow(" ".join(v.split()) if isinstance(v, str) else v for v in values)
 
 
 def read(path: Path) -> list[Measurement]:
@@ -253,12 +248,16 @@ def machine() -> dict[str, Any]:
         gpu = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+    versions = [f"python {platform.python_version()}"]
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{package} {importlib.metadata.version(package)}")
     return {
         "cpu": found[1].strip() if found else platform.processor() or platform.machine(),
         "cores": len(cores()),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": gpu,
-        "versions": versions(),
+        "versions": ", ".join(versions),
         "commit": commit or "unknown",
     }
 
@@ -268,17 +267,6 @@ def cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def versions() -> str:
-    """Python and those of PACKAGES that are installed."""
-    found = [f"python {platform.python_version()}"]
-    for package in PACKAGES:
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ", ".join(found)
 
 
 def machine_name() -> str:

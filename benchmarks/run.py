@@ -1,24 +1,26 @@
 """What all benchmarks share: sizes, where the results go, and measuring subjects side by side."""
 
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-from benchmarks import records, template
+from benchmarks import records
 from benchmarks.cases import CASES, FULL, SMALL, Case
 from benchmarks.records import Measurement, Subject, Summary, machine, summarise
-from benchmarks.template import Config, make_config, resolve_device
-from benchmarks.turns import TURN_S, Count, Measured, Program, measure
+from benchmarks.template import make_config
+from benchmarks.turns import TURN_S, Count, Program, measure
+from conf.schema import Config
+from loaders.generate import generate
+from runtime.setup import resolve_device
 
 # What a subject that cannot be had here raises when it is built: it becomes a row without a figure.
 UNAVAILABLE = (
@@ -26,13 +28,6 @@ UNAVAILABLE = (
     *(torch.OutOfMemoryError, HydraException, OmegaConfBaseException),
 )
 SPEED, STEP_TIME = "speed", "time per step"
-
-Draw = Callable[[], int]
-"""Does one piece of work, such as fetching a batch, and returns the number of items in it."""
-
-Builder = Callable[[], Draw]
-"""Builds a subject in the process in which it is measured, so it can be pickled. What it raises of
-UNAVAILABLE becomes the reason why there is no figure."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +37,19 @@ class Sizes:
     data: dict[str, int] = field(default_factory=lambda: dict(SMALL))
     """Samples of each generated data set."""
 
-    own_batch_size: bool = False
-    """Batches as large as the experiment's configuration says, not as small as `Case.batch_size`."""
+    full: bool = False
+    """Batches as large as the experiment's configuration says, not as small as `Case.batch_size`, and
+    each script with each loader on each number of devices, not a choice of these."""
 
     warmup_s: float = 0.1
     """Seconds that each subject works before anything is counted."""
 
     window_s: float = 0.25
     """Seconds of one sample."""
+
+    turn_s: float | None = None
+    """Length of a turn. By default short; on a GPU as long as a sample, because what a loader has queued
+    there runs on when it is stopped."""
 
     repeats: int = 3
     """Samples of each subject; 6 are the least that give a 95 % interval."""
@@ -63,22 +63,17 @@ class Sizes:
     max_steps: int | None = 40
     """Optimizer steps after which such a run ends early: on a CPU, float16 is slow."""
 
-    every_combination: bool = False
-    """Each script with each loader on each number of devices, and each step of the data by number of
-    workers; small sizes take a choice."""
-
 
 SIZES_SMALL = Sizes()
 SIZES_FULL = Sizes(
     data=dict(FULL),
-    own_batch_size=True,
+    full=True,
     warmup_s=5.0,
     window_s=5.0,
     repeats=9,
     run_repeats=3,
     epochs=3,
     max_steps=None,
-    every_combination=True,
 )
 
 
@@ -99,9 +94,6 @@ class Run:
 
     data_dir: Path = Path("data/bench")
     """Where generated data lies."""
-
-    scripts: tuple[str, ...] = ()
-    """Names of the entry points that are started; empty: all."""
 
     prepared: dict[str, list[str]] = field(default_factory=dict)
     """By case, what `case_overrides` found: a process that is sent this run need not look again."""
@@ -134,9 +126,9 @@ class Run:
         if case.generator and not any(o.startswith("data.root=") for o in self.overrides):
             size = self.sizes.data.get(case.generator, 0)
             root = self.data_dir / f"{case.generator}-{size}"
-            template.generate(case.generator, root / case.below, size)
+            generate(case.generator, root / case.below, size)
             chosen += [f"data.root={root}", f"data.cache_dir={self.data_dir / 'cache'}"]
-        if not self.sizes.own_batch_size:
+        if not self.sizes.full:
             chosen.append(f"global_batch_size={case.batch_size}")
         self.prepared[name] = [*chosen, *self.overrides]
         return self.prepared[name]
@@ -174,40 +166,28 @@ class Run:
         epoch_size: int = 0,
         note: str = "",
         date: str = "",
-    ) -> list[Measurement]:
+    ) -> None:
         """Write a row for each (quantity, unit); where there are no samples, `note` must say why."""
-        rows = []
-        for (quantity, unit), values in samples.items():
-            summary = Summary(*(float(f"{value:.5g}") for value in summarise(values)))
-            rows.append(
-                Measurement(
-                    *(benchmark, case, subject.name, quantity, subject.num_workers),
-                    *(subject.num_threads, subject.num_devices, subject.settings),
-                    unit,
-                    *summary,
-                    repeats=len(values),
-                    samples=";".join(f"{value:.6g}" for value in values),
-                    epoch_size=epoch_size,
-                    note=note,
-                    date=date or now(),
-                    **machine(),
-                )
+        rows = [
+            Measurement(
+                *(benchmark, case, subject.name, quantity, subject.num_workers),
+                *(subject.num_threads, subject.num_devices, subject.settings, unit),
+                *Summary(*(float(f"{value:.5g}") for value in summarise(values))),
+                repeats=len(values),
+                samples=";".join(f"{value:.6g}" for value in values),
+                epoch_size=epoch_size,
+                note=note,
+                date=date or now(),
+                **machine(),
             )
+            for (quantity, unit), values in samples.items()
+        ]
         records.append(self.path(benchmark), rows)
         for row in rows:
-            say(f"{benchmark} {case}: {subject}: {row.quantity} {span(row)} {row.unit} {note}")
-        return rows
+            figure = f"{row.quantity} {span(row)} {row.unit}" if row.repeats else note
+            say(f"{benchmark} {case}: {subject}: {figure}")
 
     def compare(
-        self, benchmark: str, case: str, builders: Mapping[Subject, Builder], **options: Any
-    ) -> None:
-        """Measure subjects side by side; `options` are those of `compare_programs`."""
-        programs = {
-            subject: partial(_draw_on, build, self.device) for subject, build in builders.items()
-        }
-        self.compare_programs(benchmark, case, programs, **options)
-
-    def compare_programs(
         self,
         benchmark: str,
         case: str,
@@ -215,9 +195,6 @@ class Run:
         *,
         unit: str = "",
         epoch_size: int = 0,
-        turn_s: float | None = None,
-        warmup_s: float | None = None,
-        window_s: float | None = None,
         fresh: bool = False,
     ) -> None:
         """Measure subjects side by side and write a row for each.
@@ -225,85 +202,67 @@ class Run:
         Args:
             benchmark: name of the CSV file.
             case: what they are measured on.
-            programs: what works in a process of its own; can be pickled.
+            programs: what works in a process of its own; can be pickled. What it raises of UNAVAILABLE
+                before it counts anything becomes the reason why there is no figure.
             unit: of the speed, such as `images/s`; empty: the time per item in ms is written down.
             epoch_size: samples of an epoch of the published data.
-            turn_s: length of a turn. By default short; on a GPU long, because what a loader has queued
-                there runs on when it is stopped.
-            warmup_s, window_s: seconds before anything is counted, and of a sample; by default those of
-                the sizes.
             fresh: each round starts its processes anew.
         """
-        quantity, unit = (SPEED, unit) if unit else (STEP_TIME, "ms")
+        quantity = SPEED if unit else STEP_TIME
         if self.is_done(benchmark, case, programs, quantity):
             return
-        sizes, on_cpu = self.sizes, self.device.type == "cpu"
-        warmup_s = sizes.warmup_s if warmup_s is None else warmup_s
-        window_s = window_s or sizes.window_s
-        named = {str(subject): program for subject, program in programs.items()}
-        turn_s = turn_s or (TURN_S if on_cpu else window_s)
-        measured = Measured({name: [] for name in named}, {})
+        sizes = self.sizes
+        turn_s = sizes.turn_s or (TURN_S if self.device.type == "cpu" else sizes.window_s)
+        starts, rounds = (sizes.repeats, 1) if fresh else (1, sizes.repeats)
+        speeds: dict[Subject, list[float]] = {subject: [] for subject in programs}
+        reasons: dict[Subject, str] = {}
         say(f"{benchmark} {case}: {len(programs)} subjects")
         with progress(sizes.repeats, f"{benchmark} {case}") as bar:
-            for _ in range(sizes.repeats if fresh else 1):
-                repeats = 1 if fresh else sizes.repeats
+            for _ in range(starts):
                 found = measure(
-                    *(named, warmup_s, window_s, repeats, UNAVAILABLE),
-                    turn_s=turn_s,
-                    after_round=bar.update,
+                    {who: partial(_work_on, self.device, work) for who, work in programs.items()},
+                    *(sizes.warmup_s, sizes.window_s, rounds, UNAVAILABLE, turn_s, bar.update),
                 )
-                measured.reasons.update(found.reasons)
-                for name, speeds in found.speeds.items():
-                    measured.speeds[name] += speeds
+                for subject, outcome in found.items():
+                    if isinstance(outcome, str):
+                        reasons[subject] = f"not measured: {outcome}"
+                    else:
+                        speeds[subject] += outcome
         date = now()
         for subject in programs:
-            reason = measured.reasons.get(str(subject), "")
-            speeds = [] if reason else measured.speeds[str(subject)]
+            values = [] if subject in reasons else speeds[subject]
+            samples = values if unit else [1000 / speed for speed in values]
             self.record(
-                *(benchmark, case, subject),
-                {(quantity, unit): speeds if quantity == SPEED else [1000 / s for s in speeds]},
+                *(benchmark, case, subject, {(quantity, unit or "ms"): samples}),
                 epoch_size=epoch_size,
-                note=reason and f"not measured: {reason}",
+                note=reasons.get(subject, ""),
                 date=date,
             )
 
 
-def _draw_on(build: Builder, device: torch.device, count: Count) -> None:
+def _work_on(device: torch.device, program: Program, count: Count) -> None:
     resolve_device(str(device))  # after which, on a CPU, malloc keeps memory
-    draw = build()
-    while True:
-        count(draw())
+    program(count)
 
 
-def draw_from(batches: Iterable[Any], device: torch.device | None = None) -> Draw:
-    """Draws batch after batch from what is endless or gives an epoch each time that it is iterated over.
+def fetch(batches: Iterable[Any], device: torch.device | None, count: Count) -> NoReturn:
+    """Count the samples of batch after batch.
 
     Args:
-        batches: a loader; its batches are tensors, sequences, or tuples of these.
+        batches: endless, or an epoch each time that it is iterated over; tensors, sequences, or tuples of
+            these.
         device: where the batches shall lie, if the loader leaves them elsewhere.
-
-    Returns:
-        Fetches a batch and returns the number of samples in it.
+        count: ends it.
     """
-
-    def endless_batches() -> Iterator[Any]:
-        while True:
-            batch = None
-            for batch in batches:
-                yield batch
-            if batch is None:
-                raise ValueError("an epoch without a batch; use more data or smaller batches")
-
-    endless = endless_batches()
-
-    def draw() -> int:
-        batch = next(endless)
-        parts = batch if isinstance(batch, tuple) else (batch,)
-        if device is not None:
-            parts = tuple(part.to(device, non_blocking=True) for part in parts)
-        return len(parts[0])
-
-    return draw
+    while True:
+        batch = None
+        for batch in batches:
+            parts = batch if isinstance(batch, tuple) else (batch,)
+            if device is not None:
+                parts = tuple(part.to(device, non_blocking=True) for part in parts)
+            count(len(parts[0]))
+        if batch is None:
+            raise ValueError("an epoch without a batch; use more data or smaller batches")
 
 
 def now() -> str:
@@ -311,13 +270,8 @@ def now() -> str:
 
 
 def say(text: str) -> None:
-    """Print a line without breaking a progress bar; on rank 0 only."""
-    if is_first_rank():
-        tqdm.write(text.rstrip(), file=sys.stdout)
-
-
-def is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    """Print a line without breaking a progress bar."""
+    tqdm.write(text.rstrip(), file=sys.stdout)
 
 
 def progress(total: int, what: str) -> Any:
@@ -331,9 +285,9 @@ def number(value: float) -> str:
 
 
 def span(found: Measurement | Summary | None, unit: str = "") -> str:
-    """`1,840 (1,800 to 1,890)`, the median alone if there is one sample, `-` if there is none."""
+    """`1,840 (1,800 to 1,890)`, the median alone if there is one sample, nothing if there is none."""
     if found is None or found.median != found.median:
-        return "-"
+        return ""
     text = f"{number(found.median)}{unit}"
     if isinstance(found, Measurement) and found.repeats == 1:
         return text

@@ -1,9 +1,8 @@
 """A training step: the lines of the entry points without their `Run`, on one or several ranks."""
 
 import multiprocessing
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,26 +10,32 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler, autocast
 
-from benchmarks.run import Draw
-from benchmarks.template import Config, Parts, amp_dtype, endless
+from benchmarks.template import endless
+from benchmarks.turns import Count
+from conf.schema import Config
+from runtime.setup import amp_dtype
+
+HOST = "127.0.0.1"
+RankProgram = Callable[[int, Count], Any]
 
 
-def training_step(cfg: Config, parts: Parts, device: torch.device, amp: bool = False) -> Draw:
-    """Fetches a batch, computes loss and gradients and updates the weights.
+def train(
+    cfg: Config, parts: tuple[Any, ...], device: torch.device, count: Count, amp: bool = False
+) -> None:
+    """Fetch a batch, compute loss and gradients, update the weights and count the samples, on and on.
 
     Args:
         cfg: precision and limit of the gradients' norm.
         parts: what `template.parts` built.
         device: where they are.
+        count: ends it.
         amp: compute in `cfg.amp.dtype`, as `train_amp.py` does.
     """
     loader, task, model, optimizer, scheduler = parts
-    batches, dtype = endless(loader), amp_dtype(cfg.amp.dtype, device) if amp else torch.float32
+    dtype = amp_dtype(cfg.amp.dtype, device) if amp else torch.float32
     scaler = GradScaler(device.type, enabled=amp and cfg.amp.dtype == "float16")
     model.train()
-
-    def step() -> int:
-        inputs, targets = next(batches)
+    for inputs, targets in endless(loader):
         with autocast(device.type, dtype, enabled=amp):
             outputs = model(inputs)
         loss = task.loss(outputs, targets)
@@ -41,54 +46,49 @@ def training_step(cfg: Config, parts: Parts, device: torch.device, amp: bool = F
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         scheduler.step()
-        return len(inputs)
-
-    return step
+        count(len(inputs))
 
 
 def on_ranks(
-    build: Callable[[int], Draw], world_size: int, backend: str, in_step: bool = False
-) -> Draw:
-    """What rank 0 draws in this process, while the other ranks draw in processes of their own.
+    program: RankProgram, world_size: int, backend: str, count: Count, in_step: bool = False
+) -> None:
+    """Let a program work as rank 0 in this process and as the other ranks in processes of their own.
 
     Args:
-        build: called on each rank with its number, in a process group of all; can be pickled.
+        program: called on each rank with its number, in a process group of all; can be pickled.
         world_size: number of ranks.
         backend: `gloo` or `nccl`.
-        in_step: the others start each draw when rank 0 does. Otherwise they draw on until a collective
-            holds them, which on a GPU takes time from whoever else is measured.
+        count: is called by rank 0, with its own items.
+        in_step: the others begin each piece of work when rank 0 does. Otherwise they work on until a
+            collective holds them, which on a GPU takes time from whoever else is measured.
     """
     # A process that has computed nothing yet may fork, which is quick.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
-    store = Path(tempfile.mkdtemp()) / "store"
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     turns = [context.Semaphore(0) for _ in range(1, world_size)]
+    shared = (program, world_size, backend, store.port)
     for rank, turn in enumerate(turns, start=1):
-        arguments = (build, rank, world_size, backend, store, turn if in_step else None)
-        context.Process(target=_follow, args=arguments, daemon=True).start()
-    own = _join(build, 0, world_size, backend, store)
+        follow = partial(_wait, turn if in_step else None)
+        context.Process(target=_join, args=(*shared, rank, follow), daemon=True).start()
 
-    def draw() -> int:
+    def count_and_release(number: int) -> None:
+        count(number)
         for turn in turns:
             turn.release()
-        return own()
 
-    return draw
+    _join(*shared, 0, count_and_release)
+
+
+def _wait(turn: Any, _: int) -> None:
+    if turn is not None:
+        turn.acquire()
 
 
 def _join(
-    build: Callable[[int], Draw], rank: int, world_size: int, backend: str, store: Path
-) -> Draw:
+    program: RankProgram, world_size: int, backend: str, port: int, rank: int, count: Count
+) -> None:
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=world_size)
-    return build(rank)
-
-
-def _follow(
-    build: Callable[[int], Draw], rank: int, size: int, backend: str, store: Path, turn: Any
-) -> None:
-    draw = _join(build, rank, size, backend, store)
-    while True:
-        if turn is not None:
-            turn.acquire()
-        draw()
+    store = dist.TCPStore(HOST, port, is_master=False)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    program(rank, count)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ TURN_S = 0.2
 END_S, POLL_S = 5.0, 0.05
 # Imported once for all processes, as far as it is installed. Nothing of it may start threads or a GPU.
 PRELOAD = [
-    *("benchmarks.alternatives", "benchmarks.bottleneck", "train", "torch._dynamo"),
+    *("benchmarks.loading", "benchmarks.bottleneck", "train", "torch._dynamo"),
     *("lightning.pytorch.loggers", "accelerate"),
 ]
 
@@ -29,14 +29,7 @@ Program = Callable[[Count], Any]
 """Works on and on; it ends when `Count` raises SystemExit."""
 
 
-class Measured(NamedTuple):
-    """What came of each program, by name."""
-
-    speeds: dict[str, list[float]]
-    """Items per second, one figure for each round."""
-
-    reasons: dict[str, str]
-    """Why the others could not begin."""
+Name = TypeVar("Name")
 
 
 class Refused(Exception):
@@ -44,14 +37,14 @@ class Refused(Exception):
 
 
 def measure(
-    programs: Mapping[str, Program],
+    programs: Mapping[Name, Program],
     warmup_s: float,
     window_s: float,
     repeats: int,
     refusals: tuple[type[Exception], ...] = (),
     turn_s: float = TURN_S,
     after_round: Callable[[], Any] = lambda: None,
-) -> Measured:
+) -> dict[Name, list[float] | str]:
     """Let programs work in turns of a moment each.
 
     Between its turns a program is stopped with all its threads and worker processes, so it also pays
@@ -69,28 +62,28 @@ def measure(
         turn_s: a turn ends with the first piece of work that is finished after so many seconds.
         after_round: called after each round.
 
+    Returns:
+        By name the items per second in each round, or why a program could not begin.
+
     Raises:
         RuntimeError: a program failed or its process died.
     """
-    measured = Measured({}, {})
+    found: dict[Name, list[float] | str] = {}
     num_turns = max(1, round(window_s / turn_s))
-    processes: dict[str, _Process] = {}
-    turns: dict[str, Callable[[float], int]] = {}
+    processes: dict[Name, _Process] = {}
     try:
         # All begin at the same time, which makes use of all CPUs, and end so.
         for name, program in programs.items():
-            processes[name] = _Process(name, program, refusals)
+            processes[name] = _Process(str(name), program, refusals)
         for name, process in processes.items():
             try:
                 process.stop()
             except Refused as error:
-                measured.reasons[name] = str(error)
-            else:
-                turns[name] = process.turn
-                measured.speeds[name] = []
-        for turn in turns.values():
-            turn(warmup_s)
-        names = list(turns)
+                found[name] = str(error)
+        names = [name for name in processes if name not in found]
+        speeds: dict[Name, list[float]] = {name: [] for name in names}
+        for name in names:
+            processes[name].turn(warmup_s)
         order = random.Random(0)
         for _ in range(repeats):
             items, seconds = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
@@ -99,17 +92,17 @@ def measure(
                 order.shuffle(names)
                 for name in names:
                     start = time.perf_counter()
-                    items[name] += turns[name](window_s / num_turns)
+                    items[name] += processes[name].turn(window_s / num_turns)
                     seconds[name] += time.perf_counter() - start
             for name in names:
-                measured.speeds[name].append(items[name] / seconds[name])
+                speeds[name].append(items[name] / seconds[name])
             after_round()
     finally:
         for process in processes.values():
             process.connection.close()  # which _end_group sees
         for process in processes.values():
             process.process.join()
-    return measured
+    return {**found, **speeds}
 
 
 class _Process:
@@ -142,17 +135,18 @@ class _Process:
             Refused: it cannot begin.
             RuntimeError: it failed or died.
         """
+        wait([self.connection, self.process.sentinel])
         try:
-            wait([self.connection, self.process.sentinel])
-            if not self.connection.poll():  # its guardian holds the other end too
-                raise EOFError
-            items = self.connection.recv()
+            # If it has died, its guardian still holds the other end.
+            items = self.connection.recv() if self.connection.poll() else None
         except (EOFError, ConnectionError):
+            items = None
+        if items is None:
             self.process.join()
             raise RuntimeError(
                 f"{self.name}: its process ended with exit code {self.process.exitcode} (a negative one "
                 "is that of a signal: -9 if memory ran out); what it printed may say why"
-            ) from None
+            )
         if isinstance(items, Exception):
             raise items
         with suppress(ProcessLookupError):  # it has died, which the next turn tells
@@ -191,11 +185,9 @@ def _work(
     try:
         program(count)
     except Exception as error:
-        has_begun = end > 0
-        if isinstance(error, refusals) and not has_begun:
-            connection.send(Refused(str(error)))
-        else:
-            connection.send(RuntimeError(f"{name} failed:\n{traceback.format_exc()}"))
+        is_refusal = isinstance(error, refusals) and end == 0
+        text = f"{name} failed:\n{traceback.format_exc()}"
+        connection.send(Refused(str(error)) if is_refusal else RuntimeError(text))
 
 
 def _end_group(group: int, connection: Connection) -> None:

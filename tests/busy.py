@@ -58,23 +58,12 @@ class Unreadable:
         raise NotImplementedError
 
 
-# What Run.compare measures
-
-
-def draw_one() -> Callable[[], int]:
-    return lambda: 1
-
-
-def draw_once_built(path: Path) -> Callable[[], int]:
-    """Leave a line per call in a file."""
+def note_start(path: Path, count: Callable[[int], None]) -> None:
+    """Leave a line in a file, then work."""
     with path.open("a") as file:
-        print("built", file=file)
-    return draw_one()
+        print("started", file=file)
+    sleep(0.001, 1, count)
 
 
-def draw_missing() -> Callable[[], int]:
-    raise ModuleNotFoundError("spdl is not installed; pip install spdl")
-
-
-def draw_interrupted() -> Callable[[], int]:
+def interrupt(count: Callable[[int], None]) -> NoReturn:
     raise KeyboardInterrupt

@@ -6,15 +6,13 @@ each time that it is iterated over.
 """
 
 import importlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from benchmarks.template import DataConfig
-
+from conf.schema import DataConfig
 
 CPU = torch.device("cpu")
 
@@ -30,7 +28,7 @@ class Recipe:
     """Height and width of the crop in pixels; None: all."""
 
     train: bool = True
-    """Shuffle the files, crop at a random position and flip; off: as they come, at the centre."""
+    """Shuffle the files, crop at a random position and flip; off: no chance, crop at the centre."""
 
     random_crop: bool = True
     """In training; off: at the centre there too."""
@@ -48,7 +46,7 @@ class Recipe:
     """Per channel (or one for all), divides after that."""
 
     @classmethod
-    def of(cls, data: "DataConfig") -> "Recipe":
+    def of(cls, data: DataConfig, train: bool = True) -> "Recipe":
         """The recipe that a configuration asks for.
 
         Raises:
@@ -65,6 +63,7 @@ class Recipe:
         return cls(
             resize=size if size is None or isinstance(size, int) else tuple(size),
             crop=crop and tuple(crop),
+            train=train,
             random_crop=data.random_crop,
             hflip=data.hflip,
             vflip=data.vflip,
@@ -72,10 +71,6 @@ class Recipe:
             mean=tuple((mean - low) / (high - low) for mean in data.mean or [0.0]),
             std=tuple(std / (high - low) for std in data.std or [1.0]),
         )
-
-    def for_evaluation(self) -> "Recipe":
-        """The same without chance: files in order, crop at the centre, no flips."""
-        return replace(self, train=False)
 
     @property
     def crops_randomly(self) -> bool:

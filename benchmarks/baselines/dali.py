@@ -26,10 +26,10 @@ def build(graph: Any, arguments: tuple[Any, ...], job: Job) -> Any:
     return pipeline
 
 
-def minimal(job: Job, channels: int = 3) -> Iterator[Tensor]:
+def minimal(job: Job) -> Iterator[Tensor]:
     """The shortest pipeline that is also fast: DALI's own file reader and shuffling; decoding, resizing,
-    cropping and flipping fused. `channels` other than 3 only where DALI decodes the format as it is."""
-    pipeline = build(_minimal_graph, (job.files, channels), job)
+    cropping and flipping fused. TIFFs keep all of their channels."""
+    pipeline = build(_minimal_graph, (job.files,), job)
     left = len(job.files)
     while job.recipe.train or left > 0:
         (images,) = pipeline.run()
@@ -38,12 +38,12 @@ def minimal(job: Job, channels: int = 3) -> Iterator[Tensor]:
         left -= job.batch_size
 
 
-def _minimal_graph(files: list[str], channels: int, recipe: Recipe, decoder: str) -> Any:
+def _minimal_graph(files: list[str], recipe: Recipe, decoder: str) -> Any:
     fn = optional("nvidia.dali.fn", "nvidia-dali-cuda120")
     types = optional("nvidia.dali.types", "nvidia-dali-cuda120")
     math = optional("nvidia.dali.math", "nvidia-dali-cuda120")
     encoded, _ = fn.readers.file(files=files, random_shuffle=recipe.train, name="reader")
-    kind = types.RGB if channels == 3 else types.ANY_DATA
+    kind = types.ANY_DATA if files[0].endswith(".tif") else types.RGB
     flips = [
         fn.random.coin_flip(probability=p) if recipe.train and p else 0
         for p in (recipe.hflip, recipe.vflip)
@@ -81,12 +81,14 @@ def _minimal_graph(files: list[str], channels: int, recipe: Recipe, decoder: str
             interp_type=types.INTERP_LINEAR,
             antialias=True,
         )
+    return normalise(fn, types, images, recipe)
+
+
+def normalise(fn: Any, types: Any, images: Any, recipe: Recipe) -> Any:
+    """uint8 (H, W, C) to float32 (C, H, W)."""
+    mean, std = ([255 * value for value in values] for values in (recipe.mean, recipe.std))
     return fn.crop_mirror_normalize(
-        images,
-        dtype=types.FLOAT,
-        output_layout="CHW",
-        mean=[255 * value for value in recipe.mean],
-        std=[255 * value for value in recipe.std],
+        images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std
     )
 
 
@@ -128,14 +130,6 @@ def _external_graph(read: Any, recipe: Recipe, decoder: str) -> Any:
         place = [fn.random.uniform(range=[0.0, 1.0]) for _ in range(2)]
     if recipe.train:
         flips = [fn.random.coin_flip(probability=p) for p in (recipe.hflip, recipe.vflip)]
-    std = np.array(recipe.std, np.float32).reshape(-1, 1, 1)
-    mean = np.array(recipe.mean, np.float32).reshape(-1, 1, 1)
-    scale, shift = 1 / (255 * std), -mean / std
-
-    def constant(values: np.ndarray) -> Any:
-        if values.size == 1:
-            return float(values.item())
-        return types.Constant(values, device="cpu" if decoder == "cpu" else "gpu")
 
     def transform(file: Any) -> Any:
         images = fn.decoders.image(file, device=decoder, output_type=types.RGB)
@@ -146,6 +140,6 @@ def _external_graph(read: Any, recipe: Recipe, decoder: str) -> Any:
         if recipe.crop is not None:
             images = fn.crop(images, crop=recipe.crop, crop_pos_y=place[0], crop_pos_x=place[1])
         images = fn.flip(images, horizontal=flips[0], vertical=flips[1])
-        return fn.transpose(images, perm=[2, 0, 1]) * constant(scale) + constant(shift)
+        return normalise(fn, types, images, recipe)
 
     return transform(encoded[0]), transform(encoded[1])

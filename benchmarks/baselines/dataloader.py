@@ -1,20 +1,18 @@
 """The files through torch's DataLoader: with PIL, torchvision's v2 transforms and tifffile."""
 
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import tifffile
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_image
-from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 from benchmarks.baselines import Job, Recipe
@@ -22,35 +20,30 @@ from benchmarks.baselines import Job, Recipe
 Pair = tuple[Tensor, Tensor]
 
 
-class Items(Dataset[Any]):
-    """Made by a function of what they are made from."""
+def data_loader(job: Job, sources: list[Any], load: Callable[[Any], Any]) -> DataLoader[Any]:
+    """What `load` makes of sources, in batches; for pairs in a tuple of two.
 
-    def __init__(self, sources: list[Any], load: Callable[[Any], Any]) -> None:
-        self.sources, self.load = sources, load
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.load(self.sources[number])
-
-
-def data_loader(
-    job: Job, sources: list[Any], load: Callable[[Any], Any], collate: Any = None
-) -> DataLoader[Any]:
-    """Workers live on between epochs, so that small data is not at a disadvantage, and memory is pinned
-    where batches go to a GPU."""
+    Workers live on between epochs, so that small data is not at a disadvantage, and memory is pinned
+    where batches go to a GPU.
+    """
     return DataLoader(
-        Items(sources, load),
+        cast(Any, sources),
         job.batch_size,
         shuffle=job.recipe.train,
         drop_last=job.recipe.train,
-        collate_fn=collate,
+        collate_fn=partial(load_batch, load),
         num_workers=job.parallel,
         persistent_workers=job.parallel > 0,
         pin_memory=job.on_gpu,
         generator=torch.Generator().manual_seed(0),
     )
+
+
+def load_batch(load: Callable[[Any], Any], sources: list[Any]) -> Any:
+    items = [load(source) for source in sources]
+    if isinstance(items[0], Tensor):
+        return torch.stack(items)
+    return tuple(torch.stack(parts) for parts in zip(*items, strict=True))
 
 
 def geometry(recipe: Recipe, package: Any) -> list[Any]:
@@ -128,34 +121,19 @@ def tifffile_images(job: Job) -> Iterable[Tensor]:
     return data_loader(job, job.files, partial(load_tiff, transform=transform))
 
 
-def load_pair(paths: tuple[str, str], recipe: Recipe) -> Pair:
+def load_pair(paths: tuple[str, str], transform: Callable[[Any], Pair]) -> Pair:
     images = []
     for path in paths:
-        with Image.open(path) as file:
-            image = file.convert("RGB")
-        images.append(F.resize(image, recipe.resize) if recipe.resize is not None else image)
-    if recipe.crops_randomly:
-        place = transforms.RandomCrop.get_params(images[0], recipe.crop)
-        images = [F.crop(image, *place) for image in images]
-    elif recipe.crop is not None:
-        images = [F.center_crop(image, recipe.crop) for image in images]
-    if recipe.train and random.random() < recipe.hflip:
-        images = [F.hflip(image) for image in images]
-    if recipe.train and random.random() < recipe.vflip:
-        images = [F.vflip(image) for image in images]
-    finish = transforms.Compose(to_tensor(recipe))
-    return finish(images[0]), finish(images[1])
-
-
-def stack_pairs(pairs: list[Pair]) -> Pair:
-    inputs, targets = zip(*pairs, strict=True)
-    return torch.stack(inputs), torch.stack(targets)
+        with Image.open(path) as image:
+            images.append(image.convert("RGB"))
+    return transform(tuple(images))
 
 
 def pil_pairs(job: Job) -> Iterable[Pair]:
     """Pairs as the speed-up template and the DALI tutorial load them: cut at one place, flipped alike."""
-    pairs = list(zip(job.files, job.targets, strict=True))
-    return data_loader(job, pairs, partial(load_pair, recipe=job.recipe), stack_pairs)
+    steps = [*geometry(job.recipe, v2), v2.ToImage(), convert(job.recipe), v2.ToPureTensor()]
+    load = partial(load_pair, transform=v2.Compose(steps))
+    return data_loader(job, list(zip(job.files, job.targets, strict=True)), load)
 
 
 def sleep_for(seconds: float) -> Tensor:

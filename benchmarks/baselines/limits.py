@@ -1,42 +1,62 @@
-"""What no loader on these cores can beat: reading, decoding, resizing or copying, and nothing else."""
+"""What no loader on these cores can beat: reading, decoding or resizing, and nothing else.
+
+Unlike the other baselines these give lists of arrays of any size, without end.
+"""
 
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import simplejpeg
-import tifffile
 import torch
-from PIL import Image
-from torch import Tensor
 from torch.nn.functional import interpolate
+
+from benchmarks.baselines import Job
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-def read(path: str) -> np.ndarray:
+def read(job: Job) -> Iterator[Any]:
+    return of_files(job, read_file)
+
+
+def decode(job: Job) -> Iterator[Any]:
+    return of_files(job, decode_file)
+
+
+def resize(job: Job) -> Iterator[Any]:
+    size: Any = job.recipe.resize
+    crop: Any = job.recipe.crop
+    return of_files(job, partial(resize_file, shorter_side=size, crop=crop))
+
+
+def of_files(job: Job, function: Callable[[str], Any]) -> Iterator[tuple[list[Any], ...]]:
+    """Its results for file after file, a batch at a time, those of the targets apart."""
+    columns = [job.files, job.targets] if job.targets else [job.files]
+    paths = itertools.cycle([path for sample in zip(*columns, strict=True) for path in sample])
+    for results in on_threads(function, paths, len(columns) * job.batch_size, job.parallel):
+        yield tuple(results[place :: len(columns)] for place in range(len(columns)))
+
+
+def read_file(path: str) -> np.ndarray:
     """The bytes of the file."""
     return np.fromfile(path, np.uint8)
 
 
-def decode(path: str) -> np.ndarray:
-    """The whole image (H, W, C), in uint8 or what the file holds."""
-    if path.lower().endswith((".jpg", ".jpeg")):
-        return simplejpeg.decode_jpeg(Path(path).read_bytes(), "RGB")
-    if path.lower().endswith((".tif", ".tiff")):
-        return tifffile.imread(path)
-    with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
+def decode_file(path: str) -> np.ndarray:
+    """The whole JPEG, uint8 (H, W, 3)."""
+    return simplejpeg.decode_jpeg(Path(path).read_bytes(), "RGB")
 
 
-def resize(path: str, shorter_side: int, crop: tuple[int, int]) -> np.ndarray:
+def resize_file(path: str, shorter_side: int, crop: tuple[int, int]) -> np.ndarray:
     """The `crop` (height, width) from the centre of the decoded image, resized with antialiasing."""
-    image = decode(path)
+    image = decode_file(path)
     factor = min(image.shape[:2]) / shorter_side
     height, width = (round(factor * length) for length in crop)
     y, x = max(0, image.shape[0] - height) // 2, max(0, image.shape[1] - width) // 2
@@ -59,40 +79,3 @@ def on_threads(
             waiting[-1].append(pool.submit(function, item))
         for futures in waiting:
             yield [future.result() for future in futures]
-
-
-def write_pixels(path: Path, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """A memory-mapped file of uint8 noise of that shape; an existing one of the same size is kept."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    size = int(np.prod(shape))
-    if not path.exists() or path.stat().st_size != size:
-        random = np.random.default_rng(0)
-        with path.open("wb") as file:
-            for _ in range(shape[0]):
-                file.write(random.integers(0, 256, size // shape[0], np.uint8).tobytes())
-    return np.memmap(path, np.uint8, "r", shape=shape)
-
-
-def copies(
-    pixels: np.ndarray, crop: tuple[int, int], batch_size: int, num_threads: int, as_float: bool
-) -> Iterator[list[Tensor]]:
-    """Random crops of memory-mapped uint8 images (N, H, W, C), copied into a part of a batch per thread.
-
-    The parts are uint8 (n, height, width, C), the bytes that any loader of decoded pixels has to touch, or
-    with `as_float` float32 (n, C, height, width) as a model takes it.
-    """
-    random = np.random.default_rng(0)
-    count, height, width, channels = pixels.shape
-    size = -(-batch_size // num_threads)
-    order = random.permutation(count)
-    y, x = (random.integers(n + 1, size=count) for n in (height - crop[0], width - crop[1]))
-
-    def copy(start: int) -> Tensor:
-        part = np.empty((min(size, count - start), *crop, channels), np.uint8)
-        for place, number in enumerate(order[start : start + size]):
-            top, left = y[number], x[number]
-            part[place] = pixels[number, top : top + crop[0], left : left + crop[1]]
-        images = torch.from_numpy(part)
-        return images.permute(0, 3, 1, 2).contiguous().to(torch.float32) if as_float else images
-
-    return on_threads(copy, itertools.cycle(range(0, count, size)), num_threads, num_threads)
