@@ -31,12 +31,12 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
     """
 
     def problem_of(path: str) -> str | None:
-        as_stored = data.layout == "cells"
-        header = header_or_reason(path, data.max_pixels, as_stored)
+        content = "stored" if data.layout == "cells" else "rgb"
+        header = header_or_reason(path, data, content)
         if isinstance(header, str):
             return header
         try:
-            decode(path, np.array([tuple(header)], HEADER)[0], as_stored)
+            decode(path, np.array([tuple(header)], HEADER)[0], content)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             return reason_of(error, path)
         return None
