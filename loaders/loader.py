@@ -43,7 +43,6 @@ class Loader:
         self.target = self.index.target
         self.in_channels = self.index.channels
         self.classes: tuple[str, ...] = getattr(self.target, "classes", ())
-        self.num_classes = len(self.classes) or None
         self.batch_size = sampler.global_batch_size // sampler.world_size
         self.max_batches = sampler.max_batches
         self.dropped_per_epoch = len(self.index) - sampler.num_rows
