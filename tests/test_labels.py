@@ -1,6 +1,7 @@
 """`data=table`: what the cells of a table become, and what is said of those that are wrong."""
 
 import builtins
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 from PIL import Image
 
 from loaders import build_loaders
+from loaders.check import check
 from loaders.index import Index, Labels, Numbers, SeveralLabels
 from loaders.layouts import build_index
 from loaders.pack import pack
-from tests.helpers import make_config
+from tests.helpers import events_of, make_config, summary_of, train
 
 CPU = torch.device("cpu")
 NUM_IMAGES = 12
@@ -372,3 +374,42 @@ def test_without_pyarrow_the_message_says_what_to_do(images: Path, tmp_path, mon
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ModuleNotFoundError, match="pip install pyarrow, or save the table as CSV"):
         index_of(images, table)
+
+
+def test_check_decodes_the_files_of_the_table(images: Path, tmp_path) -> None:
+    table = write(tmp_path, "path,label", NAMES[:8])
+    assert check(make_config(*options_of(images, table)).data) == (8, {})
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_ddp.py"])
+@pytest.mark.parametrize(
+    ("task", "label_of", "metric"),
+    [
+        ("classification", lambda n: "light" if n >= 6 else "dark", "val/top1"),
+        ("multilabel", lambda n: ";".join(["light"] * (n >= 6) + ["any"]), "val/map"),
+        ("regression", lambda n: f"{20 * n / 255:.3f}", "val/r2"),
+    ],
+)
+def test_every_task_of_labels_learns_from_a_table(
+    script: str, task: str, label_of, metric: str, images: Path, tmp_path
+) -> None:
+    """How light an image is; validated on the training images, unequal numbers of them per rank."""
+    lines = ["path,label,split"]
+    for number in range(NUM_IMAGES):
+        lines.append(f"{path_of(number)},{label_of(number)},train")
+    copies = tmp_path / "images"
+    shutil.copytree(images, copies)
+    for number in range(1, NUM_IMAGES):
+        shutil.copy(images / path_of(number), copies / f"val{number}.png")
+        lines.append(f"val{number}.png,{label_of(number)},val")
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(lines))
+    options = options_of(copies, table, f"task={task}", "data.mean=[0.5]", "data.std=[0.25]")
+    options += ["epochs=25", "model.kwargs.width=8", "model.kwargs.batch_norm=false"]
+    train(script, tmp_path / "run", *options, "optimizer.lr=0.01")
+    summary = summary_of(tmp_path / "run")
+    assert summary["best"][metric] > 0.9
+    pictures = {"train/inputs", "val/predictions"} | (
+        {"val/confusion"} if task == "classification" else set()
+    )
+    assert set(events_of(tmp_path / "run").Tags()["images"]) == pictures

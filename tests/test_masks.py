@@ -10,11 +10,12 @@ import torch
 from PIL import Image
 
 from loaders import build_loaders
+from loaders.check import check
 from loaders.decode import decode_mask
 from loaders.index import Masks
 from loaders.layouts import build_index
 from loaders.pack import pack
-from tests.helpers import make_config
+from tests.helpers import checkpoint_of, events_of, make_config, summary_of, train
 
 CPU = torch.device("cpu")
 BACKENDS = ["pytorch", "workers", "dali", "packed"]
@@ -302,3 +303,66 @@ def test_dalis_own_reader_refuses_masks(scenes: Path, tmp_path) -> None:
         ValueError, match="reader=native does not have masks; use loader.reader=plan"
     ):
         loaders_of("dali", scenes, tmp_path, [*CROPS, "loader.reader=native"])
+
+
+def test_check_decodes_masks_as_masks(tmp_path) -> None:
+    root = folder_of(tmp_path, {"a.png": Image.new("RGB", (10, 8)), "b.png": filled(1)})
+    options = ["data=masks", f"data.root={root}", f"data.cache_dir={tmp_path}", "data.val_count=1"]
+    num_files, problems = check(make_config(*options).data)
+    assert num_files == 4
+    [(path, reason)] = problems.items()
+    assert path.endswith("masks/a.png")
+    assert "of mode RGB; store class indices" in reason
+
+
+# training
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory) -> list[str]:
+    """Options of 36 noisy images with bright squares (1) whose left neighbours are dark ones (2)."""
+    root, random = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
+    for number in range(36):
+        image, mask = random.normal(100, 15, (32, 32, 3)), np.zeros((32, 32), np.uint8)
+        y, x = random.integers(0, 20, 2)
+        for index, value in ((1, 200), (2, 20)):
+            place = (slice(y, y + 12), slice(x + 6 * (2 - index), x + 6 * (3 - index)))
+            image[place], mask[place] = value, index
+        mask[:2] = IGNORED
+        save(root / "images" / f"{number:02d}.png", image.clip(0, 255).astype(np.uint8))
+        save(root / "masks" / f"{number:02d}.png", mask, palette=True)
+    return [
+        *("data=masks", f"data.root={root}", f"data.cache_dir={root / 'cache'}"),
+        *(
+            "data.crop=[32,32]",
+            "data.vflip=0.5",
+            f"data.ignore_index={IGNORED}",
+            "data.val_count=9",
+        ),
+        *("task=segmentation", "model=unet", "model.kwargs.width=8", "model.kwargs.num_levels=2"),
+        *("global_batch_size=8", "epochs=8", "optimizer.lr=0.01", "loss.weights=auto"),
+    ]
+
+
+def test_train_learns_to_segment_and_shows_it(squares: list[str], tmp_path) -> None:
+    options = [*squares, "epochs=20", "model.kwargs.batch_norm=false"]
+    printed = train("train.py", tmp_path / "run", *options)
+    assert "masks of 3 classes (0, 1, 2)" in printed
+    summary = summary_of(tmp_path / "run")
+    assert summary["val/miou"] > 0.8
+    assert summary["val/pixel_accuracy"] > 0.95
+    tags = events_of(tmp_path / "run").Tags()["images"]
+    assert tags == ["train/inputs", "val/image", "val/mask", "val/prediction"]
+
+
+def test_two_ranks_segment_like_one_process(squares: list[str], tmp_path) -> None:
+    """And their 9 validation images, 5 and 4 of them, give the metrics of all 9."""
+    options = [*squares, "model.kwargs.batch_norm=false", "epochs=2", "optimizer.lr=0.001"]
+    for script in ("train.py", "train_ddp.py"):
+        train(script, tmp_path / script, *options)
+    one, two = (summary_of(tmp_path / script) for script in ("train.py", "train_ddp.py"))
+    for name in ("val/loss", "val/miou", "val/pixel_accuracy"):
+        assert two[name] == pytest.approx(one[name], abs=1e-3), name
+    weights = [checkpoint_of(tmp_path / script)["model"] for script in ("train.py", "train_ddp.py")]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, atol=1e-3, rtol=0)
