@@ -249,6 +249,7 @@ class Run:
         self.validated_step = self.step_number
         self.board.scalars(self.metrics, self.step_number)
         self._draw(task, totals, shown)
+        self.timing.lap("validation")
         log.info(
             "epoch %d of %d: %s",
             *(

@@ -42,7 +42,7 @@ def class_weights(cfg: Config, loader: Loader) -> list[float]:
 
 def positive_weights(cfg: Config, loader: Loader) -> list[float]:
     """As `class_weights`, where each image has any number of classes: of the images that have the class
-    against those that do not. `auto` gives both the same sum."""
+    against those that do not. `auto` gives both the same sum, if there are both."""
     num_images = len(loader.index) if cfg.loss.weights == "auto" else 0
     return _weights(cfg, loader, lambda counts: (num_images - counts) / counts)
 
@@ -56,7 +56,8 @@ def _weights(
     if weights == "auto":
         counts = loader.index.class_counts()
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(counts > 0, automatic(counts), 1.0).tolist()
+            weights = automatic(counts)
+        return np.where(np.isfinite(weights) & (weights > 0), weights, 1.0).tolist()
     is_list = not isinstance(weights, str | int | float)
     if not is_list or len(weights) != len(loader.classes) or min(weights) < 0:
         raise ValueError(

@@ -234,6 +234,10 @@ def test_tensorboard_has_every_promised_tag(runs) -> None:
     assert events.Tags()["images"] == ["train/inputs", "val/predictions", "val/confusion"]
 
 
+def test_without_images_tensorboard_has_scalars_only(runs) -> None:
+    assert events_of(runs("train.py", "log.images=0")).Tags()["images"] == []
+
+
 def test_the_table_of_runs_has_what_was_changed(runs) -> None:
     """And what a comparison needs: script, processes and precision."""
     output = runs("train_ddp.py", "optimizer=sgd", "optimizer.lr=0.01")

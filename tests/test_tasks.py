@@ -228,6 +228,8 @@ def test_automatic_weights_give_each_class_the_same_share(name: str) -> None:
 
 
 def test_automatic_weights_of_several_labels_balance_present_and_absent() -> None:
+    everywhere: Any = weighted("multilabel", "auto", [100.0, 50.0, 20.0])
+    assert everywhere.weights.weights == [1, 1, 4]
     task: Any = weighted("multilabel", "auto", [50.0, 10.0, 0.0])
     assert task.weights.weights == [1, 9, 1]
     outputs, targets = torch.zeros(1, 3), torch.tensor([[1.0, 1.0, 0.0]])
