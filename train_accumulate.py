@@ -33,8 +33,8 @@ def main(cfg: Config) -> None:
     train_loader, val_loader = build_loaders(cfg, device)
 
     # model
-    task = build_task(cfg, train_loader.num_classes)
-    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+    task = build_task(cfg, train_loader)
+    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
     model = model.to(device)
 
@@ -83,14 +83,14 @@ def main(cfg: Config) -> None:
             run.step(loss, grad_norm)
 
         # validation
-        totals = evaluate(
+        totals, shown = evaluate(
             model,
             task,
             val_loader,
         )
 
         # record
-        run.epoch(task, totals)
+        run.epoch(task, totals, shown)
 
     run.finish()
 

@@ -48,8 +48,8 @@ def main(cfg: Config) -> None:
     train_loader, val_loader = build_loaders(cfg, device, group.rank, group.world_size)
 
     # model
-    task = build_task(cfg, train_loader.num_classes)
-    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+    task = build_task(cfg, train_loader)
+    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
     model = model.to(device)
 
@@ -98,7 +98,7 @@ def main(cfg: Config) -> None:
         broadcast_buffers(state)
 
         # validation
-        totals = evaluate(
+        totals, shown = evaluate(
             model,
             task,
             val_loader,
@@ -108,7 +108,7 @@ def main(cfg: Config) -> None:
         dist.all_reduce(totals)
 
         # record
-        run.epoch(task, totals)
+        run.epoch(task, totals, shown)
 
     run.finish()
 

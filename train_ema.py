@@ -36,8 +36,8 @@ def main(cfg: Config) -> None:
     train_loader, val_loader = build_loaders(cfg, device)
 
     # model
-    task = build_task(cfg, train_loader.num_classes)
-    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)
+    task = build_task(cfg, train_loader)
+    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
     # new #: a copy that will follow the weights slowly
     ema = AveragedModel(model, multi_avg_fn=ema_multi_avg_fn(cfg.ema.decay), use_buffers=True)
@@ -87,7 +87,7 @@ def main(cfg: Config) -> None:
             run.step(loss, grad_norm)
 
         # validation
-        totals = evaluate(
+        totals, shown = evaluate(
             # new #: the average is what counts
             ema,
             task,
@@ -95,7 +95,7 @@ def main(cfg: Config) -> None:
         )
 
         # record
-        run.epoch(task, totals)
+        run.epoch(task, totals, shown)
 
     run.finish()
 

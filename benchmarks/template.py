@@ -43,11 +43,12 @@ def parts(
     """Loader, task, model, optimizer and schedule; `distributed`: the model as `train_ddp.py` has it."""
     seed_everything(cfg.seed)
     loader = build_loaders(cfg, device, rank, world_size)[0]
-    model = build_model(cfg.model, loader.in_channels, loader.num_classes)
+    task = build_task(cfg, loader)
+    model = build_model(cfg.model, loader.in_channels, task.num_outputs)
     if distributed and device.type == "cuda":  # the CPU has no SyncBatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(device)
     optimizer, scheduler = build_optimizer(cfg, model, len(loader))
     if distributed:
         model = nn.parallel.DistributedDataParallel(model)
-    return loader, build_task(cfg, loader.num_classes), model, optimizer, scheduler
+    return loader, task, model, optimizer, scheduler

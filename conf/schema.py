@@ -18,8 +18,9 @@ from omegaconf import MISSING, OmegaConf
 class DataConfig:
     layout: str = MISSING
     """How the samples lie on disk: `imagefolder` (one folder per class), `pairs` (two folders with images
-    of the same names), `cells` (class folders of TIFFs with any number of channels), `caltech256`,
-    `mnist_mini` (embedded) or `mnist`."""
+    of the same names), `cells` (class folders of TIFFs with any number of channels), `table` (a
+    file that lists images and labels), `masks` (two folders with images and the classes of their pixels),
+    `caltech256`, `mnist_mini` (embedded) or `mnist`."""
 
     root: str = MISSING
     """Folder of the data set; relative paths start at the folder the script is started in."""
@@ -37,10 +38,30 @@ class DataConfig:
     """Chooses the samples that validate; apart from `seed`, so that runs can be compared."""
 
     input_dir: str = "input"
-    """pairs: the folder of the inputs."""
+    """pairs, masks: the folder of the inputs."""
 
     target_dir: str = "target"
-    """pairs: the folder of the targets, with the same relative paths."""
+    """pairs, masks: the folder of the targets, with the same relative paths."""
+
+    table: str | None = None
+    """table: the CSV or Parquet file, one line a sample. An optional column `split` holds `train`, `val` or
+    `test`; the lines of `test` validate where none are of `val`."""
+
+    path_column: str = "path"
+    """table: the column with the images' paths, relative to `root`."""
+
+    label_columns: list[str] = field(default_factory=lambda: ["label"])
+    """table: the columns with the labels."""
+
+    label_kind: str = "auto"
+    """table: `classes` (names or integers in one column), `several` (columns of 0 and 1, or names with `;`
+    between them in one column, a `;` alone for none), `numbers`, or `auto`: what the cells look like."""
+
+    num_classes: int | None = None
+    """masks: the number of classes; null: one more than the highest index in the masks."""
+
+    ignore_index: int = -100
+    """masks: the index of pixels that belong to no class, often 255; -100, which no mask holds: none."""
 
     max_pixels: int = 100_000_000
     """Largest image that is accepted, in pixels; protects from files that explode when decoded."""
@@ -153,13 +174,22 @@ class OptimizerConfig:
 @dataclass
 class TaskConfig:
     name: str = MISSING
-    """`classification` (targets are class labels) or `restoration` (targets are images)."""
+    """By the data's targets: `classification` (one label), `multilabel` (several), `regression` (numbers),
+    `restoration` (images) or `segmentation` (masks)."""
 
     loss: str = MISSING
-    """`cross_entropy` for classification; `charbonnier` or `l1` for restoration."""
+    """`cross_entropy` for classification and segmentation; `bce` for multilabel; `mse` or `l1` for
+    regression; `charbonnier` or `l1` for restoration."""
 
     label_smoothing: float = 0.0
-    """Classification: share of the target's probability spread over all classes."""
+    """Classification, segmentation: share of the target's probability spread over all classes."""
+
+
+@dataclass
+class LossConfig:
+    weights: Any = None
+    """Of the classes, where some have few images or pixels: null (all alike), `auto` (from the training
+    labels: each class counts as much as any other) or one number for each class."""
 
 
 @dataclass
@@ -218,7 +248,7 @@ class LogConfig:
     """Steps between two log points; only then are values fetched from the device."""
 
     images: int = 16
-    """Images in the TensorBoard grid of inputs; 0: none."""
+    """Images in TensorBoard's grids of inputs and of predictions, at most 16 of the latter; 0: none."""
 
     progress: bool = True
     """Progress bar on a terminal; without a terminal, plain lines."""
@@ -231,6 +261,7 @@ class Config:
     model: ModelConfig = MISSING
     optimizer: OptimizerConfig = MISSING
     task: TaskConfig = MISSING
+    loss: LossConfig = field(default_factory=LossConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     amp: AmpConfig = field(default_factory=AmpConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)

@@ -88,14 +88,10 @@ def build_loaders(
 
 def _describe(train_loader: Loader, val_index: Index) -> str:
     """`photos: 900 training and 100 validation samples, 3 classes (cat, cow, dog)`."""
-    index, classes = train_loader.index, train_loader.classes
-    targets = "targets are images"
-    if classes:
-        shown = classes if len(classes) <= 6 else (*classes[:3], "...", classes[-1])
-        targets = f"{len(classes)} classes ({', '.join(shown)})"
+    index = train_loader.index
     return (
         f"{index.name.rpartition('/')[0]}: {len(index):,} training and {len(val_index):,} validation "
-        f"samples, {targets}"
+        f"samples, {index.target.describe()}"
     )
 
 

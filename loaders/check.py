@@ -7,6 +7,7 @@ Ends with exit code 1 if anything is broken. `out=FILE` also writes the list as 
 """
 
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,8 @@ from conf.schema import DataConfig
 from loaders.decode import decode, reason_of
 from loaders.headers import HEADER, BadHeadersError, header_or_reason
 from loaders.layouts import build_index
-from loaders.layouts.files import images_below
+from loaders.layouts.files import VALIDATION_FOLDERS, images_below
+from loaders.layouts.table import read_table
 from loaders.limits import cpus_per_rank
 from loaders.pack import command_line
 
@@ -31,12 +33,16 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
     """
 
     def problem_of(path: str) -> str | None:
-        as_stored = data.layout == "cells"
-        header = header_or_reason(path, data.max_pixels, as_stored)
+        content = "stored" if data.layout == "cells" else "rgb"
+        splits = ("", "train", *VALIDATION_FOLDERS)
+        folders = [Path(data.root, split, data.target_dir) for split in splits]
+        if data.layout == "masks" and any(map(Path(path).is_relative_to, folders)):
+            content = "indices"
+        header = header_or_reason(path, data, content)
         if isinstance(header, str):
             return header
         try:
-            decode(path, np.array([tuple(header)], HEADER)[0], as_stored)
+            decode(path, np.array([tuple(header)], HEADER)[0], content)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             return reason_of(error, path)
         return None
@@ -50,6 +56,8 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
         pass  # the first ten of what is found below
     except (ValueError, OSError) as error:
         problems[data.root] = str(error)
+    if data.layout == "table" and not problems:
+        files = [os.path.join(data.root, path) for path in read_table(data).paths]
     if files is None:
         files = images_below(Path(data.root))
     with ThreadPoolExecutor(cpus_per_rank()) as pool:

@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
+from loaders.execute import Executed, PlannedImages
 from loaders.index import BadFileError, Index
 from loaders.limits import cpus_per_rank
 from loaders.loader import Loader
@@ -78,12 +79,22 @@ class DALILoader(Loader):
     """Decodes and augments on the GPU if `device` is one, else on the CPU.
 
     The order and the rectangles are the plan's; DALI's own shuffling is not used. A pair is decoded
-    in one call, the targets behind the inputs of the batch.
+    in one call, the targets behind the inputs of the batch. Masks, whose palettes DALI would turn into
+    colours, are made meanwhile by the threads that make them for `loader=pytorch`.
     """
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
         index, shapes = self.index, sampler.shapes
+        sizes = self.read_sizes()
+        by_threads = [n for n, side in enumerate(index.sides) if side.interpolation == "nearest"]
+        # The pipeline's sides.
+        self.factors = tuple(
+            side.size_factor for n, side in enumerate(index.sides) if n not in by_threads
+        )
+        num_threads = cfg.loader.num_threads or cpus_per_rank()
+        self.masks = PlannedImages(index, {n: sizes[n] for n in by_threads}, num_threads, False)
+        self.masks_begun: deque[Future[Executed]] = deque()
         self.paths = [
             [np.frombuffer(path.encode(), np.uint8) for path in paths] for paths in index.files
         ]
@@ -96,7 +107,8 @@ class DALILoader(Loader):
         self.resizes = shapes is None or bool((shapes != self.read_size).any())
         self.flips = sampler.train and cfg.data.hflip + cfg.data.vflip > 0
         self.copies = index.can_copy and not self.cuts
-        readable = all(headers["dali_reads"].all() for headers in index.headers)
+        num_sides = len(self.factors)
+        readable = all(headers["dali_reads"].all() for headers in index.headers[:num_sides])
         self.decodes = bool(index.files) and readable and not self.copies
         if not readable:
             log.info("%s: tifffile decodes, because DALI does not read these TIFFs", index.name)
@@ -126,7 +138,7 @@ class DALILoader(Loader):
             types.UINT16 if self.index.dtype == "uint16" else types.UINT8,
             types.ANY_DATA if self.index.as_stored else photo_type,
             self.cfg.loader.hw_decoder_load,
-            **pipeline_options(self, len(self.index.size_factors) * self.batch_size),
+            **pipeline_options(self, len(self.factors) * self.batch_size),
         )
         pipeline.build()
         return pipeline
@@ -139,7 +151,9 @@ class DALILoader(Loader):
         for reason in bad_among(doubtful, self.index).values():
             raise BadFileError(reason)
         self.doubtful -= doubtful
-        factors = self.index.size_factors
+        if self.masks.sizes:
+            self.masks_begun.append(self.masks.start(rows))
+        factors = self.factors
         inputs: list[Any] = []
         if self.flips:
             mirror = (rows["hflip"] + 2 * rows["vflip"]).astype(np.int32)
@@ -169,17 +183,32 @@ class DALILoader(Loader):
         while True:
             try:
                 (images,) = self.pipeline.run()
+                masks = self._masks()
                 break
             except StopIteration:
                 return None
             except (RuntimeError, OSError) as error:
                 self._recover(error)
-        num_sides = len(self.index.size_factors)
-        if max(self.index.size_factors) == 1:
-            return torch.from_dlpack(images.as_tensor()).chunk(num_sides)
+        num_sides = len(self.factors)
+        if max(self.factors) == 1:
+            return (*torch.from_dlpack(images.as_tensor()).chunk(num_sides), *masks)
         single = [torch.from_dlpack(image) for image in images]
         count = len(single) // num_sides
         return tuple(torch.stack(single[side * count :][:count]) for side in range(num_sides))
+
+    def _masks(self) -> tuple[Tensor, ...]:
+        """Those of the batch whose images the pipeline has just returned, if there are masks."""
+        if not self.masks_begun:
+            return ()
+        executed = self.masks_begun.popleft().result()
+        for reason in executed.bad.values():
+            raise BadFileError(reason)
+        return executed.images
+
+    def _forget_masks(self) -> None:
+        for future in self.masks_begun:
+            future.cancel()
+        self.masks_begun.clear()
 
     def _recover(self, error: Exception) -> None:
         """Go on at the batch that failed, without its bad samples; a pipeline is dead after an error.
@@ -197,6 +226,7 @@ class DALILoader(Loader):
         self.sampler.set_aside(bad)
         again = [rows for rows in map(self.sampler.without_bad, self.running) if len(rows)]
         self.running.clear()
+        self._forget_masks()
         self.waiting = chain(again, self.waiting)
         self.pipeline = self._build()
 
@@ -211,6 +241,7 @@ class DALILoader(Loader):
         except (RuntimeError, OSError):
             self.pipeline = self._build()
         self.running.clear()
+        self._forget_masks()
 
 
 def pipeline_options(loader: Loader, batch_size: int) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class NativeDALILoader(Loader):
             "data.random_resized_crop": data.random_resized_crop is not None,
             "data.colour_jitter": any(data.colour_jitter),
             "target images of another size": max(self.index.size_factors) > 1,
+            "masks": self.target.kind == "masks",
             "TIFFs with any number of channels": self.index.as_stored,
             "data sets without files": not self.index.files,
             "data.on_error=skip": data.on_error == "skip",

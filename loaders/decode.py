@@ -17,17 +17,18 @@ JPEG_START = b"\xff\xd8\xff"
 Image.MAX_IMAGE_PIXELS = None
 
 
-def decode(path: str, header: np.void, as_stored: bool, num_lines: int | None = None) -> np.ndarray:
-    """(height, width, channels) as `header` says: all channels as stored, or 8-bit RGB.
+def decode(path: str, header: np.void, content: str, num_lines: int | None = None) -> np.ndarray:
+    """(height, width, channels) as `header` says, of what `Side.content` names.
 
     With `num_lines`, lines below so many may be missing. A damaged file makes decoders raise errors of
     any type; `reason_of` puts them into words.
     """
-    image = (
-        decode_tiff(path, header)
-        if as_stored
-        else decode_photo(path, int(header["orientation"]), num_lines)
-    )
+    if content == "stored":
+        image = decode_tiff(path, header)
+    elif content == "indices":
+        image = decode_mask(path, int(header["orientation"]))
+    else:
+        image = decode_photo(path, int(header["orientation"]), num_lines)
     height, width = header["height"], header["width"]
     if image.shape[0] not in (height, num_lines) or image.shape[1] != width:
         raise OSError(
@@ -81,6 +82,46 @@ def decode_tiff(path: str, header: np.void) -> np.ndarray:
     if image.shape != shape[: image.ndim]:
         image = np.moveaxis(image, 0, -1)
     return np.ascontiguousarray(image.reshape(shape), dtype)
+
+
+def decode_mask(path: str, orientation: int = 1) -> np.ndarray:
+    """(height, width, 1) uint8 or uint16, upright: indices of classes; of a palette image its numbers, not
+    its colours.
+
+    Raises:
+        OSError: the file cannot be read, is no image or is cut short.
+        ValueError: it holds something else than one index per pixel.
+    """
+    wanted = (
+        "store class indices as a PNG or TIFF of one channel with 8 or 16 bits, or with a palette"
+    )
+    if path.lower().endswith((".tif", ".tiff")):
+        from tifffile import imread
+
+        image = imread(path, maxworkers=1).squeeze()
+        kind = f"shape {image.shape} of {image.dtype}"
+    else:
+        with Image.open(path) as stored:
+            kind = f"{stored.format} of mode {stored.mode}"
+            if stored.format == "JPEG":
+                raise ValueError(f"is a JPEG, which changes indices; {wanted}")
+            if stored.format == "PNG" and stored.mode == "L" and _bits_of_png(path) < 8:
+                raise ValueError(f"has {_bits_of_png(path)} bits of grey per pixel; {wanted}")
+            if stored.mode not in ("P", "L", "1", "I", "I;16", "I;16B"):
+                raise ValueError(f"is a {kind}; {wanted}")
+            image = np.array(stored if orientation == 1 else ImageOps.exif_transpose(stored))
+    if image.dtype == bool:
+        image = image.astype(np.uint8)
+    elif image.dtype == np.int32:  # how older versions of Pillow return 16 bits
+        image = image.astype(np.uint16)
+    if image.ndim != 2 or image.dtype.newbyteorder("=") not in (np.uint8, np.uint16):
+        raise ValueError(f"is a {kind}; {wanted}")
+    return np.ascontiguousarray(image, image.dtype.newbyteorder("="))[..., None]
+
+
+def _bits_of_png(path: str) -> int:
+    with open(path, "rb") as file:
+        return file.read(25)[24]
 
 
 def reason_of(error: Exception, path: str) -> str:

@@ -34,9 +34,10 @@ class PlannedImages(Dataset[Executed]):
     """
 
     def __init__(
-        self, index: Index, size: tuple[int, int], num_threads: int, pin_memory: bool
+        self, index: Index, sizes: dict[int, tuple[int, int]], num_threads: int, pin_memory: bool
     ) -> None:
-        self.index, self.size, self.num_threads = index, size, num_threads
+        """`sizes`: (height, width) of the images of each side that is to be executed."""
+        self.index, self.sizes, self.num_threads = index, sizes, num_threads
         self.pin_memory = pin_memory
         self.pool: ThreadPoolExecutor | None = None
 
@@ -86,15 +87,16 @@ class PlannedImages(Dataset[Executed]):
 
     def _is_copied(self, rows: np.ndarray) -> bool:
         """Whether images that need no decoding are not to be resized either."""
+        height, width = self.sizes.get(0, (0, 0))
         return self.index.can_copy and bool(
-            (rows["height"] == self.size[0]).all() and (rows["width"] == self.size[1]).all()
+            (rows["height"] == height).all() and (rows["width"] == width).all()
         )
 
     @torch.inference_mode(False)
     def _copy(self, rows: np.ndarray) -> Executed:
         """A batch of which `_is_copied` is true, without further threads."""
         whole, bad = self.index.copy(rows["sample"])
-        images = _cut_alike(torch.from_numpy(whole), rows, self.size)
+        images = _cut_alike(torch.from_numpy(whole), rows, self.sizes[0])
         for name, dim in [("vflip", 1), ("hflip", 2)]:
             if rows[name].any():
                 flipped = torch.from_numpy(rows[name].copy())
@@ -103,13 +105,12 @@ class PlannedImages(Dataset[Executed]):
 
     def _new_batch(self, count: int) -> tuple[Tensor, ...]:
         """The memory of so many samples, for each side."""
-        height, width = self.size
-        dtype = getattr(torch, self.index.dtype)
-        shapes = [(count, f * height, f * width) for f in self.index.size_factors]
-        return tuple(
-            _shared(torch.empty((*s, self.index.channels), dtype=dtype, pin_memory=self.pin_memory))
-            for s in shapes
-        )
+        batch = []
+        for number, size in self.sizes.items():
+            side = self.index.sides[number]
+            shape, dtype = (count, *size, side.channels), getattr(torch, side.dtype)
+            batch.append(_shared(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)))
+        return tuple(batch)
 
     def _execute(self, row: np.void, batch: list[Tensor]) -> None:
         """Fill (height, width, C) of each side with the row's images.
@@ -119,11 +120,26 @@ class PlannedImages(Dataset[Executed]):
         """
         sample, *rectangle = (int(row[name]) for name in ("sample", "y", "x", "height", "width"))
         flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
-        for side, (factor, filled) in enumerate(zip(self.index.size_factors, batch, strict=True)):
-            y, x, height, width = (factor * length for length in rectangle)
-            image = self.index.read(sample, side, y + height)
-            pixels = _resized(image[y : y + height, x : x + width], filled.shape[:2])
+        for number, filled in zip(self.sizes, batch, strict=True):
+            side = self.index.sides[number]
+            y, x, height, width = (side.size_factor * length for length in rectangle)
+            image = self.index.read(sample, number, y + height)[y : y + height, x : x + width]
+            if side.interpolation == "nearest":
+                pixels = torch.from_numpy(nearest(image, filled.shape[:2]))
+            else:
+                pixels = _resized(image, filled.shape[:2])
             filled.copy_(pixels.flip(flips) if flips else pixels)
+
+
+def nearest(image: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """(height, width, C) of `size`: for each pixel the one of the image in which its centre lies."""
+    if image.shape[:2] == size:
+        return image
+    lines, columns = (
+        ((2 * np.arange(new) + 1) * old) // (2 * new)
+        for new, old in zip(size, image.shape, strict=False)
+    )
+    return image[lines[:, None], columns]
 
 
 def _resized(image: np.ndarray, size: tuple[int, ...]) -> Tensor:

@@ -17,7 +17,7 @@ from tqdm.contrib.concurrent import thread_map
 
 from conf.schema import DataConfig
 from loaders import png
-from loaders.decode import JPEG_START, reason_of
+from loaders.decode import JPEG_START, decode_mask, reason_of
 from loaders.index import common_folder
 
 T = TypeVar("T")
@@ -52,13 +52,15 @@ class Header(NamedTuple):
     ends: bool = True
     """False for a JPEG without the marker at its end: it may be cut short, which a decoder that only
     needs the upper lines would not notice."""
+    highest: int = -1
+    """Masks: the highest index but for `data.ignore_index`."""
 
 
 HEADER = np.dtype([(name, kind) for name, kind in Header.__annotations__.items()])
 
 
-def read_headers(files: list[str], data: DataConfig, as_stored: bool) -> np.ndarray:
-    """What the headers of the files say, as an array of dtype `HEADER`.
+def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray:
+    """What the headers of the files say, as an array of dtype `HEADER`; `content` as in `Side`.
 
     They are kept in `data.cache_dir`; next time, only files that were added or changed are read.
 
@@ -69,7 +71,7 @@ def read_headers(files: list[str], data: DataConfig, as_stored: bool) -> np.ndar
     if not files:
         return headers
     stamps = np.array(_in_threads(_stamp, files, "looking at files"))
-    kind = f"{common_folder(files)} {data.max_pixels} {as_stored} {HEADER}"
+    kind = f"{common_folder(files)} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
     kept = Path(data.cache_dir, f"index-{hashlib.sha256(kind.encode()).hexdigest()[:16]}.npz")
     with one_process_at_a_time(kept):
         is_known = _fill_with_kept(headers, kept, files, stamps)
@@ -77,7 +79,7 @@ def read_headers(files: list[str], data: DataConfig, as_stored: bool) -> np.ndar
         if not unread:
             return headers
         answers = _in_threads(
-            lambda i: header_or_reason(files[i], data.max_pixels, as_stored),
+            lambda i: header_or_reason(files[i], data, content),
             unread,
             "reading headers",
         )
@@ -105,10 +107,13 @@ def read_headers(files: list[str], data: DataConfig, as_stored: bool) -> np.ndar
     return headers
 
 
-def header_or_reason(path: str, max_pixels: int, as_stored: bool) -> Header | str:
+def header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
     """What the header says, or why it cannot be used."""
+    max_pixels = data.max_pixels
     try:
-        header = read_tiff_header(path) if as_stored else read_photo_header(path)
+        header = read_tiff_header(path) if content == "stored" else read_photo_header(path)
+        if content == "indices" and header.height * header.width <= max_pixels:
+            header = read_mask(path, header, data.ignore_index)
     except Exception as error:  # damaged bytes make the libraries raise errors of any type
         return reason_of(error, path)
     if header.height * header.width > max_pixels:
@@ -177,6 +182,20 @@ def read_tiff_header(path: str) -> Header:
             else -1,
             dali_reads=not planar,
         )
+
+
+def read_mask(path: str, header: Header, ignore_index: int) -> Header:
+    """The header with what only the pixels of a mask tell."""
+    indices = decode_mask(path, header.orientation)
+    height, width, _ = indices.shape
+    counted = indices[indices != ignore_index]
+    return header._replace(
+        height=height,
+        width=width,
+        channels=1,
+        bits=8 * indices.itemsize,
+        highest=int(counted.max()) if counted.size else -1,
+    )
 
 
 def one_process_at_a_time(path: Path) -> FileLock:

@@ -3,11 +3,17 @@
 import functools
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from loaders.decode import decode, reason_of
+from loaders.limits import cpus_per_rank
+
+NO_PIXEL = -100
+"""The `ignore_index` that no mask holds: PyTorch's own default."""
 
 
 class BadFileError(OSError):
@@ -15,8 +21,35 @@ class BadFileError(OSError):
 
 
 @dataclass(frozen=True)
-class Labels:
-    """Targets that are classes."""
+class Target:
+    """What the targets of a split are: one of the kinds below.
+
+    Attributes:
+        kind: its name, as a task's `takes` and messages say it.
+        dtype: of the targets in a batch.
+        channels: values of a target, at each pixel if it is an image.
+        interpolation: of target images that are resized, `linear` or `nearest`; `none`: they are no images.
+    """
+
+    kind: ClassVar[str] = ""
+    dtype: ClassVar[str] = "float32"
+    interpolation: ClassVar[str] = "none"
+
+    @property
+    def channels(self) -> int:
+        return 1
+
+    def describe(self) -> str:
+        """For the log."""
+        return f"targets are {self.kind}"
+
+
+@dataclass(frozen=True)
+class Labels(Target):
+    """One class per sample; in a batch (B,)."""
+
+    kind = "labels"
+    dtype = "int64"
 
     values: np.ndarray
     """(N,) int64: the class of each sample, in [0, len(classes))."""
@@ -24,13 +57,109 @@ class Labels:
     classes: tuple[str, ...]
     """Their names."""
 
+    def describe(self) -> str:
+        return _listed("classes", self.classes)
+
 
 @dataclass(frozen=True)
-class TargetImages:
-    """Targets that are images, of the inputs' channels and type: the second side of a pair."""
+class SeveralLabels(Target):
+    """Any number of classes per sample; in a batch (B, len(classes))."""
+
+    kind = "several labels"
+
+    values: np.ndarray
+    """(N, len(classes)) float32: 1 for the classes of each sample, else 0."""
+
+    classes: tuple[str, ...]
+    """Their names."""
+
+    @property
+    def channels(self) -> int:
+        return len(self.classes)
+
+    def describe(self) -> str:
+        return f"any of {_listed('classes', self.classes)} each"
+
+
+@dataclass(frozen=True)
+class Numbers(Target):
+    """Numbers to predict; in a batch (B, len(names))."""
+
+    kind = "numbers"
+
+    values: np.ndarray
+    """(N, len(names)) float32."""
+
+    names: tuple[str, ...]
+    """What they are called."""
+
+    @property
+    def channels(self) -> int:
+        return len(self.names)
+
+    def describe(self) -> str:
+        return _listed("numbers", self.names)
+
+
+@dataclass(frozen=True)
+class TargetImages(Target):
+    """Images of the inputs' dtype: the second side of a pair; in a batch (B, C, f * H, f * W)."""
+
+    kind = "images"
+    interpolation = "linear"
 
     size_factor: int = 1
-    """Their height and width, divided by those of the inputs."""
+    """f: their height and width, divided by those of the inputs."""
+
+    num_channels: int = 3
+    """C."""
+
+    @property
+    def channels(self) -> int:
+        return self.num_channels
+
+
+@dataclass(frozen=True)
+class Masks(Target):
+    """The class of each pixel of the input; in a batch (B, H, W)."""
+
+    kind = "masks"
+    dtype = "int64"
+    interpolation = "nearest"
+
+    classes: tuple[str, ...]
+    """Their names."""
+
+    ignore_index: int = NO_PIXEL
+    """What marks pixels without a class."""
+
+    stored_dtype: str = "uint8"
+    """`uint8` or `uint16`: type of the masks' pixels in files and packs."""
+
+    def describe(self) -> str:
+        return f"masks of {_listed('classes', self.classes)}"
+
+
+TARGETS: tuple[type[Target], ...] = (Labels, SeveralLabels, Numbers, TargetImages, Masks)
+
+
+class Side(NamedTuple):
+    """One of the images of a sample: the input, or its target."""
+
+    channels: int
+    dtype: str
+    """`uint8` or `uint16`."""
+    size_factor: int = 1
+    """Height and width, divided by those of the input."""
+    interpolation: str = "linear"
+    """`linear` or `nearest`."""
+    content: str = "rgb"
+    """What becomes of the files' pixels: `rgb` (8 bits), `stored` (as they are) or `indices` (of classes)."""
+
+    @property
+    def per_pixel(self) -> int:
+        """Values of this side for each pixel of the input."""
+        return self.channels * self.size_factor**2
 
 
 @dataclass(frozen=True)
@@ -50,7 +179,7 @@ class Index:
     channels: int
     """Channels of each image."""
 
-    target: Labels | TargetImages
+    target: Target
     """What the samples' targets are."""
 
     dtype: str = "uint8"
@@ -80,7 +209,18 @@ class Index:
     @property
     def size_factors(self) -> tuple[int, ...]:
         """For each side: height and width of its images, divided by those of the inputs."""
-        return (1, self.target.size_factor) if isinstance(self.target, TargetImages) else (1,)
+        return tuple(side.size_factor for side in self.sides)
+
+    @functools.cached_property
+    def sides(self) -> tuple[Side, ...]:
+        """The images of each sample."""
+        content = "stored" if self.as_stored else "rgb"
+        inputs, target = Side(self.channels, self.dtype, content=content), self.target
+        if isinstance(target, TargetImages):
+            return inputs, inputs._replace(channels=target.channels, size_factor=target.size_factor)
+        if isinstance(target, Masks):
+            return inputs, Side(1, target.stored_dtype, 1, target.interpolation, "indices")
+        return (inputs,)
 
     def name_of(self, sample: int) -> str:
         """The sample's (input) file, or its number where there are no files."""
@@ -99,12 +239,13 @@ class Index:
             return self.images[sample]
         if self.packed:
             pixels, starts = self.packed[side]
-            height, width = (self.size_factors[side] * int(size) for size in self.sizes[sample])
-            image = pixels[starts[sample] : starts[sample] + height * width * self.channels]
-            return image.reshape(height, width, self.channels)
+            channels, factor = self.sides[side].channels, self.sides[side].size_factor
+            height, width = (factor * int(size) for size in self.sizes[sample])
+            image = pixels[starts[sample] : starts[sample] + height * width * channels]
+            return image.reshape(height, width, channels)
         path = self.files[side][sample]
         try:
-            return decode(path, self.headers[side][sample], self.as_stored, num_lines)
+            return decode(path, self.headers[side][sample], self.sides[side].content, num_lines)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             raise _bad_file(path, reason_of(error, path)) from error
 
@@ -112,7 +253,30 @@ class Index:
     def can_copy(self) -> bool:
         """Whether `copy` works: the inputs have one size and lie in memory or uncompressed in files."""
         in_files = self.as_stored and all((side["raw_offset"] >= 0).all() for side in self.headers)
-        return bool((self.sizes == self.sizes[0]).all()) and (self.images is not None or in_files)
+        alike = len(self.sides) == 1 and bool((self.sizes == self.sizes[0]).all())
+        return alike and (self.images is not None or in_files)
+
+    def class_counts(self) -> np.ndarray:
+        """(K,) float64: how many samples, or pixels of masks, each class has; masks are all read for it.
+
+        Raises:
+            ValueError: the targets have no classes.
+        """
+        target = self.target
+        if isinstance(target, Labels):
+            return np.bincount(target.values, minlength=len(target.classes)).astype(float)
+        if isinstance(target, SeveralLabels):
+            return target.values.sum(axis=0, dtype=float)
+        if not isinstance(target, Masks):
+            raise ValueError(f"the targets of {self.name} are {target.kind}, which have no classes")
+
+        def count(sample: int) -> np.ndarray:
+            indices = self.read(sample, 1).ravel()
+            return np.bincount(indices[indices != target.ignore_index], minlength=num_classes)
+
+        num_classes = len(target.classes)
+        with ThreadPoolExecutor(cpus_per_rank()) as pool:
+            return sum(pool.map(count, range(len(self))), np.zeros(num_classes))
 
     def copy(self, samples: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
         """(B, height, width, channels): whole inputs, and of each one that cannot be read, why.
@@ -142,6 +306,10 @@ class Index:
         digest.update(f"{self.name} {self.channels} {self.dtype} {self.size_factors}".encode())
         if isinstance(self.target, Labels):
             digest.update(self.target.values.astype(np.int64).tobytes())
+        elif isinstance(self.target, SeveralLabels | Numbers):
+            digest.update(self.target.values.tobytes())
+        elif isinstance(self.target, Masks):
+            digest.update(f"{len(self.target.classes)} {self.target.ignore_index}".encode())
         if self.images is not None:
             digest.update(self.images.tobytes())
         for names in self.files:
@@ -153,6 +321,12 @@ class Index:
 def common_folder(files: list[str]) -> str:
     """The longest path below which all files lie; the first and the last in order tell it."""
     return os.path.commonpath([min(files), max(files)])
+
+
+def _listed(what: str, names: tuple[str, ...]) -> str:
+    """`3 classes (cat, cow, dog)`."""
+    shown = names if len(names) <= 6 else (*names[:3], "...", names[-1])
+    return f"{len(names)} {what} ({', '.join(shown)})"
 
 
 def _bad_file(path: str, reason: str) -> BadFileError:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.index import Labels
 from loaders.limits import limits_explained
 from loaders.overlap import Finished
 from loaders.pixels import Pixels
@@ -19,32 +18,31 @@ from loaders.sampler import PlanSampler
 class Loader:
     """Iterates over this rank's batches of one split.
 
-    A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W); int64 class labels
-    of shape (B,), or float32 target images of shape (B, C, f * H, f * W), f being the index's size
-    factor. A backend only implements `finished_batches()`.
+    A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W), and targets as
+    `target` says, see `loaders.index.Target`. A backend only implements `finished_batches()`.
 
     Attributes:
         index: the split's samples.
         device: where the batches lie.
         in_channels: C of the inputs.
         batch_size: B, on this device.
-        classes: names of the classes; empty if the targets are images.
-        num_classes: their number; None if the targets are images.
+        target: what the targets are.
+        classes: names of the classes; empty if the targets have none.
         max_batches: batches of the rank that has most of them in a whole epoch; others have one less.
         dropped_per_epoch: samples of the tail of each epoch that training leaves out.
         description: of training loaders: data set, numbers of samples, classes; for the log.
         last_rows: the rows of the batch that was yielded last.
         read_size: (height, width) of the images that the backend delivers. This is the size of the
             inputs, but where every row enlarges a rectangle of the same size, that size: the enlarging
-            is then done for the whole batch on the device, and fewer bytes travel.
+            is then done for the whole batch on the device, and fewer bytes travel. Masks have the
+            inputs' size.
     """
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         self.sampler, self.cfg, self.device, self.index = sampler, cfg, device, sampler.index
-        target = self.index.target
+        self.target = self.index.target
         self.in_channels = self.index.channels
-        self.classes = target.classes if isinstance(target, Labels) else ()
-        self.num_classes = len(self.classes) or None
+        self.classes: tuple[str, ...] = getattr(self.target, "classes", ())
         self.batch_size = sampler.global_batch_size // sampler.world_size
         self.max_batches = sampler.max_batches
         self.dropped_per_epoch = len(self.index) - sampler.num_rows
@@ -64,6 +62,15 @@ class Loader:
     def finished_batches(self) -> Iterator[Finished]:
         """The sampler's rows, batch by batch, with inputs and targets."""
         raise NotImplementedError
+
+    def read_sizes(self) -> dict[int, tuple[int, int]]:
+        """For each side, (height, width) of the images that the backend delivers."""
+        return {
+            number: self.output_size
+            if side.interpolation == "nearest"
+            else (side.size_factor * self.read_size[0], side.size_factor * self.read_size[1])
+            for number, side in enumerate(self.index.sides)
+        }
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""

@@ -20,7 +20,8 @@ from torch.nn.functional import interpolate
 from tqdm import tqdm
 
 from conf.schema import Config, DataConfig
-from loaders.index import Index, Labels
+from loaders.execute import nearest
+from loaders.index import Index, Labels, Numbers, SeveralLabels, Side
 from loaders.layouts import build_index
 from loaders.limits import cpus_per_rank
 from loaders.packed import FORMAT, SPLITS, describe_split, settings_of
@@ -61,23 +62,24 @@ def pack(data: DataConfig, out: Path) -> None:
 
 def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
     sizes = resized_sizes(data, index.sizes)
-    lengths = sizes.prod(axis=1, dtype=np.int64) * index.channels
+    lengths = sizes.prod(axis=1, dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     arrays = {"sizes": sizes, "offsets": offsets}
-    if isinstance(index.target, Labels):
-        arrays["labels"] = index.target.values
+    if isinstance(index.target, Labels | SeveralLabels | Numbers):
+        arrays["values"] = index.target.values
     np.savez(out / f"{split}.npz", **arrays)  # type: ignore[arg-type]
     done = _open(out / f"{split}-done.npy", (len(index),), "bool")
     pixels = [
-        _open(out / f"{split}-{side}.npy", (int(lengths.sum()) * factor**2,), index.dtype)
-        for side, factor in enumerate(index.size_factors)
+        _open(out / f"{split}-{number}.npy", (int(lengths.sum()) * side.per_pixel,), side.dtype)
+        for number, side in enumerate(index.sides)
     ]
 
     def write(sample: int) -> None:
-        for side, factor in enumerate(index.size_factors):
-            image = resized(index.read(sample, side), *(factor * sizes[sample]))
-            start = offsets[sample] * factor**2
-            pixels[side][start : start + image.size] = image.ravel()
+        for number, side in enumerate(index.sides):
+            height, width = (side.size_factor * int(length) for length in sizes[sample])
+            image = resized(index.read(sample, number), height, width, side)
+            start = offsets[sample] * side.per_pixel
+            pixels[number][start : start + image.size] = image.ravel()
 
     samples = np.flatnonzero(~done)
     with (
@@ -94,10 +96,12 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
     (out / f"{split}-done.npy").unlink()
 
 
-def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """A (H, W, C) uint8 or uint16 image in another size, with antialiasing."""
+def resized(image: np.ndarray, height: int, width: int, side: Side) -> np.ndarray:
+    """A (H, W, C) uint8 or uint16 image in another size: linear with antialiasing, or nearest."""
     if image.shape[:2] == (height, width):
         return image
+    if side.interpolation == "nearest":
+        return nearest(image, (height, width))
     tensor = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     if image.dtype == np.uint16:
         tensor = tensor.float()

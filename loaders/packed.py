@@ -5,13 +5,14 @@ memory, so that reading an image costs a memory copy.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conf.schema import Config, DataConfig
-from loaders.index import Index, Labels, TargetImages
+from loaders.index import TARGETS, Index, Target
 from loaders.layouts import build_index
 
 # What decides the content of a pack; all other keys of `data` only choose what is done with it.
@@ -19,13 +20,19 @@ SETTINGS = (
     "layout",
     "input_dir",
     "target_dir",
+    "table",
+    "path_column",
+    "label_columns",
+    "label_kind",
+    "num_classes",
+    "ignore_index",
     "val_fraction",
     "val_count",
     "split_seed",
     "resize",
 )
 SPLITS = ("train", "val")
-FORMAT = 2  # changes when what a pack holds does
+FORMAT = 3  # changes when what a pack holds does
 
 
 def settings_of(data: DataConfig) -> dict[str, Any]:
@@ -78,38 +85,44 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
 
 def describe_split(index: Index) -> dict[str, Any]:
     """What `pack.json` says of a split."""
-    target = index.target
     return {
         "name": index.name,
         "fingerprint": index.fingerprint,
         "channels": index.channels,
         "dtype": index.dtype,
-        "size_factors": list(index.size_factors),
-        "classes": list(target.classes) if isinstance(target, Labels) else None,
+        "target": describe_target(index.target),
     }
+
+
+def describe_target(target: Target) -> dict[str, Any]:
+    """All but its values, which are an array of their own."""
+    return {"kind": target.kind} | {k: v for k, v in vars(target).items() if k != "values"}
+
+
+def target_of(facts: dict[str, Any], values: np.ndarray | None) -> Target:
+    """The target that `describe_target` described."""
+    [target_class] = [t for t in TARGETS if t.kind == facts["kind"]]
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items() if k != "kind"}
+    return target_class(**fields, **({} if values is None else {"values": values}))
 
 
 def _open_split(folder: Path, made: dict[str, Any], split: str) -> Index:
     facts = made["splits"][split]
     with np.load(folder / f"{split}.npz") as arrays:
         sizes, offsets = arrays["sizes"], arrays["offsets"]
-        labels = arrays.get("labels")
-    factors = facts["size_factors"]
-    # Copy-on-write, because torch warns of memory that cannot be written to.
-    pixels = [
-        np.load(folder / f"{split}-{side}.npy", mmap_mode="c").view(np.ndarray)
-        for side in range(len(factors))
-    ]
-    return Index(
+        target = target_of(facts["target"], arrays.get("values"))
+    index = Index(
         name=facts["name"],
         sizes=sizes,
         channels=facts["channels"],
-        target=TargetImages(factors[1])
-        if labels is None
-        else Labels(labels, tuple(facts["classes"])),
+        target=target,
         dtype=facts["dtype"],
         resized=True,
-        packed=tuple(
-            (flat, offsets * factor**2) for flat, factor in zip(pixels, factors, strict=True)
-        ),
     )
+    # Copy-on-write, because torch warns of memory that cannot be written to.
+    pixels = [
+        np.load(folder / f"{split}-{side}.npy", mmap_mode="c").view(np.ndarray)
+        for side in range(len(index.sides))
+    ]
+    starts = [offsets * side.per_pixel for side in index.sides]
+    return replace(index, packed=tuple(zip(pixels, starts, strict=True)))

@@ -6,16 +6,16 @@ from torch import Tensor
 
 from conf.schema import Config
 from loaders.augment import ON_BATCHES
-from loaders.index import Index, Labels
+from loaders.index import Index, Labels, Numbers, SeveralLabels
 from loaders.memory import BatchMemory
 
 RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
 """Rows of dtype `plan.ROW`, and the images of each side: (B, H, W, C) of the index's dtype, cut to the
-rows' rectangles, resized to `Loader.read_size` times the side's size factor, and flipped; on any device."""
+rows' rectangles, resized to `Loader.read_sizes()`, and flipped; on any device."""
 
 
 class Pixels:
-    """Finishes batches: float32 NCHW, enlarged, with jittered colours, normalised; labels as int64.
+    """Finishes batches: float32 NCHW, enlarged, with jittered colours, normalised; masks as they are.
 
     Raises:
         ValueError: `data.mean` or `data.std` does not fit the number of channels.
@@ -50,9 +50,9 @@ class Pixels:
     ) -> tuple[np.ndarray, tuple[Tensor, Tensor]]:
         """The rows, and the inputs and targets that the model sees."""
         finished = [self._side(number, side, rows) for number, side in enumerate(images)]
-        if isinstance(self.index.target, Labels):
-            labels = torch.from_numpy(self.index.target.values[rows["sample"]])
-            finished.append(labels.to(self.device, non_blocking=True))
+        if isinstance(self.index.target, Labels | SeveralLabels | Numbers):
+            values = torch.from_numpy(self.index.target.values[rows["sample"]])
+            finished.append(values.to(self.device, non_blocking=True))
         inputs, targets = finished
         return rows, (inputs, targets)
 
@@ -62,6 +62,8 @@ class Pixels:
         return pictures if self.index.channels in (1, 3) else pictures[:, :1]
 
     def _side(self, side: int, images: Tensor, rows: np.ndarray) -> Tensor:
+        if self.index.sides[side].interpolation == "nearest":
+            return images[..., 0].to(self.device, non_blocking=True).long()
         factor = self.index.size_factors[side]
         height, width = (factor * length for length in self.output_size)
         scale, shift = self.scales[side], self.shifts[side]

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from conf.schema import Config
+from loaders.index import Masks, Numbers, SeveralLabels, TargetImages
 from loaders.loader import Loader
 from loaders.overlap import Finished
 from loaders.sampler import PlanSampler
@@ -21,12 +22,18 @@ class SyntheticLoader(Loader):
         self.inputs = torch.rand(shape, generator=random).to(device)
         if cfg.loader.channels_last:
             self.inputs = self.inputs.to(memory_format=torch.channels_last)
-        if self.num_classes is None:
-            factor = self.index.size_factors[1]
-            self.targets = interpolate(self.inputs, scale_factor=float(factor))
+        target, num_classes = self.target, len(self.classes)
+        if isinstance(target, TargetImages):
+            self.targets = interpolate(self.inputs, scale_factor=float(target.size_factor))
+        elif isinstance(target, Numbers):
+            self.targets = torch.randn((self.batch_size, target.channels), generator=random)
+        elif isinstance(target, SeveralLabels):
+            several = torch.randint(2, (self.batch_size, num_classes), generator=random)
+            self.targets = several.float()
         else:
-            labels = torch.randint(self.num_classes, (self.batch_size,), generator=random)
-            self.targets = labels.to(device)
+            size = self.output_size if isinstance(target, Masks) else ()
+            self.targets = torch.randint(num_classes, (self.batch_size, *size), generator=random)
+        self.targets = self.targets.to(device)
 
     def finished_batches(self) -> Iterator[Finished]:
         for rows in self.sampler:

@@ -1,7 +1,7 @@
 """The models by name. Your own: one file in this folder and one line in `MODELS`.
 
-A classifier is called with (in_channels, num_classes, **kwargs) and returns logits; a restoration
-net is called with (in_channels, **kwargs) and returns images.
+A model is called with (in_channels, num_outputs, **kwargs) and takes images. It returns `num_outputs`
+numbers for each image, or for each pixel, as the task needs them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from models.alexnet import alexnet
 from models.nafnet import NAFNet
 from models.resnet import resnet18, resnet50
 from models.small_cnn import SmallCNN
+from models.unet import UNet
 
 if TYPE_CHECKING:
     from conf.schema import ModelConfig
@@ -27,33 +28,23 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": resnet50,
     "alexnet": alexnet,
     "nafnet": NAFNet,
+    "unet": UNet,
 }
 
 
-def build_model(cfg: ModelConfig, in_channels: int, num_classes: int | None) -> nn.Module:
+def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Module:
     """The model `cfg.name` on the CPU, with fresh weights, in the memory format asked for.
 
-    With `cfg.compile` it is compiled when it is first called. ``num_classes`` is None where the
-    targets are images. Raises ValueError for an unknown name, a model that does not fit the targets,
-    and kwargs that the model does not take.
+    With `cfg.compile` it is compiled when it is first called. ``num_outputs`` is the task's. Raises
+    ValueError for an unknown name, sizes that the model cannot have, and kwargs that it does not take.
     """
     if cfg.name not in MODELS:
         raise ValueError(f"model.name={cfg.name} is unknown; use one of: {', '.join(MODELS)}")
 
-    if num_classes is None and is_classifier(cfg.name):
-        others = [name for name in MODELS if not is_classifier(name)]
-        raise ValueError(
-            f"model={cfg.name} needs class labels, but the data has none; "
-            f"use model={' or model='.join(others)}, or data with labels"
-        )
-    if num_classes is not None and not is_classifier(cfg.name):
-        others = [name for name in MODELS if is_classifier(name)]
-        raise ValueError(
-            f"model={cfg.name} needs target images, but the data has labels of {num_classes} "
-            f"classes; use model={' or model='.join(others)}, or data with pairs of images"
-        )
-
-    accepted = [name for name in parameters(cfg.name) if name not in ("in_channels", "num_classes")]
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs}
+    accepted = [
+        name for name in inspect.signature(MODELS[cfg.name]).parameters if name not in sizes
+    ]
     unknown = [name for name in cfg.kwargs if name not in accepted]
     if unknown:
         raise ValueError(
@@ -61,9 +52,6 @@ def build_model(cfg: ModelConfig, in_channels: int, num_classes: int | None) -> 
             f"use only: {', '.join(accepted) or 'none'}"
         )
 
-    sizes = {"in_channels": in_channels}
-    if num_classes is not None:
-        sizes["num_classes"] = num_classes
     model = MODELS[cfg.name](**sizes, **cfg.kwargs)
 
     if cfg.channels_last:
@@ -71,13 +59,3 @@ def build_model(cfg: ModelConfig, in_channels: int, num_classes: int | None) -> 
     if cfg.compile:
         model.compile()  # in place, so that checkpoints stay the same
     return model
-
-
-def is_classifier(name: str) -> bool:
-    """Whether the model predicts classes; a restoration net takes no `num_classes`."""
-    return "num_classes" in parameters(name)
-
-
-def parameters(name: str) -> list[str]:
-    """Names of the arguments that the model is built with."""
-    return list(inspect.signature(MODELS[name]).parameters)

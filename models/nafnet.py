@@ -14,17 +14,24 @@ class NAFNet(nn.Module):
     with scale > 1 the correction is added to the input enlarged by bicubic interpolation.
     ``width``: channels at full resolution, doubled at each level. ``num_blocks``: blocks of each
     level, from full resolution to the lowest; all but the lowest run as many again on the way up.
-    Raises ValueError when one of them is below 1.
+    Raises ValueError when one of them is below 1, or ``num_outputs`` is not ``in_channels``: it keeps
+    the channels of its input.
     """
 
     def __init__(
         self,
         in_channels: int,
+        num_outputs: int,
         width: int = 16,
         num_blocks: Sequence[int] = (1, 1, 1),
         scale: int = 1,
     ) -> None:
         super().__init__()
+        if num_outputs != in_channels:
+            raise ValueError(
+                f"model=nafnet returns images of {in_channels} channels as its inputs are, but the task "
+                f"needs {num_outputs} outputs; use model=unet for masks or model=resnet18 for labels"
+            )
         if width < 1 or scale < 1 or min(num_blocks, default=0) < 1:
             raise ValueError(f"{width=}, {num_blocks=}, {scale=}: use 1 or more for each number")
         self.scale = scale

@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 class SmallCNN(nn.Module):
     """Four 3x3 convolutions with width / 2, width, 2 width and 2 width channels, and max pooling
-    between them; then the mean over all positions and a linear classifier.
+    between them; then the mean over all positions and a linear layer.
 
-    Inputs: (N, in_channels, H, W), H and W at least 8. Outputs: (N, num_classes) logits. With
+    Inputs: (N, in_channels, H, W), H and W at least 8. Outputs: (N, num_outputs). With
     ``batch_norm=False`` no layer looks at the other images of a batch, so the gradient of a batch
     is the mean of the gradients of its parts. Raises ValueError when ``width`` is not a positive
     even number.
@@ -16,7 +16,7 @@ class SmallCNN(nn.Module):
     def __init__(
         self,
         in_channels: int,
-        num_classes: int,
+        num_outputs: int,
         width: int = 32,
         batch_norm: bool = True,
     ) -> None:
@@ -33,7 +33,7 @@ class SmallCNN(nn.Module):
             nn.MaxPool2d(2),
             conv_block(2 * width, 2 * width, batch_norm),
         )
-        self.classifier = nn.Linear(2 * width, num_classes)
+        self.classifier = nn.Linear(2 * width, num_outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.classifier(self.features(inputs).mean(dim=(2, 3)))

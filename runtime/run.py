@@ -19,6 +19,7 @@ from loaders import Loader
 from runtime import preemption, report
 from runtime.board import Board
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
+from runtime.evaluate import Shown
 from runtime.group import Alone
 from runtime.guard import NonFiniteGuard
 from runtime.state import on_host, restore, rng_state
@@ -230,12 +231,13 @@ class Run:
         is_step = self.save_every is not None and self.step_number % self.save_every == 0
         self._save_or_leave(agreement, is_step)
 
-    def epoch(self, task: Task, totals: Tensor) -> None:
+    def epoch(self, task: Task, totals: Tensor, shown: Shown = ()) -> None:
         """Record the validation after an epoch, and save.
 
         Args:
-            task: turns the totals into metrics, and says which of them chooses the best epoch.
+            task: turns the totals into metrics, says which of them chooses the best epoch, and draws.
             totals: `evaluate()`'s sums over the whole validation split.
+            shown: inputs, outputs and targets of images to look at, if there are any.
         """
         self.timing.lap("validation")
         metrics = task.metrics(totals)
@@ -246,6 +248,8 @@ class Run:
         self.num_epochs = self.loader.epoch + self.loader.epoch_is_finished
         self.validated_step = self.step_number
         self.board.scalars(self.metrics, self.step_number)
+        self._draw(task, totals, shown)
+        self.timing.lap("validation")
         log.info(
             "epoch %d of %d: %s",
             *(
@@ -304,6 +308,14 @@ class Run:
         elif time.perf_counter() - self.last_plain_line > SECONDS_BETWEEN_PLAIN_LINES:
             self.last_plain_line = time.perf_counter()
             log.info("step %d: %s", self.step_number, line)
+
+    def _draw(self, task: Task, totals: Tensor, shown: Shown) -> None:
+        if self.group.rank != 0 or not self.cfg.log.images or not shown:
+            return
+        inputs, outputs, targets = (part[: self.cfg.log.images] for part in shown)
+        pictures = task.show(self.loader.denormalize(inputs), outputs, targets)
+        for name, images in (pictures | task.charts(totals)).items():
+            self.board.images(f"val/{name}", images, self.step_number)
 
     def _train_loss(self) -> dict[str, float]:
         """The mean over the epoch's steps, as far as this process has made any."""

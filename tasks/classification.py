@@ -1,23 +1,47 @@
 """One class per image."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tasks.sums import divide_by_count, sum_columns
+from tasks.pictures import confusion_matrix, with_captions
+from tasks.sums import count_of_each, sum_columns
+from tasks.task import Task, check_shape
+from tasks.weights import ClassWeights, class_weights
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+    from loaders import Loader
+
+MAX_CONFUSION_CLASSES = 500
 
 
-class Classification:
-    """Outputs: (N, num_classes) logits of any float type. Targets: (N,) int64 class indices.
+class Classification(Task):
+    """Outputs: (N, len(classes)) logits of any float type. Targets: (N,) int64 class indices.
 
-    Attributes:
-        metric_names: `loss`, `top1` and, with more than five classes, `top5`.
-        best_metric: the one that chooses the best epoch; higher is better.
+    Metrics: `loss`, `top1` and, with more than five classes, `top5`. The confusion matrix of up to 500
+    classes is part of the sums.
+
+    Args:
+        classes: their names.
+        loss: `cross_entropy`.
+        label_smoothing: share of the target's probability spread over all classes.
+        weights: of each class's images in the loss; empty: all alike.
     """
 
+    takes = "labels"
     best_metric = "top1"
 
     def __init__(
-        self, num_classes: int, loss: str = "cross_entropy", label_smoothing: float = 0.0
+        self,
+        classes: tuple[str, ...],
+        loss: str = "cross_entropy",
+        label_smoothing: float = 0.0,
+        weights: list[float] | None = None,
     ) -> None:
         if loss != "cross_entropy":
             raise ValueError(f"task.loss={loss} is not for classification; use cross_entropy")
@@ -25,32 +49,65 @@ class Classification:
             raise ValueError(
                 f"task.label_smoothing={label_smoothing} is not in [0, 1); use 0.1, for example"
             )
+        self.classes = classes
+        self.num_outputs = len(classes)
         self.label_smoothing = label_smoothing
-        self.metric_names = ("loss", "top1", "top5") if num_classes > 5 else ("loss", "top1")
+        self.weights = ClassWeights(weights or [])
+        self.metric_names = ("loss", "top1", "top5") if len(classes) > 5 else ("loss", "top1")
+        self.has_confusion = len(classes) <= MAX_CONFUSION_CLASSES
+
+    @classmethod
+    def from_config(cls, cfg: Config, loader: Loader) -> Classification:
+        weights = class_weights(cfg, loader)
+        return cls(loader.classes, cfg.task.loss, cfg.task.label_smoothing, weights)
+
+    @property
+    def num_sums(self) -> int:
+        return super().num_sums + self.has_confusion * self.num_outputs**2
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the batch, in float32; a scalar."""
         return self._loss_per_image(outputs, targets).mean()
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, images right at the first guess, ... within five guesses].
+        """[images, sum of losses, images right at the first guess, ... within five guesses, images of each
+        true and, within it, predicted class].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
+        losses = self._loss_per_image(outputs, targets)
         num_guesses = 5 if "top5" in self.metric_names else 1
         guesses = outputs.topk(num_guesses, dim=1).indices
         hits = (guesses == targets.unsqueeze(1)).cumsum(dim=1)
-        columns = [self._loss_per_image(outputs, targets), hits[:, 0], hits[:, -1]]
-        return sum_columns(*columns[: len(self.metric_names)])
+        columns = [losses, hits[:, 0], hits[:, -1]]
+        sums = sum_columns(*columns[: len(self.metric_names)])
+        if not self.has_confusion:
+            return sums
+        cells = targets * self.num_outputs + guesses[:, 0]
+        return torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
 
-    def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss and the fractions top1 and, if it is there, top5 in [0, 1]; ValueError without images."""
-        return divide_by_count(self.metric_names, totals)
+    def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The images with the names of their true and of their predicted class."""
+        captions = []
+        for true, guess in zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True):
+            colour = "lime" if guess == true else "red"
+            captions.append([(self.classes[true], "white"), (self.classes[guess], colour)])
+        return {"predictions": with_captions(inputs, captions)}
+
+    def charts(self, totals: Tensor) -> dict[str, Tensor]:
+        if not self.has_confusion:
+            return {}
+        counts = totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
+        return {"confusion": confusion_matrix(counts, self.classes)}
 
     def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        check_shape(
+            outputs, (len(targets), self.num_outputs), "use a model for labels, such as small_cnn"
+        )
         return F.cross_entropy(
             outputs.float(),
             targets,
+            self.weights.on(outputs.device),
             reduction="none",
             label_smoothing=self.label_smoothing,
         )

@@ -1,24 +1,41 @@
 """Images from images."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tasks.sums import divide_by_count, sum_columns
+from tasks.pictures import as_pictures
+from tasks.sums import sum_columns
+from tasks.task import Task
+from tasks.weights import refuse_weights
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+    from loaders import Loader
 
 
-class Restoration:
+class Restoration(Task):
     """Outputs and targets: (N, C, H, W) images with pixels in [low, high], of any float type.
 
     The loss sees the outputs as they are, PSNR and SSIM see them clamped to [low, high].
     """
 
+    takes = "images"
     metric_names = ("loss", "psnr", "ssim")
     best_metric = "psnr"
 
-    def __init__(self, loss: str = "charbonnier", low: float = 0.0, high: float = 1.0) -> None:
+    def __init__(
+        self,
+        loss: str = "charbonnier",
+        low: float = 0.0,
+        high: float = 1.0,
+        num_channels: int = 3,
+    ) -> None:
         if loss not in ("charbonnier", "l1"):
             raise ValueError(f"task.loss={loss} is not for restoration; use charbonnier or l1")
         if not low < high:
@@ -26,6 +43,13 @@ class Restoration:
         self.pixel_loss = charbonnier if loss == "charbonnier" else torch.abs
         self.low = low
         self.high = high
+        self.num_outputs = num_channels
+
+    @classmethod
+    def from_config(cls, cfg: Config, loader: Loader) -> Restoration:
+        refuse_weights(cfg)
+        low, high = cfg.data.value_range
+        return cls(cfg.task.loss, low, high, loader.target.channels)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over all pixels of the batch, in float32; a scalar."""
@@ -41,9 +65,11 @@ class Restoration:
         targets = self._to_unit_range(targets)
         return sum_columns(losses, psnr(outputs, targets), ssim(outputs, targets))
 
-    def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss, PSNR in dB and SSIM over images; ValueError without images."""
-        return divide_by_count(self.metric_names, totals)
+    def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The images, what the model makes of them, and what it should make."""
+        outputs, targets = self._to_unit_range(outputs), self._to_unit_range(targets)
+        pictures = {"input": inputs, "output": outputs, "target": targets}
+        return {name: as_pictures(images) for name, images in pictures.items()}
 
     def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_same_shape(outputs, targets)

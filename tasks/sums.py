@@ -15,9 +15,19 @@ def sum_columns(*columns: Tensor) -> Tensor:
     return torch.stack([column.double() for column in (count, *columns)]).sum(dim=1)
 
 
+def count_of_each(indices: Tensor, size: int, weights: Tensor | None = None) -> Tensor:
+    """(size,) float64: how often each index occurs, or the sum of its weights.
+
+    `torch.bincount` would wait for the device.
+    """
+    ones = torch.ones_like(indices, dtype=torch.float64) if weights is None else weights.double()
+    counts = torch.zeros(size, dtype=torch.float64, device=indices.device)
+    return counts.index_add_(0, indices.flatten(), ones.flatten())
+
+
 def divide_by_count(names: tuple[str, ...], totals: Tensor) -> dict[str, float]:
-    """The means of `[count, *sums]` by name; waits for the device."""
-    count, *sums = totals.tolist()
+    """The means of `[count, *sums]` by name, as many as there are names; waits for the device."""
+    count, *sums = totals[: 1 + len(names)].tolist()
     if count == 0:
         raise ValueError("totals have 0 images; evaluate at least one, or sum over all ranks first")
     return {name: value / count for name, value in zip(names, sums, strict=True)}

@@ -111,10 +111,10 @@ def validated(output: Path, *overrides: str) -> dict[str, float]:
     """The validation metrics of the weights that a run has published, by one process."""
     cfg = make_config(*overrides)
     _, loader = build_loaders(cfg, torch.device("cpu"))
-    model = build_model(cfg.model, loader.in_channels, loader.num_classes)
+    task = build_task(cfg, loader)
+    model = build_model(cfg.model, loader.in_channels, task.num_outputs)
     model.load_state_dict(load_file(output / "checkpoints" / "model.safetensors"))
-    task = build_task(cfg, loader.num_classes)
-    metrics = task.metrics(evaluate(model, task, loader))
+    metrics = task.metrics(evaluate(model, task, loader)[0])
     return {f"val/{name}": value for name, value in metrics.items()}
 
 
@@ -231,7 +231,11 @@ def test_tensorboard_has_every_promised_tag(runs) -> None:
     for tag in ("val/loss", "val/top1", "val/top5"):
         assert [step for step, _ in scalars_of(output, tag)] == [20]
     events = events_of(output)
-    assert events.Tags()["images"] == ["train/inputs"]
+    assert events.Tags()["images"] == ["train/inputs", "val/predictions", "val/confusion"]
+
+
+def test_without_images_tensorboard_has_scalars_only(runs) -> None:
+    assert events_of(runs("train.py", "log.images=0")).Tags()["images"] == []
 
 
 def test_the_table_of_runs_has_what_was_changed(runs) -> None:

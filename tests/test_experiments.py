@@ -56,7 +56,7 @@ def test_cells_beat_chance(tmp_path: Path) -> None:
 def metrics_of_unchanged_input(options: list[str]) -> dict[str, float]:
     cfg = make_config(*options)
     _, val_loader = build_loaders(cfg, torch.device("cpu"))
-    task = build_task(cfg, val_loader.num_classes)
+    task = build_task(cfg, val_loader)
     totals = sum(task.sums(inputs, targets) for inputs, targets in val_loader)
     assert isinstance(totals, torch.Tensor)
     return task.metrics(totals)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, ImageCms
 
 import loaders.headers
+from conf.schema import DataConfig
 from loaders.headers import BadHeadersError, Header, read_photo_header
 from loaders.index import Labels
 from loaders.layouts import build_index
@@ -109,9 +110,9 @@ def photos(tmp_path) -> Path:
 def test_only_files_that_are_new_or_changed_are_read_again(photos, tmp_path, monkeypatch) -> None:
     read: list[str] = []
 
-    def header_or_reason(name: str, max_pixels: int, as_stored: bool) -> Header | str:
+    def header_or_reason(name: str, data: DataConfig, content: str) -> Header | str:
         read.append(Path(name).name)
-        return original(name, max_pixels, as_stored)
+        return original(name, data, content)
 
     def scan() -> dict[str, tuple[int, int]]:
         """Height and width by file, once it is clear which files were read."""

@@ -369,7 +369,7 @@ def test_a_loader_tells_what_it_holds(thirteen, tmp_path) -> None:
     loaders_of_ranks = [build_loaders(config("pytorch", tmp_path), CPU, rank, 3) for rank in (0, 2)]
     for train, val in loaders_of_ranks:
         assert train.classes == tuple("0123456789")
-        assert train.num_classes == 10
+        assert train.target.kind == "labels"
         assert train.dropped_per_epoch == 1
         assert val.dropped_per_epoch == 0
         assert train.max_batches == len(train) == 2
@@ -384,7 +384,7 @@ def test_a_loader_tells_what_it_holds(thirteen, tmp_path) -> None:
 def test_a_loader_of_pairs_has_no_classes_but_names(thirty_pairs: list[str]) -> None:
     train, _ = build_loaders(make_config(*thirty_pairs), CPU)
     assert train.classes == ()
-    assert train.num_classes is None
+    assert (train.target.kind, train.target.channels) == ("images", 3)
     assert train.description == ("pairs: 30 training and 2 validation samples, targets are images")
     rows, _ = next(train.finished_batches())
     assert train.names(rows) == [train.index.files[0][row["sample"]] for row in rows]

@@ -16,6 +16,7 @@ from conf.schema import ModelConfig
 from models import MODELS, build_model
 from models.nafnet import ChannelAttention, LayerNorm2d, Level, NAFBlock, NAFNet, SimpleGate
 from models.small_cnn import SmallCNN
+from models.unet import UNet
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -53,18 +54,18 @@ def with_random_scales(net: NAFNet) -> NAFNet:
 @pytest.mark.parametrize("in_channels", [1, 3, 5])
 def test_a_classifier_takes_any_number_of_channels_and_classes(name: str, in_channels: int) -> None:
     with torch.device("meta"):  # shapes without the arithmetic
-        model = build_model(config(name), in_channels, num_classes=7)
+        model = build_model(config(name), in_channels, num_outputs=7)
         assert model(torch.empty(2, in_channels, 64, 96)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("in_channels", [1, 3, 5])
 def test_a_restoration_net_returns_the_shape_of_its_input(in_channels: int) -> None:
-    model = build_model(config("nafnet"), in_channels, num_classes=None)
+    model = build_model(config("nafnet"), in_channels, num_outputs=in_channels)
     assert model(torch.rand(2, in_channels, 16, 24)).shape == (2, in_channels, 16, 24)
 
 
 def test_every_model_is_built_by_name() -> None:
-    assert set(MODELS) == {"small_cnn", "resnet18", "resnet50", "alexnet", "nafnet"}
+    assert set(MODELS) == {"small_cnn", "resnet18", "resnet50", "alexnet", "nafnet", "unet"}
 
 
 def test_kwargs_reach_the_model() -> None:
@@ -79,51 +80,48 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         build_model(config("resnet19"), 3, 10)
 
 
-def test_a_classifier_without_labels_names_the_restoration_nets() -> None:
-    message = "model=resnet50 needs class labels, but the data has none; use model=nafnet"
-    with pytest.raises(ValueError, match=message):
-        build_model(config("resnet50"), 3, None)
-
-
-def test_a_restoration_net_with_labels_names_the_classifiers() -> None:
-    message = "model=nafnet needs target images, but the data has labels of 257 classes; .*resnet50"
+def test_a_restoration_net_refuses_other_numbers_of_outputs() -> None:
+    message = (
+        "model=nafnet returns images of 3 channels .* but the task needs 257 outputs; use model="
+    )
     with pytest.raises(ValueError, match=message):
         build_model(config("nafnet"), 3, 257)
 
 
 @pytest.mark.parametrize(
-    ("name", "num_classes", "accepted"),
+    ("name", "num_outputs", "accepted"),
     [
         ("small_cnn", 10, "width, batch_norm"),
         ("resnet18", 10, "zero_init_residual"),
         ("resnet50", 10, "zero_init_residual"),
         ("alexnet", 10, "dropout"),
-        ("nafnet", None, "width, num_blocks, scale"),
+        ("nafnet", 3, "width, num_blocks, scale"),
+        ("unet", 3, "width, num_levels, batch_norm"),
     ],
 )
 def test_an_unknown_kwarg_is_named_with_the_accepted_ones(
-    name: str, num_classes: int | None, accepted: str
+    name: str, num_outputs: int, accepted: str
 ) -> None:
     message = f"widht, which model={name} does not take; use only: {accepted}$"
     with pytest.raises(ValueError, match=message):
-        build_model(config(name, widht=8), 3, num_classes)
+        build_model(config(name, widht=8), 3, num_outputs)
 
 
-@pytest.mark.parametrize("kwarg", ["in_channels", "num_classes"])
+@pytest.mark.parametrize("kwarg", ["in_channels", "num_outputs"])
 def test_sizes_that_the_data_decides_are_not_kwargs(kwarg: str) -> None:
     kwargs: dict[str, Any] = {kwarg: 3}
     with pytest.raises(ValueError, match=f"model.kwargs has {kwarg}"):
         build_model(config("small_cnn", **kwargs), 3, 10)
 
 
-@pytest.mark.parametrize(("name", "num_classes"), [("small_cnn", 10), ("nafnet", None)])
+@pytest.mark.parametrize(("name", "num_outputs"), [("small_cnn", 10), ("nafnet", 3), ("unet", 5)])
 def test_channels_last_changes_the_memory_format_and_not_the_result(
-    name: str, num_classes: int | None
+    name: str, num_outputs: int
 ) -> None:
     torch.manual_seed(0)
-    model = build_model(config(name), 3, num_classes)
+    model = build_model(config(name), 3, num_outputs)
     torch.manual_seed(0)
-    channels_last = build_model(config(name, channels_last=True), 3, num_classes)
+    channels_last = build_model(config(name, channels_last=True), 3, num_outputs)
 
     def is_channels_last(net: nn.Module) -> bool:
         weights = [parameter for parameter in net.parameters() if parameter.ndim == 4]
@@ -180,7 +178,7 @@ def test_models_import_no_other_part_of_the_repository() -> None:
 
 @pytest.mark.parametrize("size", [(8, 8), (8, 31), (28, 28), (50, 50)])
 def test_small_cnn_takes_any_size_from_eight_pixels(size: tuple[int, int]) -> None:
-    model = SmallCNN(in_channels=1, num_classes=10)
+    model = SmallCNN(in_channels=1, num_outputs=10)
     assert model(torch.rand(2, 1, *size)).shape == (2, 10)
 
 
@@ -308,7 +306,7 @@ def test_alexnets_dropout_is_a_kwarg() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (5, 7), (16, 16), (33, 18)])
 @pytest.mark.parametrize("scale", [1, 2, 3])
 def test_nafnet_takes_any_size_and_enlarges_by_its_scale(size: tuple[int, int], scale: int) -> None:
-    model = NAFNet(3, width=4, scale=scale)
+    model = NAFNet(3, 3, width=4, scale=scale)
     height, width = size
     assert model(torch.rand(2, 3, height, width)).shape == (2, 3, scale * height, scale * width)
 
@@ -316,7 +314,7 @@ def test_nafnet_takes_any_size_and_enlarges_by_its_scale(size: tuple[int, int], 
 @pytest.mark.parametrize("scale", [1, 2])
 def test_nafnets_padding_leaves_no_trace(scale: int) -> None:
     torch.manual_seed(0)
-    model = with_random_scales(NAFNet(3, width=4, scale=scale))
+    model = with_random_scales(NAFNet(3, 3, width=4, scale=scale))
     images = torch.rand(1, 3, 16, 20)
     cut = images[:, :, :13, :18]
     images[:, :, 13:] = images[:, :, 12:13]
@@ -334,7 +332,7 @@ def enlarged(images: Tensor, scale: int) -> Tensor:
 
 @pytest.mark.parametrize("scale", [1, 2])
 def test_nafnet_adds_a_correction_to_its_input(scale: int) -> None:
-    model = with_random_scales(NAFNet(3, width=4, scale=scale))
+    model = with_random_scales(NAFNet(3, 3, width=4, scale=scale))
     inputs = torch.rand(1, 3, 9, 10)
     assert not torch.equal(model(inputs), enlarged(inputs, scale))
     for parameter in model.tail.parameters():
@@ -359,7 +357,7 @@ def test_a_level_adds_the_lower_one_to_what_it_has() -> None:
 
 
 def test_num_blocks_counts_the_blocks_of_each_level() -> None:
-    model = NAFNet(3, width=2, num_blocks=[1, 2, 3])
+    model = NAFNet(3, 3, width=2, num_blocks=[1, 2, 3])
     channels = [block.beta.shape[0] for block in model.modules() if isinstance(block, NAFBlock)]
     # on the way down and up, but once at the lowest level; twice the channels at each level
     assert sorted(channels) == [2, 2, 4, 4, 4, 4, 8, 8, 8]
@@ -367,7 +365,7 @@ def test_num_blocks_counts_the_blocks_of_each_level() -> None:
 
 def test_every_parameter_of_nafnet_gets_a_gradient() -> None:
     torch.manual_seed(0)
-    model = with_random_scales(NAFNet(3, width=4))
+    model = with_random_scales(NAFNet(3, 3, width=4))
     model(torch.rand(2, 3, 16, 16)).square().mean().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -397,7 +395,7 @@ def test_channel_attention_scales_channels_by_a_linear_function_of_their_means()
 
 def test_nafnet_learns_to_remove_noise() -> None:
     torch.manual_seed(0)
-    model = NAFNet(1, width=8)
+    model = NAFNet(1, 1, width=8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     for _ in range(40):
         targets = 4 * F.avg_pool2d(torch.rand(4, 1, 24, 24) - 0.5, 5, stride=1)
@@ -415,5 +413,62 @@ def test_nafnet_learns_to_remove_noise() -> None:
 def test_nafnet_refuses_sizes_below_one(wrong: dict[str, Any]) -> None:
     [(key, value)] = wrong.items()
     with pytest.raises(ValueError, match="use 1 or more") as error:
-        NAFNet(3, **wrong)
+        NAFNet(3, 3, **wrong)
     assert f"{key}={value}" in str(error.value)
+
+
+# U-Net
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 7), (16, 16), (33, 18)])
+@pytest.mark.parametrize("num_levels", [1, 2, 4])
+def test_unet_takes_any_size(size: tuple[int, int], num_levels: int) -> None:
+    model = UNet(3, 5, width=4, num_levels=num_levels).eval()
+    assert model(torch.rand(2, 3, *size)).shape == (2, 5, *size)
+
+
+def test_unet_doubles_its_channels_at_each_level() -> None:
+    widths = [
+        m.out_channels for m in UNet(3, 5, width=8).down.modules() if isinstance(m, nn.Conv2d)
+    ]
+    assert widths == [8, 8, 16, 16, 32, 32, 64, 64]
+    norms = [m for m in UNet(3, 5, batch_norm=False).modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms == []
+
+
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"num_levels": 0}])
+def test_unet_refuses_numbers_below_one(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="use 1 or more for each number"):
+        UNet(3, 5, **wrong)
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_unet_learns_to_find_squares_and_their_surroundings(batch_norm: bool) -> None:
+    """Each pixel's class: noise, inside of a square, or its frame, which no 3x3 window tells from noise."""
+    torch.manual_seed(0)
+    model = UNet(1, 3, width=8, num_levels=3, batch_norm=batch_norm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def batch(size: int) -> tuple[Tensor, Tensor]:
+        masks = torch.zeros(size, 24, 24, dtype=torch.int64)
+        for mask in masks:
+            y, x = torch.randint(3, 12, (2,)).tolist()
+            mask[y - 3 : y + 11, x - 3 : x + 11] = 2
+            mask[y : y + 8, x : x + 8] = 1
+        images = (masks == 1).float() + 0.3 * torch.randn(masks.shape)
+        return images[:, None], masks
+
+    for _ in range(60):
+        inputs, masks = batch(16)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), masks).backward()
+        optimizer.step()
+
+    model.eval()
+    inputs, masks = batch(64)
+    guesses = model(inputs).argmax(dim=1)
+    shares = [
+        ((guesses == c) & (masks == c)).sum() / ((guesses == c) | (masks == c)).sum()
+        for c in range(3)
+    ]
+    assert min(shares) > 0.8

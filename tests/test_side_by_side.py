@@ -35,10 +35,13 @@ EDITS = {  # of a user's, in train.py
         "            loss = loss + 0.001 * outputs.square().mean()\n",
     ),
     "a model of their own": (
-        "    model = build_model(cfg.model, train_loader.in_channels, train_loader.num_classes)\n",
+        "    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)\n",
         "    model = nn.Sequential(model, nn.Identity())\n",
     ),
-    "a log line": ("        run.epoch(task, totals)\n", "        print('validated', epoch)\n"),
+    "a log line": (
+        "        run.epoch(task, totals, shown)\n",
+        "        print('validated', epoch)\n",
+    ),
 }
 
 

@@ -106,10 +106,10 @@ def validated(weights: dict[str, Tensor], overrides: list[str]) -> dict[str, flo
     """The validation metrics of these weights, by one process."""
     cfg = make_config(*overrides)
     _, loader = build_loaders(cfg, torch.device("cpu"))
-    model = build_model(cfg.model, loader.in_channels, loader.num_classes)
+    task = build_task(cfg, loader)
+    model = build_model(cfg.model, loader.in_channels, task.num_outputs)
     model.load_state_dict(weights)
-    task = build_task(cfg, loader.num_classes)
-    metrics = task.metrics(evaluate(model, task, loader))
+    metrics = task.metrics(evaluate(model, task, loader)[0])
     return {f"val/{name}": value for name, value in metrics.items()}
 
 

@@ -9,7 +9,9 @@ from conf.schema import DataConfig
 from loaders.index import Index
 from loaders.layouts.class_folders import caltech256, cells, imagefolder
 from loaders.layouts.digits import mnist, mnist_mini
+from loaders.layouts.masks import masks
 from loaders.layouts.pairs import pairs
+from loaders.layouts.table import table
 
 LAYOUTS: dict[str, Callable[[DataConfig], tuple[Index, Index]]] = {
     "mnist_mini": mnist_mini,
@@ -18,6 +20,8 @@ LAYOUTS: dict[str, Callable[[DataConfig], tuple[Index, Index]]] = {
     "imagefolder": imagefolder,
     "pairs": pairs,
     "cells": cells,
+    "table": table,
+    "masks": masks,
 }
 
 

@@ -68,7 +68,8 @@ def class_folders(data: DataConfig, root: Path, as_stored: bool = False) -> tupl
             )
         files.append([name for found in by_class for name in found])
         labels.append(np.repeat(np.arange(len(classes)), [len(found) for found in by_class]))
-    headers = [read_headers(names, data, as_stored) for names in files]
+    content = "stored" if as_stored else "rgb"
+    headers = [read_headers(names, data, content) for names in files]
     if len(splits) == 1:
         parts = split_by_seed(len(files[0]), data)
         files = [[files[0][i] for i in part] for part in parts]

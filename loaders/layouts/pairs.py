@@ -22,15 +22,9 @@ Sides = tuple[list[str], list[str]]
 
 def pairs(data: DataConfig) -> tuple[Index, Index]:
     root = Path(data.root)
-    files = [_pairs_below(split, data) for split in split_folders(root)]
-    headers = [[read_headers(side, data, as_stored=False) for side in sides] for sides in files]
-    if len(files) == 1:
-        (inputs, targets), parts = files[0], split_by_seed(len(files[0][0]), data)
-        files = [([inputs[i] for i in part], [targets[i] for i in part]) for part in parts]
-        headers = [[side[part] for side in headers[0]] for part in parts]
     train, val = (
-        _pair_index(f"{root.name}/{name}", sides, side_headers)
-        for name, sides, side_headers in zip(("train", "val"), files, headers, strict=True)
+        _pair_index(f"{root.name}/{name}", sides, headers)
+        for name, (sides, headers) in zip(("train", "val"), find_pairs(data, "rgb"), strict=True)
     )
     if train.size_factors != val.size_factors:
         raise ValueError(
@@ -38,6 +32,25 @@ def pairs(data: DataConfig) -> tuple[Index, Index]:
             f"those of {val.name} {val.size_factors[1]} times; use one factor for both"
         )
     return train, val
+
+
+def find_pairs(data: DataConfig, target_content: str) -> list[tuple[Sides, list[np.ndarray]]]:
+    """Of the training and of the validation split: the paths of both sides, and their headers.
+
+    Args:
+        data: the configuration.
+        target_content: what the targets' pixels are, as in `Side.content`.
+    """
+    files = [_pairs_below(split, data) for split in split_folders(Path(data.root))]
+    headers = [
+        [read_headers(inputs, data, "rgb"), read_headers(targets, data, target_content)]
+        for inputs, targets in files
+    ]
+    if len(files) == 1:
+        (inputs, targets), parts = files[0], split_by_seed(len(files[0][0]), data)
+        files = [([inputs[i] for i in part], [targets[i] for i in part]) for part in parts]
+        headers = [[side[part] for side in headers[0]] for part in parts]
+    return list(zip(files, headers, strict=True))
 
 
 def _pairs_below(folder: Path, data: DataConfig) -> Sides:

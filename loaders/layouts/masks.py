@@ -1,0 +1,66 @@
+"""Images and the classes of their pixels: the same relative path below two folders."""
+
+from pathlib import Path
+
+import numpy as np
+
+from conf.schema import DataConfig
+from loaders.headers import some
+from loaders.index import Index, Masks
+from loaders.layouts.files import file_index
+from loaders.layouts.pairs import find_pairs
+
+
+def masks(data: DataConfig) -> tuple[Index, Index]:
+    splits = find_pairs(data, "indices")
+    for (images, files), (image_headers, headers) in splits:
+        sizes = [np.stack([h["height"], h["width"]], axis=1) for h in (image_headers, headers)]
+        wrong = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1))
+        if len(wrong):
+            i = wrong[0]
+            image_size, size = (f"{side[i][0]}x{side[i][1]}" for side in sizes)
+            raise ValueError(
+                f"{len(wrong)} masks do not have the size of their image, such as {files[i]} ({size}) "
+                f"of {images[i]} ({image_size}); store each mask as large as its image"
+            )
+    mask_files = [name for (_, files), _ in splits for name in files]
+    mask_headers = np.concatenate([headers for _, (_, headers) in splits])
+    target = Masks(
+        classes=tuple(map(str, range(_num_classes(data, mask_files, mask_headers["highest"])))),
+        ignore_index=data.ignore_index,
+        stored_dtype=f"uint{mask_headers['bits'].max()}",
+    )
+    root = Path(data.root)
+    train, val = (
+        file_index(f"{root.name}/{name}", sides, tuple(headers), target)
+        for name, (sides, headers) in zip(("train", "val"), splits, strict=True)
+    )
+    return train, val
+
+
+def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int:
+    """`data.num_classes`, or what the masks tell; ValueError where they contradict it or tell too little."""
+    top = int(highest.max())
+    if data.num_classes is not None:
+        if data.num_classes < 2:
+            raise ValueError(f"data.num_classes={data.num_classes} is less than 2 classes")
+        above = [files[i] for i in np.flatnonzero(highest >= data.num_classes)]
+        if above:
+            raise ValueError(
+                f"{len(above)} of {len(files)} masks have indices up to {top}, above those of "
+                f"data.num_classes={data.num_classes}: {some(above)}; raise it, correct the masks, or "
+                "set data.ignore_index to the index of pixels without a class"
+            )
+        return data.num_classes
+    if top == 255:
+        raise ValueError(
+            f"the masks have indices up to 255, such as {files[int(highest.argmax())]}; if these are "
+            "pixels without a class, set data.ignore_index=255; if they are the second of two classes, "
+            "store it as 1; otherwise set data.num_classes=256"
+        )
+    if top < 1:
+        raise ValueError(
+            f"the {len(files)} masks below {data.root} hold no class above 0; set data.num_classes if "
+            "there are others"
+        )
+    return top + 1

@@ -1,0 +1,87 @@
+"""Drawing for TensorBoard."""
+
+import colorsys
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+from torch.nn import functional as F
+
+LINE = 12  # pixels of a line of text
+MIN_WIDTH = 96  # of an image with text
+CHART = 384  # pixels of a confusion matrix
+
+
+def as_pictures(images: Tensor) -> Tensor:
+    """(N, 1 or 3, H, W) of images with any number of channels and values around [0, 1]."""
+    images = images.detach().float().clamp(0, 1)
+    return images if images.shape[1] in (1, 3) else images[:, :1]
+
+
+def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Tensor:
+    """(N, 3, H, W): the pictures, enlarged if they are small, and below each its lines of (text, colour)."""
+    factor = -(-MIN_WIDTH // pictures.shape[-1])
+    pictures = F.interpolate(as_pictures(pictures), scale_factor=float(factor))
+    height, width = pictures.shape[-2:]
+    drawn = []
+    for picture, lines in zip(_bytes(pictures), captions, strict=True):
+        image = Image.new("RGB", (width, height + LINE * max(map(len, captions))))
+        image.paste(Image.fromarray(picture))
+        for number, (text, colour) in enumerate(lines):
+            _write(image, (2, height + LINE * number), text, colour)
+        drawn.append(np.array(image))
+    return _floats(np.stack(drawn))
+
+
+def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
+    """(1, 3, H, W): of each true class (line), the share of each predicted one (column), dark for 1."""
+    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    cell = max(1, CHART // len(names))
+    with_names = cell >= LINE
+    left, top = (120, LINE) if with_names else (LINE, LINE)
+    white, dark = np.array([255.0, 255.0, 255.0]), np.array([8.0, 48.0, 107.0])
+    colours = white + shares.cpu().numpy()[..., None] * (dark - white)
+    cells = colours.astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
+    image = Image.new("RGB", (left + cells.shape[1], top + cells.shape[0]))
+    image.paste(Image.fromarray(cells), (left, top))
+    _write(image, (left, 0), "predicted", "white")
+    for number, name in enumerate(names if with_names else ()):
+        place = top + number * cell + (cell - LINE) // 2
+        _write(image, (2, place), name[:18], "white")
+    return _floats(np.array(image)[None])
+
+
+def palette(num_classes: int) -> np.ndarray:
+    """(num_classes, 3) uint8: a colour for each class; the first one is black, as background is often."""
+    golden = 0.618033988749895  # each hue far from those before it
+    colours = [
+        colorsys.hsv_to_rgb(number * golden % 1, 0.5 + 0.5 * (number % 2), 1 - 0.2 * (number % 3))
+        for number in range(num_classes)
+    ]
+    return (255 * np.array([(0, 0, 0), *colours[1:]])).round().astype(np.uint8)
+
+
+def coloured(indices: Tensor, colours: np.ndarray) -> Tensor:
+    """(N, 3, H, W): class indices (N, H, W) in the classes' colours; white for what is no class."""
+    table = np.concatenate([colours, np.full((1, 3), 255, np.uint8)])
+    indices = indices.cpu()
+    is_class = (indices >= 0) & (indices < len(colours))
+    return _floats(table[torch.where(is_class, indices, len(colours)).numpy()])
+
+
+def _write(image: Image.Image, place: tuple[int, int], text: str, colour: str) -> None:
+    # Pillow's own font may lack other letters.
+    text = text.encode("latin-1", "replace").decode("latin-1")
+    ImageDraw.Draw(image).text(place, text, fill=colour)
+
+
+def _bytes(pictures: Tensor) -> np.ndarray:
+    """(N, H, W, 3) uint8."""
+    pictures = pictures.expand(-1, 3, -1, -1)
+    return (255 * pictures).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+
+
+def _floats(pictures: np.ndarray) -> Tensor:
+    """(N, 3, H, W) of (N, H, W, 3) uint8."""
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255

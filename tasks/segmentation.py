@@ -1,0 +1,130 @@
+"""The class of each pixel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tasks.pictures import as_pictures, coloured, palette
+from tasks.sums import count_of_each, divide_by_count, sum_columns
+from tasks.task import Task, check_shape
+from tasks.weights import ClassWeights, class_weights
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+    from loaders import Loader
+
+
+class Segmentation(Task):
+    """Outputs: (N, num_classes, H, W) logits of any float type. Targets: (N, H, W) int64 class indices.
+
+    Metrics: `loss` (cross-entropy, the mean over an image's pixels, then over images), `miou`
+    (intersection over union, the mean over the classes that occur in masks or predictions) and
+    `pixel_accuracy`. Pixels of `ignore_index` count nowhere; an image that has no others has loss 0.
+
+    Args:
+        num_classes: their number.
+        loss: `cross_entropy`.
+        label_smoothing: share of the target's probability spread over all classes.
+        ignore_index: of pixels without a class.
+        weights: of each class's pixels in the loss; empty: all alike.
+
+    Attributes:
+        palette: (num_classes, 3) uint8: a colour for each class.
+    """
+
+    takes = "masks"
+    best_metric = "miou"
+    metric_names = ("loss", "miou", "pixel_accuracy")
+
+    def __init__(
+        self,
+        num_classes: int,
+        loss: str = "cross_entropy",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        weights: list[float] | None = None,
+    ) -> None:
+        if loss != "cross_entropy":
+            raise ValueError(f"task.loss={loss} is not for segmentation; use cross_entropy")
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(
+                f"task.label_smoothing={label_smoothing} is not in [0, 1); use 0.1, for example"
+            )
+        self.num_outputs = num_classes
+        self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
+        self.weights = ClassWeights(weights or [])
+        self.palette = palette(num_classes)
+
+    @classmethod
+    def from_config(cls, cfg: Config, loader: Loader) -> Segmentation:
+        ignored: int = loader.target.ignore_index  # type: ignore[attr-defined]
+        weights = class_weights(cfg, loader)
+        options = cfg.task
+        return cls(len(loader.classes), options.loss, options.label_smoothing, ignored, weights)
+
+    @property
+    def num_sums(self) -> int:
+        return 2 + 3 * self.num_outputs
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy over the images of the batch, in float32; a scalar."""
+        return self._loss_per_image(outputs, targets).mean()
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[images, sum of losses, and of each class the pixels predicted rightly, predicted, and in the masks].
+
+        float64, on the device of the outputs; nothing waits for the device.
+        """
+        sums = sum_columns(self._loss_per_image(outputs, targets))
+        guesses, counted = outputs.argmax(dim=1), targets != self.ignore_index
+        true = torch.where(counted, targets, 0)
+        right = counted & (guesses == true)
+        pixels = [(true, right), (guesses, counted), (true, counted)]
+        counts = [count_of_each(indices, self.num_outputs, of) for indices, of in pixels]
+        return torch.cat([sums, *counts])
+
+    def metrics(self, totals: Tensor) -> dict[str, float]:
+        """Mean loss, mean intersection over union and the share of pixels that are right; ValueError without
+        images."""
+        loss = divide_by_count(("loss",), totals)
+        right, predicted, true = totals[2:].cpu().view(3, self.num_outputs)
+        union = predicted + true - right
+        occurs = union > 0
+        miou = float((right[occurs] / union[occurs]).mean()) if occurs.any() else 0.0
+        accuracy = float(right.sum() / true.sum().clamp(min=1))
+        return loss | {"miou": miou, "pixel_accuracy": accuracy}
+
+    def images(self, outputs: Tensor) -> np.ndarray:
+        """(N, H, W) class indices, uint8 or, above 256 classes, uint16."""
+        dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
+        return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
+
+    def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The images, their masks and the predicted ones; pixels without a class are white."""
+        masks = torch.where(targets == self.ignore_index, -1, targets)
+        return {
+            "image": as_pictures(inputs),
+            "mask": coloured(masks, self.palette),
+            "prediction": coloured(outputs.argmax(dim=1), self.palette),
+        }
+
+    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        count, *size = targets.shape
+        check_shape(
+            outputs, (count, self.num_outputs, *size), "use a model for masks, such as unet"
+        )
+        losses = F.cross_entropy(
+            outputs.float(),
+            targets,
+            self.weights.on(outputs.device),
+            ignore_index=self.ignore_index,
+            reduction="none",
+            label_smoothing=self.label_smoothing,
+        )
+        num_pixels = (targets != self.ignore_index).sum(dim=(1, 2)).clamp(min=1)
+        return losses.sum(dim=(1, 2)) / num_pixels

@@ -1,0 +1,83 @@
+"""Weights of classes in the loss (`loss.weights`), for those of which there are few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+    from loaders import Loader
+
+
+class ClassWeights:
+    """Weights for the loss on whatever device it is computed, copied there once."""
+
+    def __init__(self, weights: list[float]) -> None:
+        self.weights = weights
+        self.copies: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor | None:
+        """(classes,) float32; None, as PyTorch's losses call it, if all classes weigh alike."""
+        if self.weights and device not in self.copies:
+            self.copies[device] = torch.tensor(self.weights, device=device)
+        return self.copies.get(device)
+
+
+def class_weights(cfg: Config, loader: Loader) -> list[float]:
+    """One weight for each class; empty: all alike.
+
+    `auto` gives each class the same sum of weights over the training labels, and their mean over all labels is
+    1. A class without any label weighs 1.
+
+    Raises:
+        ValueError: `loss.weights` is neither null, `auto` nor one number for each class.
+    """
+    return _weights(cfg, loader, lambda counts: counts.sum() / (counts > 0).sum() / counts)
+
+
+def positive_weights(cfg: Config, loader: Loader) -> list[float]:
+    """As `class_weights`, where each image has any number of classes: of the images that have the class
+    against those that do not. `auto` gives both the same sum, if there are both."""
+    num_images = len(loader.index) if cfg.loss.weights == "auto" else 0
+    return _weights(cfg, loader, lambda counts: (num_images - counts) / counts)
+
+
+def _weights(
+    cfg: Config, loader: Loader, automatic: Callable[[np.ndarray], np.ndarray]
+) -> list[float]:
+    weights = cfg.loss.weights
+    if weights is None:
+        return []
+    if weights == "auto":
+        counts = loader.index.class_counts()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            weights = automatic(counts)
+        return np.where(np.isfinite(weights) & (weights > 0), weights, 1.0).tolist()
+    is_list = not isinstance(weights, str | int | float)
+    if not is_list or len(weights) != len(loader.classes) or min(weights) < 0:
+        raise ValueError(
+            f"loss.weights={weights} is not for {len(loader.classes)} classes; use null, auto or a list of "
+            "one number of 0 or more for each class"
+        )
+    return [float(weight) for weight in weights]
+
+
+def refuse_label_smoothing(cfg: Config) -> None:
+    """ValueError if it is set for a task whose loss has none."""
+    if cfg.task.label_smoothing:
+        raise ValueError(
+            f"task.label_smoothing={cfg.task.label_smoothing} is not for task={cfg.task.name}; use 0"
+        )
+
+
+def refuse_weights(cfg: Config) -> None:
+    """ValueError if weights are set for a task without classes."""
+    if cfg.loss.weights is not None:
+        raise ValueError(
+            f"loss.weights={cfg.loss.weights} weighs classes, but task={cfg.task.name} has none; use null"
+        )
