@@ -13,6 +13,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+from conf.mistakes import end_in_a_few_lines
+
 
 @dataclass
 class DataConfig:
@@ -68,16 +70,18 @@ class DataConfig:
 
     on_error: str = "raise"
     """A file that cannot be decoded: `raise` (stop and name it) or `skip` (training takes the next good
-    sample of its shard instead, evaluation leaves it out)."""
+    sample of its shard instead, evaluation leaves it out; one whose header is bad is no sample at all)."""
 
     max_bad_samples: int = 10
-    """With `on_error=skip`: bad samples of a split that one rank may meet before the run stops."""
+    """With `on_error=skip`: bad samples that a split may have, over all ranks and resumes, before the run
+    stops; `summary.json` counts them."""
 
     resize: Any = None
     """Before the crop: null (keep), an int (length of the shorter side) or [height, width]; pixels."""
 
     crop: Any = None
-    """[height, width] of what the model sees, in pixels; null: the whole (resized) image."""
+    """[height, width] of what the model sees, in pixels, or an int: a square; null: the whole (resized)
+    image."""
 
     random_crop: bool = False
     """Training crops at a random position; off: at the centre, as evaluation does."""
@@ -296,6 +300,10 @@ class Config:
     """null: start anew; `auto`: go on with the newest checkpoint in `output_dir`, if there is one;
     or the path of a checkpoint or another run, from which this run starts and, restarted, goes on."""
 
+    overwrite: bool = False
+    """A fresh run in the folder of an earlier one: remove that one's checkpoints and TensorBoard events
+    first. Without it, such a run is refused."""
+
     device: str = "auto"
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`."""
 
@@ -327,3 +335,7 @@ for group, node in [
     ("task", TaskConfig),
 ]:
     store.store(group=group, name="schema", node=node)
+
+# Beside a training script, not under pytest or `python -m`.
+if Path(sys.argv[0]).suffix == ".py" and Path(sys.argv[0]).with_name("conf").is_dir():
+    end_in_a_few_lines()

@@ -54,15 +54,6 @@ def build_loaders(
             f"global_batch_size={cfg.global_batch_size} is not divisible by "
             f"world_size={world_size}; use {nearest}"
         )
-    if cfg.loader.name not in BACKENDS:
-        raise ValueError(
-            f"loader.name={cfg.loader.name} is unknown; use one of {', '.join(BACKENDS)}"
-        )
-    if cfg.loader.reader not in ("plan", "native"):
-        raise ValueError(f"loader.reader={cfg.loader.reader} is unknown; use plan or native")
-    num_workers = cfg.loader.num_workers
-    if num_workers != "auto" and (not isinstance(num_workers, int) or num_workers < 0):
-        raise ValueError(f"loader.num_workers={num_workers}: use 0, 1, 2 ... or auto")
     val_backend = train_backend = _backend(cfg.loader.name)
     if cfg.loader.name == "dali" and cfg.loader.reader == "native":
         train_backend = _backend("dali native")
@@ -82,6 +73,7 @@ def build_loaders(
         train_backend(train_sampler, cfg, device),
         val_backend(val_sampler, cfg, device),
     )
+    train_loader.samplers = [train_sampler, val_sampler]
     train_loader.description = _describe(train_loader, val_index)
     return train_loader, val_loader
 

@@ -462,6 +462,7 @@ def main() -> None:
     """The command line: bad arguments end it with a message, not with a traceback."""
     parser = argparse.ArgumentParser(
         prog="python -m loaders.generate",
+        usage="%(prog)s NAME --root FOLDER --size COUNT; -h lists the options",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

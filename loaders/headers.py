@@ -1,9 +1,10 @@
 """What the headers of image files say, read once and kept in `data.cache_dir`."""
 
 import hashlib
+import logging
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,13 +21,17 @@ from loaders import png
 from loaders.decode import JPEG_START, decode_mask, reason_of
 from loaders.index import common_folder
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 R = TypeVar("R")
 
 ORIENTATION = 0x0112  # the EXIF tag
+TIFF_SIZE = (256, 257)  # tags of the width and height as stored
 JPEG_TAGS, JPEG_END = b"\xff\xe1", b"\xff\xd9"
 JPEG_HEADER_BYTES = 1 << 14  # enough for most
 NAMED_IN_ERRORS = 10
+NOT_KEPT = "data.cache_dir=%s cannot be written to (%s): the headers are read again next time"
 
 
 class BadHeadersError(ValueError):
@@ -64,6 +69,8 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
 
     They are kept in `data.cache_dir`; next time, only files that were added or changed are read.
 
+    With `data.on_error=skip`, the headers of files without a usable one are zeros.
+
     Raises:
         BadHeadersError: files have no readable header or are too large.
     """
@@ -72,8 +79,8 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
         return headers
     stamps = np.array(_in_threads(_stamp, files, "looking at files"))
     kind = f"{common_folder(files)} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
-    kept = Path(data.cache_dir, f"index-{hashlib.sha256(kind.encode()).hexdigest()[:16]}.npz")
-    with one_process_at_a_time(kept):
+    kept = Path(data.cache_dir, f"index-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}.npz")
+    with _one_process_if_possible(kept) as can_keep:
         is_known = _fill_with_kept(headers, kept, files, stamps)
         unread = np.flatnonzero(~is_known).tolist()
         if not unread:
@@ -89,18 +96,22 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
                 headers[i], is_known[i] = tuple(answer), True
             else:
                 broken.append(f"{files[i]} ({answer})")
-        if is_known.any():
+        if can_keep and is_known.any():
             names = "\0".join(files[i] for i in np.flatnonzero(is_known))
             unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
-            with unfinished.open("wb") as file:
-                np.savez(
-                    file,
-                    names=np.frombuffer(os.fsencode(names), np.uint8),
-                    stamps=stamps[is_known],
-                    headers=headers[is_known],
-                )
-            unfinished.rename(kept)
-    if broken:
+            try:
+                with unfinished.open("wb") as file:
+                    np.savez(
+                        file,
+                        names=np.frombuffer(os.fsencode(names), np.uint8),
+                        stamps=stamps[is_known],
+                        headers=headers[is_known],
+                    )
+                unfinished.rename(kept)
+            except OSError as error:  # a full disk
+                log.warning(NOT_KEPT, data.cache_dir, error)
+                unfinished.unlink(missing_ok=True)
+    if broken and data.on_error != "skip":
         raise BadHeadersError(
             f"{len(broken)} of {len(files)} files cannot be used: {some(broken)}; repair or remove them"
         )
@@ -151,7 +162,12 @@ def _header_by_pillow(path: str) -> Header:
         if image.format == "PNG" and ORIENTATION not in tags:
             tags.load(png.exif(file))
         orientation = tags.get(ORIENTATION, 1)
-        height, width = image.size if orientation >= 5 else reversed(image.size)
+        if orientation not in range(1, 9):
+            orientation = 1  # as decoders see it
+        size = image.size
+        if image.format == "TIFF":  # whose size Pillow may have turned already
+            size = tuple(image.tag_v2[tag] for tag in TIFF_SIZE)  # type: ignore[attr-defined]
+        height, width = size if orientation >= 5 else reversed(size)
         return Header(height, width, 3, 8, orientation)
 
 
@@ -204,6 +220,19 @@ def one_process_at_a_time(path: Path) -> FileLock:
     return FileLock(f"{path}.lock")
 
 
+@contextmanager
+def _one_process_if_possible(path: Path) -> Iterator[bool]:
+    """Lock as above; whether files can be kept there: a folder that is read-only or full is no error."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(one_process_at_a_time(path))
+        except (OSError, NotImplementedError) as error:
+            log.warning(NOT_KEPT, path.parent, error)
+            yield False
+        else:
+            yield True
+
+
 def some(names: "set[str] | list[str]") -> str:
     """Up to ten of the names, sorted."""
     more = len(names) - NAMED_IN_ERRORS
@@ -219,8 +248,8 @@ def _fill_with_kept(
             names, kept_stamps, kept_headers = (
                 arrays[key] for key in ("names", "stamps", "headers")
             )
-    except (OSError, EOFError, ValueError, BadZipFile):
-        # There is none, or the machine went down before it was on the disk.
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile):
+        # There is none, or the machine went down before it was whole on the disk.
         return np.zeros(len(files), bool)
     row_of = {name: row for row, name in enumerate(os.fsdecode(names.tobytes()).split("\0"))}
     rows = np.array([row_of.get(name, -1) for name in files])

@@ -203,6 +203,9 @@ class Index:
     as_stored: bool = False
     """Whether the channels are those of the file; otherwise every image becomes 8-bit RGB."""
 
+    left_out: tuple[str, ...] = ()
+    """Files whose headers cannot be used, and which `data.on_error=skip` leaves out."""
+
     def __len__(self) -> int:
         return len(self.sizes)
 
@@ -314,7 +317,7 @@ class Index:
             digest.update(self.images.tobytes())
         for names in self.files:
             root = common_folder(names)
-            digest.update("\n".join(name.removeprefix(root) for name in names).encode())
+            digest.update(os.fsencode("\n".join(name.removeprefix(root) for name in names)))
         return digest.hexdigest()[:16]
 
 

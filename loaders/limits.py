@@ -18,6 +18,8 @@ LIMITS = {
 class LimitError(RuntimeError):
     """The machine has no more of something; the message names the setting to change."""
 
+    may_pass = True  # another attempt can succeed
+
 
 @contextmanager
 def limits_explained() -> Iterator[None]:

@@ -30,6 +30,7 @@ class Loader:
         classes: names of the classes; empty if the targets have none.
         max_batches: batches of the rank that has most of them in a whole epoch; others have one less.
         dropped_per_epoch: samples of the tail of each epoch that training leaves out.
+        samplers: of all splits, this loader's first; their bad samples are part of its state.
         description: of training loaders: data set, numbers of samples, classes; for the log.
         last_rows: the rows of the batch that was yielded last.
         read_size: (height, width) of the images that the backend delivers. This is the size of the
@@ -46,6 +47,7 @@ class Loader:
         self.batch_size = sampler.global_batch_size // sampler.world_size
         self.max_batches = sampler.max_batches
         self.dropped_per_epoch = len(self.index) - sampler.num_rows
+        self.samplers = [sampler]
         self.description = ""
         self.position = 0
         self.last_rows = np.zeros(0, ROW)
@@ -103,12 +105,32 @@ class Loader:
             "epoch": self.sampler.epoch,
             "position": self.position,
             "plan": self.sampler.description(),
+            "bad": self.bad_samples(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was taken, on any number of ranks."""
         self.sampler.set_epoch(state["epoch"])
         self.position = state["position"]
+        self.add_bad_samples(state.get("bad", []))
+
+    def bad_samples(self) -> list[dict[int, str]]:
+        """For each split the samples that this rank knows to be undecodable, with the reasons."""
+        return [dict(sampler.bad) for sampler in self.samplers]
+
+    def add_bad_samples(self, found: list[dict[int, str]]) -> None:
+        """Those that other ranks or an earlier part of the run have found.
+
+        Raises:
+            BadFileError: there are more than `data.max_bad_samples` of a split now.
+        """
+        for sampler, bad in zip(self.samplers, found, strict=False):
+            sampler.bad |= bad
+            sampler.check_limit()
+
+    def num_bad_samples(self) -> dict[str, int]:
+        """By split, how many samples were left out or replaced."""
+        return {s.index.name.rpartition("/")[2]: s.num_bad for s in self.samplers}
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.epoch_is_finished:

@@ -19,6 +19,8 @@ from hydra import compose, initialize_config_dir
 from torch.nn.functional import interpolate
 from tqdm import tqdm
 
+from conf.check import check
+from conf.mistakes import Mistake, end_in_a_few_lines
 from conf.schema import Config, DataConfig
 from loaders.execute import nearest
 from loaders.index import Index, Labels, Numbers, SeveralLabels, Side
@@ -125,8 +127,12 @@ def command_line(options: dict[str, str | None]) -> Config:
             options[key] = value
         else:
             overrides.append(argument)
+    sys.argv[1:] = overrides  # what a mistake is looked for in
+    end_in_a_few_lines()
     with initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"):
-        return cast(Config, compose("config", overrides))
+        cfg = cast(Config, compose("config", overrides))
+    check(cfg, overrides)
+    return cfg
 
 
 def main() -> None:
@@ -134,11 +140,8 @@ def main() -> None:
     options: dict[str, str | None] = {"out": None}
     cfg = command_line(options)
     if options["out"] is None:
-        sys.exit(f"{__doc__}\nout=DIR is missing")
-    try:
-        pack(cfg.data, Path(options["out"]))
-    except (ValueError, OSError) as error:
-        sys.exit(f"loaders.pack: {error}")
+        raise Mistake("out=DIR is missing: the folder that the pack is written to")
+    pack(cfg.data, Path(options["out"]))
 
 
 if __name__ == "__main__":

@@ -47,10 +47,7 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
         FileNotFoundError: there is no finished pack.
         ValueError: the pack was made with other settings, or from data that has changed since.
     """
-    if cfg.loader.pack is None:
-        raise ValueError(
-            "loader=packed needs loader.pack=DIR, made by python -m loaders.pack ... out=DIR"
-        )
+    assert cfg.loader.pack is not None
     folder = Path(cfg.loader.pack)
     if not (folder / "pack.json").is_file():
         raise FileNotFoundError(

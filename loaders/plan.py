@@ -75,7 +75,7 @@ def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
         ValueError: `data.crop` and `data.resize` leave the size open and the images differ in size.
     """
     if data.crop is not None:
-        return data.crop[0], data.crop[1]
+        return (data.crop, data.crop) if isinstance(data.crop, int) else tuple(data.crop)
     sizes = np.unique(index.sizes if index.resized else resized_sizes(data, index.sizes), axis=0)
     if len(sizes) > 1:
         raise ValueError(

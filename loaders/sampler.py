@@ -34,8 +34,8 @@ class PlanSampler:
         shapes: (N, 2) height and width of the samples' rectangles in pixels; None: random ones.
 
     Raises:
-        ValueError: the split has fewer samples than a global batch (training) or than ranks, images are
-            smaller than the crop, or `data.on_error` is unknown.
+        ValueError: the split has fewer samples than a global batch (training) or than ranks, or images are
+            smaller than the crop.
     """
 
     def __init__(
@@ -55,14 +55,20 @@ class PlanSampler:
                 + (f"global_batch_size={needed}" if train else f"world_size={needed}")
                 + "; use a smaller value or more data"
             )
-        if data.on_error not in ("raise", "skip"):
-            raise ValueError(f"data.on_error={data.on_error} is unknown; use raise or skip")
         self.index, self.data, self.seed, self.train = index, data, seed, train
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.output_size = output_size(data, index)
         self.shapes = crop_shapes(index, data, train)
         self.epoch = self.start_row = 0
         self.bad: dict[int, str] = {}
+        if index.left_out and rank == 0:
+            log.warning(
+                "%s: %d files are left out, because their headers cannot be used (data.max_bad_samples="
+                "%d; python -m loaders.check tells why): %s",
+                *(index.name, len(index.left_out), data.max_bad_samples),
+                f"{', '.join(index.left_out[:10])}{' ...' if len(index.left_out) > 10 else ''}",
+            )
+        self.check_limit()
 
     def set_epoch(self, epoch: int) -> None:
         """Walk the plan of another epoch."""
@@ -115,13 +121,23 @@ class PlanSampler:
                 log.warning(
                     "%s (%s; bad sample %d, data.max_bad_samples=%d)",
                     *(reason, "replaced" if self.train else "left out"),
-                    *(len(self.bad), self.data.max_bad_samples),
+                    *(self.num_bad, self.data.max_bad_samples),
                 )
-        if len(self.bad) > self.data.max_bad_samples:
+        self.check_limit()
+
+    @property
+    def num_bad(self) -> int:
+        """Samples of the split that are left out or replaced, as far as this rank knows."""
+        return len(self.index.left_out) + len(self.bad)
+
+    def check_limit(self) -> None:
+        """Raises BadFileError if more than `data.max_bad_samples` samples are bad."""
+        if self.num_bad > self.data.max_bad_samples:
+            last = [*self.index.left_out, *self.bad.values()][-1]
             raise BadFileError(
-                f"{len(self.bad)} samples of {self.index.name} are bad, more than data.max_bad_samples="
-                f"{self.data.max_bad_samples}, the last one: {list(self.bad.values())[-1]}; "
-                "python -m loaders.check lists all of them"
+                f"{self.num_bad} samples of {self.index.name} are bad, more than data.max_bad_samples="
+                f"{self.data.max_bad_samples}, the last one: {last}; python -m loaders.check lists all of "
+                "them"
             )
 
     def without_bad(self, rows: np.ndarray) -> np.ndarray:

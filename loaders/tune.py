@@ -54,10 +54,13 @@ def with_fastest_parallelism(
         told = ", ".join(f"{_name(*setting)} {speed:.0f}" for setting, speed in speeds.items())
         log.info("loader.num_workers=auto: images/s by setting: %s", told)
         chosen = fastest(speeds)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = kept.with_suffix(f".{os.getpid()}.tmp")  # several ranks may write at once
-        unfinished.write_text(json.dumps(chosen))
-        unfinished.replace(kept)
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = kept.with_suffix(f".{os.getpid()}.tmp")  # several ranks may write at once
+            unfinished.write_text(json.dumps(chosen))
+            unfinished.replace(kept)
+        except OSError as error:  # read-only or full: it is measured again next time
+            log.warning("data.cache_dir=%s cannot be written to: %s", cfg.data.cache_dir, error)
     log.info("loader.num_workers=auto: %s (kept in %s)", _name(*chosen), kept)
     cfg.loader.num_workers, cfg.loader.num_threads = chosen
     return cfg

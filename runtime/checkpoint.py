@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+PARTS = {"model", "optimizer", "scheduler", "loader", "run", "rng", "config"}
+"""What every checkpoint has."""
+
+WHAT_TO_GIVE = "give a run's folder, one of its checkpoints/step-*.pt, or auto"
+
+
 class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread of its own."""
 
@@ -95,7 +101,7 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
 
     Raises:
         FileNotFoundError: `resume` is a path and no checkpoint is there.
-        ValueError: all of them are damaged.
+        ValueError: all of them are damaged, or the file is none.
     """
     if resume is None:
         return None
@@ -115,15 +121,32 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             f"resume={resume}: there is no checkpoint; give a checkpoint file, the folder of a run, or auto"
         )
     for candidate in candidates:
+        if not zipfile.is_zipfile(candidate) and candidate == path:
+            raise ValueError(f"resume={resume} {_what_it_is(path)}; {WHAT_TO_GIVE}")
         try:
             damage = zipfile.ZipFile(candidate).testzip()  # torch.load would not see flipped bytes
             if damage is not None:
                 raise ValueError(f"wrong checksum of {damage}")
             state = torch.load(candidate, map_location="cpu", weights_only=True)
-            return state | {"path": str(candidate)}
         except Exception as error:
-            log.warning("%s is damaged (%s): trying the one before it", candidate, error)
+            reason = str(error).partition("\n")[0][:200]
+            log.warning("%s is damaged (%s): trying the one before it", candidate, reason)
+            continue
+        if not isinstance(state, dict) or not PARTS <= state.keys():
+            raise ValueError(f"resume={resume} {_what_it_is(candidate, state)}; {WHAT_TO_GIVE}")
+        return state | {"path": str(candidate)}
     raise ValueError(f"resume={resume}: all {len(candidates)} checkpoints are damaged")
+
+
+def _what_it_is(path: Path, content: Any = None) -> str:
+    """What a file that is no checkpoint is instead, as far as it shows."""
+    if path.suffix == ".safetensors" or (
+        isinstance(content, dict) and all(isinstance(value, Tensor) for value in content.values())
+    ):
+        return "holds weights alone, without optimizer and position"
+    if content is None and path.suffix == ".pt" and path.name.startswith(("step-", "last", "best")):
+        return "is a damaged checkpoint"
+    return "is no checkpoint of a run"
 
 
 def newest_first(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -29,6 +30,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from conf.mistakes import is_torchrun
 from runtime import watch
 from runtime.group import Alone
 
@@ -169,10 +171,9 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
             f"distributed.backend={backend} does not work with device={device}; use gloo, "
             "or nccl on CUDA"
         )
-    leave_with_the_launcher()
     faulthandler.enable()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store, timeout = _store(), timedelta(seconds=cfg.distributed.timeout_s)
+    store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
     dist.init_process_group(
         # With NCCL, gloo carries the small messages that lie on the host.
         "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
@@ -197,7 +198,7 @@ def _only_warn(rank: int) -> None:
     root.setLevel(logging.WARNING)
 
 
-def _store() -> dist.Store:
+def open_store() -> dist.Store:
     """The key-value store of torchrun; a part of its own for each restart.
 
     A restarted rank would otherwise read the addresses of processes that are gone. On several nodes,
@@ -222,9 +223,22 @@ def leave_process_group() -> None:
 
 
 def leave_with_the_launcher() -> None:
-    """Ask Linux for SIGTERM when torchrun dies; otherwise its ranks would train on."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Ask Linux for SIGTERM when torchrun dies, or leave now if it has died; its ranks would train on."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        parent = psutil.Process(os.getppid())
+        is_gone = not is_torchrun(parent) and (
+            parent.pid == 1 or "python" not in os.path.basename(parent.exe())
+        )
+    except psutil.NoSuchProcess:
+        is_gone = True
+    except psutil.AccessDenied:
+        is_gone = False
+    if is_gone:
+        print(f"[rank {os.environ['RANK']}] stops, because torchrun is gone", file=sys.stderr)
+        os._exit(1)
 
 
 def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device) -> nn.Module:
@@ -311,3 +325,6 @@ def run_stamp() -> str:
 
 
 OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
+
+# As early as can be: torchrun may be killed while its ranks still start.
+leave_with_the_launcher()

@@ -12,12 +12,7 @@ def ema_multi_avg_fn(decay: float) -> Callable[..., None]:
 
     d is `decay`, but in the first steps at most (1 + n) / (10 + n) after n of them, so that the average
     forgets the random start (as TensorFlow's ExponentialMovingAverage with `num_updates`).
-
-    Raises:
-        ValueError: `decay` is not in [0, 1).
     """
-    if not 0 <= decay < 1:
-        raise ValueError(f"ema.decay={decay} is not in [0, 1); use 0.999, for example")
 
     @torch.no_grad()
     def update(averages: Any, weights: Any, num_averaged: Tensor) -> None:

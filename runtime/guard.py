@@ -2,6 +2,7 @@
 
 import logging
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from loaders import Loader
+from runtime.checkpoint import newest_first
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -38,9 +40,15 @@ class NonFiniteGuard:
     """
 
     def __init__(
-        self, cfg: "Config", model: nn.Module, optimizer: Optimizer, train_loader: Loader
+        self,
+        cfg: "Config",
+        model: nn.Module,
+        optimizer: Optimizer,
+        train_loader: Loader,
+        checkpoints: Path,
     ) -> None:
-        self.optimizer, self.train_loader = optimizer, train_loader
+        self.model, self.optimizer, self.train_loader = model, optimizer, train_loader
+        self.checkpoints = checkpoints
         self.max_bad_steps, self.every_steps = cfg.max_bad_steps, cfg.log.every_steps
         self.num_bad_steps = 0
         self.bad_in_a_row = 0
@@ -92,10 +100,20 @@ class NonFiniteGuard:
             self.settle()
 
     def settle(self) -> None:
-        """Look at the steps since the last time; to be called before the model is saved or evaluated."""
-        if not self.unchecked:
-            return
-        norms = torch.stack([grad_norm for grad_norm, *_ in self.unchecked]).tolist()
+        """Look at the steps since the last time; to be called before the model is saved or evaluated.
+
+        Raises:
+            FloatingPointError: `max_bad_steps` steps in a row were bad, or one with a finite norm was too
+                large for the weights or for the optimizer, which squares gradients.
+        """
+        steps = [grad_norm for grad_norm, *_ in self.unchecked]
+        *norms, largest = torch.stack([*steps, self._largest_value()]).tolist()
+        if not math.isfinite(largest):
+            finite = max((norm for norm in norms if math.isfinite(norm)), default=math.inf)
+            raise FloatingPointError(
+                "the weights or the optimizer's averages are not finite any more: a gradient was too large "
+                f"(norms of the steps looked at since: up to {finite:.3g}); {self._way_back()}"
+            )
         unchecked, self.unchecked = self.unchecked, []
         for norm, (_, epoch, batches_done, rows) in zip(norms, unchecked, strict=True):
             if math.isfinite(norm):
@@ -111,7 +129,25 @@ class NonFiniteGuard:
             )
             if self.bad_in_a_row >= self.max_bad_steps:
                 raise FloatingPointError(
-                    f"{message}; that were max_bad_steps={self.max_bad_steps} in a row: lower "
-                    "optimizer.lr, set clip_grad_norm or look at these files"
+                    f"{message}; that were max_bad_steps={self.max_bad_steps} in a row: look at these "
+                    f"files; {self._way_back()}"
                 )
             log.warning(message)
+
+    def _largest_value(self) -> Tensor:
+        """Of the weights and the optimizer's state on this rank: not finite if any of them is not."""
+        tensors: list[Tensor] = [*self.model.parameters(), *self.model.buffers()]
+        for state in self.optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        parts = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+        device = parts[0].device  # the counts of steps may lie elsewhere
+        parts = [
+            p.detach() for p in parts if p.numel() and p.is_floating_point() and p.device == device
+        ]
+        norms = torch._foreach_norm(parts, math.inf) if parts else [torch.zeros((), device=device)]
+        return torch.stack(norms).max().float()
+
+    def _way_back(self) -> str:
+        good = newest_first(self.checkpoints)
+        last = f"the last good checkpoint is {good[0]}" if good else "there is no checkpoint yet"
+        return f"{last}; go on with a lower optimizer.lr or clip_grad_norm set"

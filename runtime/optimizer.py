@@ -22,13 +22,8 @@ def build_optimizer(
 
     The optimizers are fused: one kernel for all weights, which can also skip a step on the device. SGD
     of weights that FSDP has split has no such kernel.
-
-    Raises:
-        ValueError: `optimizer.name` is unknown, `epochs` is less than 1, or the warm-up as long as the run.
     """
     options = cfg.optimizer
-    if cfg.epochs < 1:
-        raise ValueError(f"epochs={cfg.epochs} is less than 1; use 1 or more")
     optimizer: Optimizer
     if options.name == "sgd":
         optimizer = SGD(
@@ -42,20 +37,13 @@ def build_optimizer(
         for parameter in model.parameters():
             # Left uninitialised if the very first step is skipped, unless it is there already.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    elif options.name == "adamw":
+    else:
         optimizer = AdamW(
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
         )
-    else:
-        raise ValueError(f"optimizer.name={options.name} is unknown; use sgd or adamw")
 
     total_steps = cfg.epochs * steps_per_epoch
     warmup_steps = round(options.warmup_epochs * steps_per_epoch)
-    if warmup_steps >= total_steps:
-        raise ValueError(
-            f"optimizer.warmup_epochs={options.warmup_epochs} leaves nothing of epochs={cfg.epochs}; "
-            "use a smaller value"
-        )
 
     def share_of_peak(step: int) -> float:
         if step < warmup_steps:
@@ -70,7 +58,8 @@ class Schedule(LambdaLR):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """To be called when the optimizer's state was loaded, which holds the rate of then."""
-        super().load_state_dict(state_dict)
+        # The rates of the groups stay those of the configuration, which may be other ones now.
+        super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})
         # Arrive at the same step once more, which sets its rate.
         self.last_epoch -= 1
         self.step()

@@ -43,6 +43,7 @@ def close(run: "Run") -> None:
         "seconds": {part: round(seconds, 3) for part, seconds in timing.seconds.items()},
         "steps": run.step_number,
         "bad_steps": run.guard.num_bad_steps,
+        "bad_samples": run.loader.num_bad_samples(),
         "world_size": run.group.world_size,
         "device": str(run.device),
         "precision": _name(run.precision),

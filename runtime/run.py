@@ -20,6 +20,7 @@ from runtime import preemption, report
 from runtime.board import Board
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
+from runtime.folder import REQUEUE_MARKER, claim
 from runtime.group import Alone
 from runtime.guard import NonFiniteGuard
 from runtime.state import on_host, restore, rng_state
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 log = logging.getLogger(__name__)
-
-REQUEUE_MARKER = "requeue"
-"""File in the run's folder while the run wants to be started again."""
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
 SECONDS_BETWEEN_DRAWINGS = 0.5
@@ -73,8 +71,6 @@ class Run:
         self.cfg, self.device, self.group = cfg, device, group or Alone()
         self.model, self.scheduler = state["model"], state["scheduler"]
         self.loader: Loader = state["loader"]
-        self.guard = NonFiniteGuard(cfg, self.model, state["optimizer"], self.loader)
-        self.state = {**state, "guard": self.guard, "run": self}
         # Looked up in each step, where a lookup in the configuration would take time.
         self.max_steps, self.log_every, self.save_every, self.save_minutes = (
             *(cfg.max_steps, cfg.log.every_steps),
@@ -84,6 +80,10 @@ class Run:
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
         self.checkpoints = self.folder / "checkpoints"
+        self.guard = NonFiniteGuard(
+            cfg, self.model, state["optimizer"], self.loader, self.checkpoints
+        )
+        self.state = {**state, "guard": self.guard, "run": self}
         self.writer = CheckpointWriter(cfg.checkpoint, self.checkpoints)
         self.last_save = time.monotonic()
         self.board = Board(self.folder)
@@ -103,8 +103,8 @@ class Run:
         self.losses_in_sum = 0.0
         self.epoch_losses: list[tuple[float, float]] = []
 
+        self.group.from_rank_0(lambda: claim(cfg, self.folder))
         if self.group.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(cfg, self.folder / "config.yaml", resolve=True)
         preemption.listen()
         # Rank 0 reads for all: they go on from the same file also where disks are not shared.
@@ -151,15 +151,7 @@ class Run:
         Args:
             loader: the training loader.
             num_parts: each batch comes in so many equal parts, one after the other.
-
-        Raises:
-            ValueError: a batch cannot be divided by `num_parts`.
         """
-        if num_parts < 1 or loader.batch_size % num_parts:
-            raise ValueError(
-                f"accumulate_steps={num_parts} does not divide the {loader.batch_size} samples that each "
-                f"rank has of global_batch_size={self.cfg.global_batch_size}; use 1 or another divisor"
-            )
         self.step_number = loader.epoch * len(loader) + loader.batches_done
         self.epoch_losses = []
         self._open(loader)
@@ -289,6 +281,7 @@ class Run:
 
     def _log_point(self, values: dict[str, Tensor]) -> None:
         """Log the mean loss since the last time, and these values, after the current step."""
+        self._count_bad_samples()
         loss = self.group.mean(self.loss_sum / self.losses_in_sum).item()
         self.epoch_losses.append((loss, self.losses_in_sum))
         self.loss_sum.zero_()
@@ -316,6 +309,12 @@ class Run:
         pictures = task.show(self.loader.denormalize(inputs), outputs, targets)
         for name, images in (pictures | task.charts(totals)).items():
             self.board.images(f"val/{name}", images, self.step_number)
+
+    def _count_bad_samples(self) -> None:
+        """Tell all ranks of the samples that any of them has set aside; the limit is for all together."""
+        if self.cfg.data.on_error == "skip":
+            for found in self.group.gather(self.loader.bad_samples()):
+                self.loader.add_bad_samples(found)
 
     def _train_loss(self) -> dict[str, float]:
         """The mean over the epoch's steps, as far as this process has made any."""
@@ -350,6 +349,7 @@ class Run:
         an earlier write has ended.
         """
         self.guard.settle()
+        self._count_bad_samples()
         self.board.flush()  # what a checkpoint has seen is in the log
         self.timing.lap("compute")
         state = {name: on_host(part.state_dict(), self.group) for name, part in self.state.items()}

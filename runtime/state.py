@@ -4,6 +4,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 log = logging.getLogger(__name__)
+
+# What decides how training goes on, beside the plan of the data: keys and groups of the configuration.
+COMPARED = (
+    *("model", "optimizer", "task", "amp", "ema", "data.mean", "data.std", "data.value_range"),
+    *("global_batch_size", "accumulate_steps", "clip_grad_norm"),
+)
+NEVER_OTHER = ("model.name", "optimizer.name", "task.name")
+"""With another value of these, a checkpoint cannot be right."""
+OF_THE_INPUTS = ("data.mean", "data.std", "data.value_range")
+"""With another value of these, the weights are for other inputs."""
 
 
 def on_host(state: Any, group: Alone) -> Any:
@@ -46,11 +57,9 @@ def load_into(part: Any, saved: Any, group: Alone) -> None:
     if isinstance(part, Optimizer):
         parameters = [p for options in part.param_groups for p in options["params"]]
         saved = saved | {
-            # How it computes is no state: FSDP has no fused SGD.
-            "param_groups": [
-                theirs | {key: ours[key] for key in ("foreach", "fused") if key in ours}
-                for theirs, ours in zip(saved["param_groups"], part.param_groups, strict=True)
-            ],
+            # Its options are the configuration's, and how it computes the script's; the schedule sets
+            # the rate.
+            "param_groups": part.state_dict()["param_groups"],
             "state": {
                 number: {
                     name: _in_layout_of(parameters[number], value, group)
@@ -92,7 +101,7 @@ def restore(cfg: "Config", state: dict[str, Any], saved: dict[str, Any], group: 
         group: the processes of the run.
 
     Raises:
-        ValueError: the checkpoint is of another model, or its plan of the data differs.
+        ValueError: the checkpoint is of another model, optimizer, task or inputs, or its plan differs.
     """
     try:
         load_into(state["model"], saved["model"], group)
@@ -102,6 +111,7 @@ def restore(cfg: "Config", state: dict[str, Any], saved: dict[str, Any], group: 
             f"({str(error).splitlines()[-1].strip()}); resume with the configuration of its run: "
             f"{saved['config']['model']}"
         ) from error
+    _compare_settings(cfg, saved)
     loader = state["loader"]
     _fit_to_plan(cfg, loader, saved)
     loader.load_state_dict(saved["loader"])
@@ -118,6 +128,41 @@ def restore(cfg: "Config", state: dict[str, Any], saved: dict[str, Any], group: 
                 load_into(part.module, saved["model"], group)
     if group.rank < len(saved["rng"]):
         _set_rng_state(saved["rng"][group.rank])
+
+
+def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
+    """Refuse settings that the checkpoint does not fit, and list those that are other ones from now on."""
+    now, then = _settings(OmegaConf.to_container(cfg, resolve=True)), _settings(saved["config"])
+    differing = {
+        key: f"{key}: {then[key]} then, {now[key]} now"
+        for key in now
+        if key in then and then[key] != now[key]
+    }
+    wrong = [differing.pop(key) for key in NEVER_OTHER if key in differing]
+    if wrong:
+        raise ValueError(
+            f"{saved['path']} was made with other settings ({'; '.join(wrong)}); go back to these, or "
+            "start anew with resume=null in another output_dir"
+        )
+    wrong = [differing[key] for key in OF_THE_INPUTS if key in differing]
+    if wrong and not cfg.checkpoint.fresh_epoch:
+        raise ValueError(
+            f"{saved['path']} was made with other inputs ({'; '.join(wrong)}); go back to these, or set "
+            "checkpoint.fresh_epoch=true if other inputs are meant"
+        )
+    if differing:
+        log.warning("settings are other ones from here on: %s", "; ".join(differing.values()))
+
+
+def _settings(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values to be compared, by key."""
+    if isinstance(config, dict):
+        values: dict[str, Any] = {}
+        for key, value in config.items():
+            values |= _settings(value, f"{prefix}.{key}" if prefix else key)
+        return values
+    is_compared = any(prefix == key or prefix.startswith(f"{key}.") for key in COMPARED)
+    return {prefix: config} if is_compared else {}
 
 
 def _fit_to_plan(cfg: "Config", loader: Any, saved: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from conf import mistakes
+
 if TYPE_CHECKING:
     from conf.schema import Config
 
@@ -35,6 +37,8 @@ def report_by_rank(main: Callable[["Config"], None]) -> Callable[["Config"], Non
         try:
             main(cfg)
         except Exception as error:
+            if mistakes.is_mistake(error):
+                mistakes.end(error)
             rank = os.environ.get("RANK", "0")
             text = str(error).lower()
             _stops.set()
@@ -70,6 +74,7 @@ def start_telling(store: Any, rank: int, world_size: int) -> None:
     """Put the line that this process is at into the ranks' common store, from now on again and again."""
     global _board, _teller, _world_size
     _board, _world_size = store, world_size
+    mistakes.board = store
     _stops.clear()
     _teller = threading.Thread(target=_tell_where_we_stand, args=(rank,), daemon=True)
     _teller.start()

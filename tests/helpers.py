@@ -130,7 +130,11 @@ def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) 
     file = os.open(prints, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    runpy.run_path(str(folder / arguments[0]), run_name="__main__")
+    try:
+        runpy.run_path(str(folder / arguments[0]), run_name="__main__")
+    except Exception as error:  # as Python does at the end of a script
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
 
 
 def checkpoint_of(output_dir: Path, name: str = "last.pt") -> dict[str, Any]:

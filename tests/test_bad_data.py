@@ -281,13 +281,37 @@ def test_tiffs_cut_short_are_skipped(planar: bool, way: str, tmp_path: Path) -> 
 
 def test_what_cannot_be_skipped_is_refused(tmp_path: Path) -> None:
     options = options_for(make_photos(tmp_path / "photos", 12), tmp_path)
-    with pytest.raises(ValueError, match="data.on_error=ignore is unknown; use raise or skip"):
-        build_loaders(make_config(*options, "data.on_error=ignore"), CPU)
     native = ["loader=dali", "loader.reader=native", "data.on_error=skip"]
     with pytest.raises(
         ValueError, match="native does not have data.on_error=skip; use loader.read"
     ):
         build_loaders(make_config(*options, *native), CPU)
+
+
+@pytest.mark.parametrize("layout", ["imagefolder", "pairs"])
+def test_files_with_bad_headers_are_skipped_too_and_counted(layout, tmp_path, caplog) -> None:
+    root = make_photos(tmp_path / "photos", 50)
+    overrides = options_for(root, tmp_path, "data.on_error=skip")
+    if layout == "pairs":
+        shutil.copytree(root, tmp_path / "pairs" / "input")
+        shutil.copytree(root, tmp_path / "pairs" / "target")
+        root = tmp_path / "pairs"
+        overrides += ["data.layout=pairs", f"data.root={root}"]
+    bad = sorted(path for path in root.rglob("*.jpg") if "target" not in str(path))[:3]
+    for path in bad:
+        path.write_bytes(HTML)
+    train, val = build_loaders(make_config(*overrides), CPU)
+    left_out = [*train.index.left_out, *val.index.left_out]
+    assert sorted(left_out) == [str(path) for path in bad]
+    assert len(train.index) + len(val.index) == 47
+    assert sum(len(inputs) for inputs, _ in val) == len(val.index)
+    assert sum(train.num_bad_samples().values()) == 3
+    assert set(train.num_bad_samples()) == {"train", "val"}
+    assert all(str(path) in caplog.text for path in bad)
+    with pytest.raises(BadFileError, match="more than data.max_bad_samples=0"):
+        build_loaders(make_config(*overrides, "data.max_bad_samples=0"), CPU)
+    with pytest.raises(BadHeadersError, match="3 of 50 files cannot be used"):
+        build_loaders(make_config(*overrides, "data.on_error=raise"), CPU)
 
 
 def png_of(height: int, width: int) -> bytes:
@@ -307,7 +331,7 @@ def test_files_that_are_no_images_or_far_too_large_are_refused_from_their_header
     (root / "a" / "page.jpg").write_bytes(HTML)
     (root / "b" / "empty.jpg").write_bytes(b"")
     (root / "b" / "link.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    options = options_for(root, tmp_path, "data.on_error=skip")
+    options = options_for(root, tmp_path, "data.on_error=raise")
     with pytest.raises(BadHeadersError) as caught:
         build_index(make_config(*options).data)
     for part in (

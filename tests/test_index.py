@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image, ImageCms
 
 import loaders.headers
 from conf.schema import DataConfig
+from loaders.decode import decode_photo
 from loaders.headers import BadHeadersError, Header, read_photo_header
 from loaders.index import Labels
 from loaders.layouts import build_index
@@ -154,3 +156,61 @@ def test_only_files_that_are_new_or_changed_are_read_again(photos, tmp_path, mon
         kept.write_bytes(kept.read_bytes()[:-100])
     assert scan() == after | {"newer.jpg": (9, 8)}
     assert len(read) == 7
+
+
+@pytest.mark.parametrize("ending", ["tif", "jpg", "png"])
+@pytest.mark.parametrize("orientation", [0, 1, 3, 5, 6, 7, 8, 9, 99])
+def test_images_are_upright_and_an_invalid_orientation_is_ignored(
+    orientation: int, ending: str, tmp_path
+) -> None:
+    pixels, path = np.zeros((20, 30, 3), np.uint8), str(tmp_path / f"image.{ending}")
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    more = {"tiffinfo": {274: orientation}} if ending == "tif" else {"exif": exif}
+    Image.fromarray(pixels).save(path, **more)
+    header = read_photo_header(path)
+    shape = (30, 20) if orientation in (5, 6, 7, 8) else (20, 30)
+    assert (header.height, header.width) == shape
+    assert decode_photo(path, header.orientation).shape[:2] == shape
+
+
+def test_a_pipe_with_the_name_of_an_image_is_none(photos) -> None:
+    before = build_index(make_config("data=imagefolder", f"data.root={photos}").data)[0]
+    folder = next(path for path in photos.rglob("*") if path.is_file()).parent
+    os.mkfifo(folder / "pipe.jpg")
+    after = build_index(make_config("data=imagefolder", f"data.root={photos}").data)[0]
+    assert len(after) == len(before)
+
+
+def test_names_that_are_no_utf8_work(photos, tmp_path) -> None:
+    image = next(path for path in photos.rglob("*") if path.is_file())
+    name = os.fsencode(image.parent) + b"/caf\xe9.jpg"
+    shutil.copy(image, name)
+    options = ["data=imagefolder", f"data.root={photos}", f"data.cache_dir={tmp_path / 'c'}"]
+    for _ in range(2):  # the second time from the cache
+        train, val = build_index(make_config(*options).data)
+        assert os.fsdecode(name) in train.files[0] + val.files[0]
+        assert train.fingerprint
+
+
+def test_a_cache_folder_that_cannot_be_written_to_is_done_without(photos, tmp_path, caplog) -> None:
+    (tmp_path / "file").touch()
+    options = [
+        "data=imagefolder",
+        f"data.root={photos}",
+        f"data.cache_dir={tmp_path / 'file' / 'c'}",
+    ]
+    assert len(build_index(make_config(*options).data)[0])
+    assert "cannot be written to" in caplog.text
+
+
+def test_a_cache_file_with_missing_parts_is_made_anew(photos, tmp_path) -> None:
+    cfg = make_config("data=imagefolder", f"data.root={photos}", f"data.cache_dir={tmp_path / 'c'}")
+    expected = build_index(cfg.data)[0].sizes
+    [kept] = (tmp_path / "c").glob("index-*.npz")
+    with np.load(kept) as arrays:
+        parts = dict(arrays)
+    np.savez(kept, names=parts["names"])
+    assert (build_index(cfg.data)[0].sizes == expected).all()
+    with np.load(kept) as arrays:
+        assert set(arrays) == set(parts)

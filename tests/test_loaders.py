@@ -219,8 +219,6 @@ def test_channels_last_is_a_memory_format_only() -> None:
             "global_batch_size=100 is not divisible by world_size=3; use 99 or 102",
         ),
         (["global_batch_size=2"], 3, "global_batch_size=2 is not divisible by world_size=3; use 3"),
-        (["loader.name=foo"], 1, "loader.name=foo is unknown; use one of pytorch, dali"),
-        (["data.layout=foo"], 1, "data.layout=foo is unknown; use one of mnist_mini, mnist"),
         (["data.mean=[0.1,0.2]"], 1, "data.mean has 2 values but the images of .* have 1 channels"),
         (
             ["data.crop=[40,40]"],

@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from loaders import build_loaders
 from runtime import Run, build_optimizer, preemption, resolve_device, seed_everything, setup, timing
+from runtime import run as run_module
 from runtime.distributed import convert_sync_batchnorm
 from runtime.ema import ema_multi_avg_fn
 from runtime.group import Alone
@@ -62,7 +63,7 @@ def test_a_bad_step_leaves_batch_norms_statistics_as_they_were(device: str) -> N
     cfg = make_config("loader=synthetic", "log.every_steps=100")
     loader, _ = build_loaders(cfg, torch.device("cpu"))
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2)).to(device)
-    guard = NonFiniteGuard(cfg, model, torch.optim.SGD(model.parameters()), loader)
+    guard = NonFiniteGuard(cfg, model, torch.optim.SGD(model.parameters()), loader, Path())
 
     def statistics() -> list[Tensor]:
         return [buffer.clone() for buffer in model.buffers()]
@@ -87,7 +88,7 @@ def test_the_guard_does_not_wait_for_a_device() -> None:
     model = nn.BatchNorm2d(3, device="meta")
     optimizer = torch.optim.SGD(model.parameters())
     optimizer.defaults["fused"] = True  # which torch refuses on this device
-    guard = NonFiniteGuard(cfg, model, optimizer, loader)
+    guard = NonFiniteGuard(cfg, model, optimizer, loader, Path())
     norm = torch.empty((), device="meta")
     guard.check(norm)
     guard.check(norm)
@@ -104,6 +105,7 @@ def test_the_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path) -
     now = 0.0
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
     monkeypatch.setattr(preemption, "listen", lambda: None)
+    monkeypatch.setattr(run_module, "claim", lambda *_: None)  # what rank 0 does for all
     cfg = make_config("loader=synthetic", "max_steps=5", f"output_dir={tmp_path}")
     cpu = torch.device("cpu")
     train_loader, _ = build_loaders(cfg, cpu, rank=1, world_size=2)
@@ -189,13 +191,6 @@ def test_the_average_follows_by_its_definition() -> None:
             else:
                 expected[name] = decay * expected[name] + (1 - decay) * now
         torch.testing.assert_close(dict(average.module.state_dict()), expected, msg=str(n))
-
-
-@pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5])
-def test_a_decay_that_is_no_share_is_refused(decay: float) -> None:
-    message = rf"ema.decay={decay} is not in \[0, 1\); use 0.999, for example"
-    with pytest.raises(ValueError, match=message):
-        ema_multi_avg_fn(decay)
 
 
 def product_files() -> list[Path]:

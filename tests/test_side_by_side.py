@@ -28,7 +28,7 @@ from tests.helpers import (
 
 TECHNIQUES = ["accumulate", "amp", "ddp", "dp", "ema", "fsdp"]
 SETS = allowed_sets()
-TINY = ["model.kwargs.width=8", "optimizer.warmup_epochs=0", "epochs=1", "accumulate_steps=2"]
+TINY = ["model.kwargs.width=8", "optimizer.warmup_epochs=0", "epochs=1"]
 EDITS = {  # of a user's, in train.py
     "an extra loss term": (
         "            loss = task.loss(outputs, targets)\n",
@@ -154,6 +154,7 @@ def workshop(tmp_path_factory) -> Path:
         (folder / f"train_{name}.py").write_text(compose(list(names)))
         output = folder / "runs" / name
         run = [f"train_{name}.py", *TINY, "max_steps=2", f"output_dir={output}"]
+        run += ["accumulate_steps=2"] if "accumulate" in names else []
         (spread if is_distributed(names) else alone).append(run)
         resumed.append(
             ["train.py", *TINY, "max_steps=3", f"output_dir={output}-resumed", f"resume={output}"]

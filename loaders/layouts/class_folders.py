@@ -12,6 +12,7 @@ from loaders.layouts.files import (
     file_index,
     folders_in,
     images_below,
+    refuse_to_fill,
     split_by_seed,
     split_folders,
 )
@@ -33,6 +34,7 @@ def caltech256(data: DataConfig) -> tuple[Index, Index]:
     if not folder.is_dir():
         from torchvision.datasets import Caltech256
 
+        refuse_to_fill(Path(data.root), "caltech256")
         try:
             with one_process_at_a_time(Path(data.root) / "download"):
                 Caltech256(data.root, download=True)

@@ -7,6 +7,7 @@ import numpy as np
 from conf.schema import DataConfig
 from loaders.headers import one_process_at_a_time
 from loaders.index import Index, Labels
+from loaders.layouts.files import refuse_to_fill
 
 MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 
@@ -22,6 +23,7 @@ def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
 def mnist(data: DataConfig) -> tuple[Index, Index]:
     from torchvision.datasets import MNIST
 
+    refuse_to_fill(Path(data.root), "MNIST")
     try:
         with one_process_at_a_time(Path(data.root) / "download"):
             train, val = (MNIST(data.root, train=train, download=True) for train in (True, False))

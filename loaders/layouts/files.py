@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from conf.schema import DataConfig
-from loaders.index import Index, Target
+from loaders.index import Index, Labels, Numbers, SeveralLabels, Target
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 VALIDATION_FOLDERS = ("val", "test")
@@ -25,6 +26,18 @@ def split_folders(root: Path) -> list[Path]:
         if (root / name).is_dir():
             return [root / "train", root / name]
     raise FileNotFoundError(f"{root} has train but neither val nor test beside it; add one of them")
+
+
+def refuse_to_fill(root: Path, *own: str) -> None:
+    """Raises ValueError if a download into `root` would come beside other files than the `own` ones."""
+    others = (
+        {path.name for path in root.iterdir()} - {*own, "download.lock"} if root.is_dir() else ()
+    )
+    if others:
+        raise ValueError(
+            f"data.root={root} holds other files ({min(others)}), and nothing is downloaded into "
+            f"{root}; set data.root to the data set's folder, or to a new one"
+        )
 
 
 def split_by_seed(count: int, data: DataConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -63,9 +76,14 @@ def images_below(folder: Path) -> list[str]:
                             f"{entry.path} is a link to one of its own parent folders; remove the link"
                         )
                     pending.append(entry.path)
-                elif entry.name.lower().endswith(IMAGE_ENDINGS):
+                elif entry.name.lower().endswith(IMAGE_ENDINGS) and not _is_special(entry.path):
                     found.append(entry.path)
     return sorted(found)
+
+
+def _is_special(path: str) -> bool:
+    """Whether it is a device or a pipe, which would be waited for; a link to nowhere is a broken image."""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def file_index(
@@ -75,7 +93,17 @@ def file_index(
     target: Target,
     as_stored: bool = False,
 ) -> Index:
-    """Index of image files whose inputs all have the same kind of pixels."""
+    """Index of image files whose inputs all have the same kind of pixels.
+
+    A sample with a file whose header is all zeros is left out (`data.on_error=skip`).
+    """
+    is_good = np.all([side["height"] > 0 for side in headers], axis=0)
+    left_out = tuple(files[0][i] for i in np.flatnonzero(~is_good))
+    if left_out:
+        files = tuple([side[i] for i in np.flatnonzero(is_good)] for side in files)
+        headers = tuple(side[is_good] for side in headers)
+        if isinstance(target, Labels | SeveralLabels | Numbers):
+            target = replace(target, values=target.values[is_good])
     if not files[0]:
         raise ValueError(f"{name} has no images; expected files like {', '.join(IMAGE_ENDINGS)}")
     kinds = headers[0][["channels", "bits"]]
@@ -97,4 +125,5 @@ def file_index(
         files=files,
         headers=headers,
         as_stored=as_stored,
+        left_out=left_out,
     )

@@ -15,7 +15,10 @@ def masks(data: DataConfig) -> tuple[Index, Index]:
     splits = find_pairs(data, "indices")
     for (images, files), (image_headers, headers) in splits:
         sizes = [np.stack([h["height"], h["width"]], axis=1) for h in (image_headers, headers)]
-        wrong = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1))
+        are_known = (sizes[0] > 0).all(axis=1) & (sizes[1] > 0).all(
+            axis=1
+        )  # else they are left out
+        wrong = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1) & are_known)
         if len(wrong):
             i = wrong[0]
             image_size, size = (f"{side[i][0]}x{side[i][1]}" for side in sizes)

@@ -90,8 +90,10 @@ def _pairs_below(folder: Path, data: DataConfig) -> Sides:
 
 def _pair_index(name: str, files: Sides, headers: list[np.ndarray]) -> Index:
     inputs, targets = (np.stack([side["height"], side["width"]], axis=1) for side in headers)
-    factor = int(targets[0, 0] // max(1, inputs[0, 0]))
-    wrong = np.flatnonzero((targets != factor * inputs).any(axis=1) | (factor < 1))
+    is_good = (inputs[:, 0] > 0) & (targets[:, 0] > 0)
+    first = int(is_good.argmax())
+    factor = int(targets[first, 0] // max(1, inputs[first, 0]))
+    wrong = np.flatnonzero(is_good & ((targets != factor * inputs).any(axis=1) | (factor < 1)))
     if len(wrong):
         i = wrong[0]
         sizes = [f"{height}x{width}" for height, width in (inputs[i], targets[i])]

@@ -123,11 +123,12 @@ def test_too_many_bad_steps_in_a_row_stop_the_run(options, tmp_path) -> None:
     codes, [text] = run_to_end(
         "train.py", tmp_path / "run", *options, "max_bad_steps=3", folder=folder
     )
-    assert codes == [1]
-    error = next(line for line in text.splitlines() if line.startswith("FloatingPointError"))
+    assert codes == [2]
+    error = next(line for line in text.splitlines() if "max_bad_steps=3" in line)
     assert "step 7: " in error
     assert error.count(".jpg") == 8
     assert "max_bad_steps=3 in a row" in error
+    assert "Traceback" not in text
 
 
 def test_a_rank_that_raises_shows_its_traceback_once_and_the_other_ends_too(
@@ -181,3 +182,26 @@ def test_ranks_that_tell_where_they_stand_to_the_last_moment_end_well(options, t
     run = tmp_path / "run"
     with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *options, "max_steps=2") as torchrun:
         assert torchrun.wait() == 0, torchrun.text()
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_ddp.py"])
+def test_weights_that_one_finite_gradient_broke_are_found_and_not_saved(
+    script: str, options, tmp_path
+) -> None:
+    """Step 5 has a finite norm; of its weights nothing is saved, and the last good file is named."""
+    folder = script_with(
+        tmp_path / "s",
+        script,
+        "if step == 5:",
+        "    optimizer.param_groups[0]['lr'] = 1e30",
+        "    for parameter in model.parameters():",
+        "        parameter.register_post_accumulate_grad_hook(lambda p: (p.grad.fill_(1e10), None)[1])",
+    )
+    run = tmp_path / "run"
+    overrides = [*options, "optimizer=sgd", "log.every_steps=3", "checkpoint.every_steps=2"]
+    codes, texts = run_to_end(script, run, *overrides, folder=folder)
+    assert codes == [2] * len(codes), texts
+    [line] = [line for text in texts for line in text.splitlines() if "not finite any more" in line]
+    assert f"the last good checkpoint is {run}/checkpoints/step-00000004.pt" in line
+    assert "Traceback" not in "".join(texts)
+    assert all_finite(checkpoint_of(run)["model"])

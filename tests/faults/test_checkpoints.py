@@ -101,7 +101,7 @@ def test_when_all_checkpoints_are_damaged_the_run_stops(copy, options) -> None:
     with pytest.raises(ValueError, match="resume=auto: all 3 checkpoints are damaged"):
         read(copy)
     codes, prints = run_to_end("train.py", copy, *options, "resume=auto")
-    assert codes == [1]
+    assert codes == [2]
     assert "all 3 checkpoints are damaged" in prints[0]
 
 

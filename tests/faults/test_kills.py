@@ -14,7 +14,7 @@ from tests.faults.helpers import (
     steps_saved,
     wait_for_step,
 )
-from tests.helpers import scalars_of, summary_of, train
+from tests.helpers import REPOSITORY, scalars_of, summary_of, train
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +76,15 @@ def test_without_restarts_a_killed_rank_ends_the_run_within_seconds(frequent, tm
     assert "rank      : 1 (local_rank: 1)" in torchrun.text()  # torchrun's summary
     assert f"exitcode  : -{signal.SIGKILL:d}" in torchrun.text()
     assert steps_saved(run)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 3.0])
+def test_an_agent_killed_while_its_ranks_start_leaves_none_of_them(
+    seconds: float, options, tmp_path
+) -> None:
+    with Torchrun(REPOSITORY, tmp_path / "run", "train_ddp.py", TWO_RANKS, *options) as torchrun:
+        torchrun.rank(1)
+        time.sleep(seconds)
+        torchrun.agent.kill()
+        torchrun.all_gone(60)
+    assert not (tmp_path / "run" / "summary.json").exists()

@@ -131,7 +131,7 @@ def stopped(options, tmp_path):
 def test_another_seed_is_refused_unless_a_fresh_epoch_is_allowed(stopped, options) -> None:
     other = [*options, "resume=auto", "seed=1"]
     codes, [text] = run_to_end("train.py", stopped, *other)
-    assert codes == [1]
+    assert codes == [2]
     assert "made with another plan of the data (seed: 0 then, 1 now)" in text
     assert "checkpoint.fresh_epoch=true" in text
     assert checkpoint_of(stopped)["step"] == 3
@@ -148,7 +148,7 @@ def test_an_added_file_is_refused_naming_the_files(options, photos, tmp_path) ->
     train("train.py", run, *overrides, "max_steps=3")
     shutil.copy(data / "train" / "class0" / "000.jpg", data / "train" / "class0" / "new.jpg")
     codes, [text] = run_to_end("train.py", run, *overrides)
-    assert codes == [1]
+    assert codes == [2]
     assert "made with another plan of the data (files: " in text
     assert "seed" not in text.split("another plan of the data")[1].splitlines()[0]
     train("train.py", run, *overrides, "checkpoint.fresh_epoch=true", "epochs=1")
