@@ -49,6 +49,7 @@ class MultiLabel(Task):
             raise ValueError(f"task.loss={loss} is not for multilabel; use bce")
         self.classes = classes
         self.num_outputs = len(classes)
+        self.num_sums = 2 + 2 * len(classes) * NUM_BINS
         self.weights = ClassWeights(weights or [])
         self.columns = classes
 
@@ -56,10 +57,6 @@ class MultiLabel(Task):
     def from_config(cls, cfg: Config, loader: Loader) -> MultiLabel:
         refuse_label_smoothing(cfg)
         return cls(loader.classes, cfg.task.loss, positive_weights(cfg, loader))
-
-    @property
-    def num_sums(self) -> int:
-        return 2 + 2 * self.num_outputs * NUM_BINS
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean binary cross-entropy over images and classes, in float32; a scalar."""

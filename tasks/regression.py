@@ -39,6 +39,7 @@ class Regression(Task):
             raise ValueError(f"task.loss={loss} is not for regression; use mse or l1")
         self.columns = names
         self.num_outputs = len(names)
+        self.num_sums = 3 + 3 * len(names)
         self.number_loss = F.mse_loss if loss == "mse" else F.l1_loss
 
     @classmethod
@@ -46,10 +47,6 @@ class Regression(Task):
         refuse_weights(cfg)
         refuse_label_smoothing(cfg)
         return cls(loader.target.names, cfg.task.loss)  # type: ignore[attr-defined]
-
-    @property
-    def num_sums(self) -> int:
-        return 3 + 3 * self.num_outputs
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over images and numbers, in float32; a scalar."""

@@ -56,6 +56,7 @@ class Segmentation(Task):
                 f"task.label_smoothing={label_smoothing} is not in [0, 1); use 0.1, for example"
             )
         self.num_outputs = num_classes
+        self.num_sums = 2 + 3 * num_classes
         self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
         self.weights = ClassWeights(weights or [])
         self.palette = palette(num_classes)
@@ -66,10 +67,6 @@ class Segmentation(Task):
         weights = class_weights(cfg, loader)
         options = cfg.task
         return cls(len(loader.classes), options.loss, options.label_smoothing, ignored, weights)
-
-    @property
-    def num_sums(self) -> int:
-        return 2 + 3 * self.num_outputs
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the images of the batch, in float32; a scalar."""
