@@ -22,8 +22,8 @@ class Regression(Task):
     """Outputs and targets: (N, len(names)) numbers, in the unit of the labels.
 
     Metrics: `loss`, `mae` (mean absolute error over images and numbers) and `r2` (coefficient of
-    determination, 1 - residual / total sum of squares, the mean over numbers; where all labels are equal, 1 if the
-    outputs are too and else 0, as in scikit-learn).
+    determination, 1 - residual / total sum of squares, the mean over numbers; where all labels are equal,
+    1 if the outputs are too and else 0, as in scikit-learn).
 
     Args:
         names: of the numbers.
@@ -53,8 +53,8 @@ class Regression(Task):
         return self._loss_per_image(outputs, targets).mean()
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, sum of absolute errors, and of each number the sums of squared errors, of labels and
-        of squared labels].
+        """[images, sum of losses, sum of absolute errors, and of each number the sums of squared errors, of
+        labels and of squared labels].
 
         float64, on the device of the outputs; nothing waits for the device.
         """

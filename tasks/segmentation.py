@@ -73,7 +73,7 @@ class Segmentation(Task):
         return self._loss_per_image(outputs, targets).mean()
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, and of each class the pixels predicted rightly, predicted, and in the masks].
+        """[images, sum of losses, and of each class the pixels that are right, predicted, and in the masks].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -86,8 +86,7 @@ class Segmentation(Task):
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss, mean intersection over union and the share of pixels that are right; ValueError without
-        images."""
+        """Mean loss, mean intersection over union, share of right pixels; ValueError without images."""
         loss = divide_by_count(("loss",), totals)
         right, predicted, true = totals[2:].cpu().view(3, self.num_outputs)
         union = predicted + true - right
