@@ -154,7 +154,7 @@ class Side(NamedTuple):
     interpolation: str = "linear"
     """`linear` or `nearest`."""
     content: str = "rgb"
-    """What becomes of the files' pixels: `rgb` (8 bits), `stored` (as they are) or `indices` (of classes)."""
+    """What is made of the files' pixels: `rgb` (8 bits), `stored` (as they are) or `indices` (of classes)."""
 
     @property
     def per_pixel(self) -> int:

@@ -1,7 +1,7 @@
 """What a run optimises and reports, by name.
 
-Your own: one file in this folder with a class like those, and one line in `TASKS`. `tasks/task.py` says what it
-needs.
+Your own: one file in this folder with a class like those, and one line in `TASKS`. `tasks/task.py` says
+what it needs.
 """
 
 from __future__ import annotations

@@ -55,15 +55,12 @@ class Classification(Task):
         self.weights = ClassWeights(weights or [])
         self.metric_names = ("loss", "top1", "top5") if len(classes) > 5 else ("loss", "top1")
         self.has_confusion = len(classes) <= MAX_CONFUSION_CLASSES
+        self.num_sums = 1 + len(self.metric_names) + self.has_confusion * len(classes) ** 2
 
     @classmethod
     def from_config(cls, cfg: Config, loader: Loader) -> Classification:
         weights = class_weights(cfg, loader)
         return cls(loader.classes, cfg.task.loss, cfg.task.label_smoothing, weights)
-
-    @property
-    def num_sums(self) -> int:
-        return super().num_sums + self.has_confusion * self.num_outputs**2
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the batch, in float32; a scalar."""

@@ -25,12 +25,12 @@ class MultiLabel(Task):
 
     Metrics: `loss` (binary cross-entropy, the mean over classes), `map` and `f1`.
 
-    `map` is the mean average precision over the classes that any image has. Average precision needs the order of all
-    scores, which does not fit into sums; so the sums are histograms of the logits of each class, of
-    2048 bins of 1/64 from -16 to 16. Scores in one bin count as equal, which is exact for scores
-    rounded to bins (as sklearn.metrics.average_precision_score treats ties) and within 0.005 of the
-    unrounded ones in the tests. `f1` counts all classes together (micro), at a probability of 0.5,
-    which is the edge of a bin, and is exact.
+    `map` is the mean average precision over the classes that any image has. Average precision needs the
+    order of all scores, which does not fit into sums; so the sums are histograms of the logits of each
+    class: 2048 bins, each 1/64 wide, from -16 to 16. Scores in one bin count as equal, as
+    sklearn.metrics.average_precision_score treats ties: exact for scores rounded to bins, and within
+    0.005 of the unrounded ones in the tests. `f1` counts all classes together (micro) at a probability
+    of 0.5, the edge of a bin, and is exact.
 
     Args:
         classes: their names.
@@ -49,6 +49,7 @@ class MultiLabel(Task):
             raise ValueError(f"task.loss={loss} is not for multilabel; use bce")
         self.classes = classes
         self.num_outputs = len(classes)
+        self.num_sums = 2 + 2 * len(classes) * NUM_BINS
         self.weights = ClassWeights(weights or [])
         self.columns = classes
 
@@ -57,17 +58,13 @@ class MultiLabel(Task):
         refuse_label_smoothing(cfg)
         return cls(loader.classes, cfg.task.loss, positive_weights(cfg, loader))
 
-    @property
-    def num_sums(self) -> int:
-        return 2 + 2 * self.num_outputs * NUM_BINS
-
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean binary cross-entropy over images and classes, in float32; a scalar."""
         return self._loss_per_image(outputs, targets).mean()
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, for each class the histogram of all logits, for each class that of the logits
-        of images that have it].
+        """[images, sum of losses, for each class the histogram of all logits, for each class that of the
+        logits of images that have it].
 
         float64, on the device of the outputs; nothing waits for the device.
         """

@@ -20,7 +20,7 @@ def as_pictures(images: Tensor) -> Tensor:
 
 
 def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Tensor:
-    """(N, 3, H, W): the pictures, enlarged if they are small, and below each its lines of (text, colour)."""
+    """(N, 3, H, W): the pictures, enlarged if small, and below each its lines of (text, colour)."""
     factor = -(-MIN_WIDTH // pictures.shape[-1])
     pictures = F.interpolate(as_pictures(pictures), scale_factor=float(factor))
     height, width = pictures.shape[-2:]

@@ -22,8 +22,8 @@ class Regression(Task):
     """Outputs and targets: (N, len(names)) numbers, in the unit of the labels.
 
     Metrics: `loss`, `mae` (mean absolute error over images and numbers) and `r2` (coefficient of
-    determination, 1 - residual / total sum of squares, the mean over numbers; where all labels are equal, 1 if the
-    outputs are too and else 0, as in scikit-learn).
+    determination, 1 - residual / total sum of squares, the mean over numbers; where all labels are equal,
+    1 if the outputs are too and else 0, as in scikit-learn).
 
     Args:
         names: of the numbers.
@@ -39,6 +39,7 @@ class Regression(Task):
             raise ValueError(f"task.loss={loss} is not for regression; use mse or l1")
         self.columns = names
         self.num_outputs = len(names)
+        self.num_sums = 3 + 3 * len(names)
         self.number_loss = F.mse_loss if loss == "mse" else F.l1_loss
 
     @classmethod
@@ -47,17 +48,13 @@ class Regression(Task):
         refuse_label_smoothing(cfg)
         return cls(loader.target.names, cfg.task.loss)  # type: ignore[attr-defined]
 
-    @property
-    def num_sums(self) -> int:
-        return 3 + 3 * self.num_outputs
-
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over images and numbers, in float32; a scalar."""
         return self._loss_per_image(outputs, targets).mean()
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, sum of absolute errors, and of each number the sums of squared errors, of labels and
-        of squared labels].
+        """[images, sum of losses, sum of absolute errors, and of each number the sums of squared errors, of
+        labels and of squared labels].
 
         float64, on the device of the outputs; nothing waits for the device.
         """

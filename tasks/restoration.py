@@ -28,6 +28,7 @@ class Restoration(Task):
     takes = "images"
     metric_names = ("loss", "psnr", "ssim")
     best_metric = "psnr"
+    num_sums = 4
 
     def __init__(
         self,

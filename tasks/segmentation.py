@@ -56,6 +56,7 @@ class Segmentation(Task):
                 f"task.label_smoothing={label_smoothing} is not in [0, 1); use 0.1, for example"
             )
         self.num_outputs = num_classes
+        self.num_sums = 2 + 3 * num_classes
         self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
         self.weights = ClassWeights(weights or [])
         self.palette = palette(num_classes)
@@ -67,16 +68,12 @@ class Segmentation(Task):
         options = cfg.task
         return cls(len(loader.classes), options.loss, options.label_smoothing, ignored, weights)
 
-    @property
-    def num_sums(self) -> int:
-        return 2 + 3 * self.num_outputs
-
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the images of the batch, in float32; a scalar."""
         return self._loss_per_image(outputs, targets).mean()
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, and of each class the pixels predicted rightly, predicted, and in the masks].
+        """[images, sum of losses, and of each class the pixels that are right, predicted, and in the masks].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -89,8 +86,7 @@ class Segmentation(Task):
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss, mean intersection over union and the share of pixels that are right; ValueError without
-        images."""
+        """Mean loss, mean intersection over union, share of right pixels; ValueError without images."""
         loss = divide_by_count(("loss",), totals)
         right, predicted, true = totals[2:].cpu().view(3, self.num_outputs)
         union = predicted + true - right

@@ -28,15 +28,12 @@ class Task:
     best_metric: str
     metric_names: tuple[str, ...]
     num_outputs: int
+    num_sums: int
 
     @classmethod
     def from_config(cls, cfg: Config, loader: Loader) -> Task:
         """The task for the data of the training loader; ValueError for values that do not fit."""
         raise NotImplementedError
-
-    @property
-    def num_sums(self) -> int:
-        return 1 + len(self.metric_names)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean over the images of the batch, in float32; a scalar."""

@@ -31,8 +31,8 @@ class ClassWeights:
 def class_weights(cfg: Config, loader: Loader) -> list[float]:
     """One weight for each class; empty: all alike.
 
-    `auto` gives each class the same sum of weights over the training labels, and their mean over all labels is
-    1. A class without any label weighs 1.
+    `auto` gives each class the same sum of weights over the training labels, whose mean is 1. A class
+    without any label weighs 1.
 
     Raises:
         ValueError: `loss.weights` is neither null, `auto` nor one number for each class.

@@ -278,7 +278,8 @@ def wrong(header: str, good: str, line: int, cells: str) -> tuple[str, list[str]
             ["data.label_columns=[name,label]"],
             "has no column name; its columns are path, label: set data.path_column and data.label",
         ),
-        (wrong("path,label", "a", 6, "a"), [], "all labels of .* are a; it needs two classes"),
+        (wrong("path,label", "a", 6, "a"), [], r"has 1 classes \(a\); it needs 2 or more"),
+        (wrong("path,label", ";", 6, ";"), [], "has 0 classes .*; it needs 1 or more"),
         (
             wrong("path,label", "a", 6, "b"),
             ["data.label_kind=words"],

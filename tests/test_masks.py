@@ -15,7 +15,7 @@ from loaders.decode import decode_mask
 from loaders.index import Masks
 from loaders.layouts import build_index
 from loaders.pack import pack
-from tests.helpers import checkpoint_of, events_of, make_config, summary_of, train
+from tests.helpers import SCRIPTS, checkpoint_of, events_of, make_config, summary_of, train
 
 CPU = torch.device("cpu")
 BACKENDS = ["pytorch", "workers", "dali", "packed"]
@@ -36,7 +36,7 @@ def save(path: Path, image: np.ndarray, palette: bool = False) -> None:
 
 
 def scene(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(image, mask): the mask's class of each 4x4 block of chance, and an image that shows 1 + index / 255."""
+    """(image, mask): a mask of 4x4 blocks of random classes, and an image that shows index / 255."""
     random = np.random.default_rng(number)
     height, width = 40 + 4 * (number % 3), 56
     blocks = random.choice([*INDICES, IGNORED], (height // 4, width // 4)).astype(np.uint8)
@@ -351,6 +351,17 @@ def test_train_learns_to_segment_and_shows_it(squares: list[str], tmp_path) -> N
     summary = summary_of(tmp_path / "run")
     assert summary["val/miou"] > 0.8
     assert summary["val/pixel_accuracy"] > 0.95
+    tags = events_of(tmp_path / "run").Tags()["images"]
+    assert tags == ["train/inputs", "val/image", "val/mask", "val/prediction"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_entry_point_segments(script: str, squares: list[str], tmp_path) -> None:
+    options = [*squares, "epochs=1", "max_steps=2", "model.kwargs.num_levels=3"]
+    train(script, tmp_path / "run", *options)
+    summary = summary_of(tmp_path / "run")
+    assert summary["steps"] == 2
+    assert 0 < summary["val/pixel_accuracy"] < 1
     tags = events_of(tmp_path / "run").Tags()["images"]
     assert tags == ["train/inputs", "val/image", "val/mask", "val/prediction"]
 

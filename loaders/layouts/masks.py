@@ -42,7 +42,7 @@ def masks(data: DataConfig) -> tuple[Index, Index]:
 
 
 def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int:
-    """`data.num_classes`, or what the masks tell; ValueError where they contradict it or tell too little."""
+    """`data.num_classes`, or what the masks tell; ValueError where that is impossible."""
     top = int(highest.max())
     if data.num_classes is not None:
         if data.num_classes < 2:

@@ -221,8 +221,8 @@ def _split(read: Table, data: DataConfig) -> tuple[np.ndarray, np.ndarray]:
         if len(train) and len(val):
             return train, val
     raise ValueError(
-        f"the column {SPLIT_COLUMN} of {read.name} has {len(train)} lines of train and {len(read.paths) - len(train)} "
-        "of val or test; it needs some of both, or remove the column"
+        f"the column {SPLIT_COLUMN} of {read.name} has {len(train)} lines of train and "
+        f"{len(read.paths) - len(train)} of val or test; it needs some of both, or remove the column"
     )
 
 
@@ -252,9 +252,8 @@ def _targets(
     cells = [row[0] for row in read.labels]
     names_of = _names if kind == "several" else lambda cell: [cell]
     # Without a column `split`, which samples validate is chance, and so is which classes they have.
-    classes = _sorted(
-        {n for i in (parts[0] if read.splits else range(len(cells))) for n in names_of(cells[i])}
-    )
+    known = parts[0].tolist() if read.splits else range(len(cells))
+    classes = _sorted({name for i in known for name in names_of(cells[i])})
     number_of = {name: number for number, name in enumerate(classes)}
     unknown = [[n for n in names_of(cell) if n not in number_of] for cell in cells]
     is_val = np.isin(np.arange(len(cells)), parts[1]).tolist()
@@ -265,9 +264,10 @@ def _targets(
         "lines of the validation split have labels that no training line has",
         "correct them or add training lines",
     )
-    if len(classes) < 2 and kind == "classes":
+    needed = 2 if kind == "classes" else 1
+    if len(classes) < needed:
         raise ValueError(
-            f"all labels of {read.name} are {', '.join(classes)}; it needs two classes or more"
+            f"{read.name} has {len(classes)} classes ({', '.join(classes)}); it needs {needed} or more"
         )
 
     def target(part: np.ndarray) -> Values:
