@@ -29,6 +29,7 @@ OF_KEYS = [
     ("train.py experiment=cell", "did you mean cells?"),
     ("train.py --epochs=3", "--epochs=3: keys are written without dashes: epochs=3"),
     ("train.py --epochs 3", "--epochs: keys are written without dashes: epochs=3"),
+    ("train.py -epochs=3", "-epochs=3: keys are written without dashes: epochs=3"),
     ("train.py --lr=3", "did you mean optimizer.lr?"),
     ("train.py --max-steps=3", "keys are written without dashes: max_steps=3"),
     ("train.py data.crop=[24, 24]", "the shell has split this at a space; write data.crop=[24,24]"),
