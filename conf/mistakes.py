@@ -30,6 +30,7 @@ OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
 OF_HYDRA = (
     *("help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "info"),
     *("shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun"),
+    *("h", "c", "p", "r", "m", "i", "sc", "cp", "cn", "cd"),
 )
 SECONDS_TO_BE_TOLD = 10.0
 
@@ -45,6 +46,8 @@ def is_mistake(error: BaseException) -> bool:
     """Whether an error is the user's to mend, and its message says how."""
     if isinstance(error, Mistake | HydraException | OmegaConfBaseException):
         return True
+    if isinstance(error, ModuleNotFoundError) and error.name:  # a package that is not installed
+        return error.name.partition(".")[0] not in OWN_PACKAGES
     frames = list(traceback.walk_tb(error.__traceback__))
     if not frames or not isinstance(error, Exception) or isinstance(error, AssertionError):
         return False
@@ -71,6 +74,7 @@ def end(error: BaseException) -> None:
         _end_launcher()
     else:
         time.sleep(SECONDS_TO_BE_TOLD)  # torchrun would end the one that tells
+        _end_launcher()  # on another machine
     # Without the usual way out, which would wait for the other ranks.
     os._exit(EXIT_CODE)
 
@@ -96,6 +100,8 @@ def lines_of(error: BaseException) -> list[str]:
     """What is told of a mistake: at most three lines."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         text = what_is_unknown(sys.argv[1:]) or _of_hydra(error)
+    elif isinstance(error, ModuleNotFoundError) and error.name:
+        text = f"the package {error.name} is not installed; make setup installs all that is needed"
     else:
         text = str(error)
     return [line for line in text.splitlines() if line.strip()][:MOST_LINES]
@@ -171,7 +177,7 @@ def _of_dashes(arguments: list[str]) -> str:
         return "options such as -m stand before the first KEY=VALUE or behind the last one"
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         key, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("--") and key not in OF_HYDRA:
+        if argument.startswith("-") and key not in OF_HYDRA:
             if not equals and following and "=" not in following and following[0] != "-":
                 equals, value = "=", following
             name = re.sub("[-]", "_", key)

@@ -29,6 +29,7 @@ OF_KEYS = [
     ("train.py experiment=cell", "did you mean cells?"),
     ("train.py --epochs=3", "--epochs=3: keys are written without dashes: epochs=3"),
     ("train.py --epochs 3", "--epochs: keys are written without dashes: epochs=3"),
+    ("train.py -epochs=3", "-epochs=3: keys are written without dashes: epochs=3"),
     ("train.py --lr=3", "did you mean optimizer.lr?"),
     ("train.py --max-steps=3", "keys are written without dashes: max_steps=3"),
     ("train.py data.crop=[24, 24]", "the shell has split this at a space; write data.crop=[24,24]"),
@@ -121,8 +122,8 @@ OF_VALUES = [
     ("train.py optimizer.momentum=1", "optimizer.momentum=1.0 is not possible"),
     ("train.py optimizer.warmup_epochs=9", "warmup_epochs=9.0 leaves nothing of epochs=4"),
     ("train.py task.loss=mse", "task.loss=mse is not for classification; use cross_entropy"),
-    ("train.py task=restoration", "task=restoration needs target images"),
-    ("train.py model=nafnet", "model=nafnet needs target images"),
+    ("train.py task=restoration", "task=restoration takes images"),
+    ("train.py model=nafnet", "model=nafnet returns images of 1 channels"),
     ("train.py model.name=foo", "model.name=foo is not possible; use one of small_cnn, resnet18"),
     ("train.py device=tpu", "device=tpu is not possible; use auto, cpu, cuda or cuda:1"),
     ("train.py device=cuda", "needs GPU 0, but 0 are visible"),
@@ -296,7 +297,7 @@ UNDER_TORCHRUN = [
         "train_ddp.py hydra.mode=MULTIRUN seed=1,2",
         "Hydra's multirun (-m) does not work under torch",
     ),
-    ("train_fsdp.py model=nafnet", "model=nafnet needs target images"),
+    ("train_fsdp.py model=nafnet", "model=nafnet returns images of 1 channels"),
     ("train.py", "train.py is for one process, but torchrun has started 2; start it with python"),
 ]
 
