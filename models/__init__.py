@@ -17,6 +17,7 @@ from models.alexnet import alexnet
 from models.nafnet import NAFNet
 from models.resnet import resnet18, resnet50
 from models.small_cnn import SmallCNN
+from models.weights import freeze_backbone, start_from
 
 if TYPE_CHECKING:
     from conf.schema import ModelConfig
@@ -31,11 +32,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_model(cfg: ModelConfig, in_channels: int, num_classes: int | None) -> nn.Module:
-    """The model `cfg.name` on the CPU, with fresh weights, in the memory format asked for.
+    """The model `cfg.name` on the CPU, in the memory format asked for, with fresh weights or with what
+    fits of `cfg.weights`; with `cfg.freeze` its head alone learns.
 
     With `cfg.compile` it is compiled when it is first called. ``num_classes`` is None where the
     targets are images. Raises ValueError for an unknown name, a model that does not fit the targets,
-    and kwargs that the model does not take.
+    kwargs that the model does not take, and weights of which nothing fits.
     """
     if cfg.name not in MODELS:
         raise ValueError(f"model.name={cfg.name} is unknown; use one of: {', '.join(MODELS)}")
@@ -65,6 +67,12 @@ def build_model(cfg: ModelConfig, in_channels: int, num_classes: int | None) -> 
     if num_classes is not None:
         sizes["num_classes"] = num_classes
     model = MODELS[cfg.name](**sizes, **cfg.kwargs)
+
+    if cfg.freeze not in (None, "backbone"):
+        raise ValueError(f"model.freeze={cfg.freeze} is unknown; use backbone or null")
+    start_from(model, cfg)
+    if cfg.freeze == "backbone":
+        freeze_backbone(model)
 
     if cfg.channels_last:
         model = model.to(memory_format=torch.channels_last)
