@@ -18,7 +18,7 @@ Image.MAX_IMAGE_PIXELS = None
 
 
 def decode(path: str, header: np.void, as_stored: bool, num_lines: int | None = None) -> np.ndarray:
-    """(height, width, channels) as `header` says: all channels as stored, or 8-bit RGB.
+    """(height, width, channels) as `header` says: all channels as stored, or 8-bit RGB or grey.
 
     With `num_lines`, lines below so many may be missing. A damaged file makes decoders raise errors of
     any type; `reason_of` puts them into words.
@@ -28,6 +28,8 @@ def decode(path: str, header: np.void, as_stored: bool, num_lines: int | None = 
         if as_stored
         else decode_photo(path, int(header["orientation"]), num_lines)
     )
+    if not as_stored and header["channels"] == 1:  # what a model of grey images asks for
+        image = np.asarray(Image.fromarray(image).convert("L"))[..., None]
     height, width = header["height"], header["width"]
     if image.shape[0] not in (height, num_lines) or image.shape[1] != width:
         raise OSError(

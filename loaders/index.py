@@ -34,6 +34,15 @@ class TargetImages:
 
 
 @dataclass(frozen=True)
+class NoTarget:
+    """Nothing is known of the samples: they are there to be predicted. Batches have the samples' numbers
+    as targets."""
+
+    classes: tuple[str, ...] = ()
+    """Names of the classes that the model tells apart; empty if it makes images."""
+
+
+@dataclass(frozen=True)
 class Index:
     """The samples of one split.
 
@@ -50,7 +59,7 @@ class Index:
     channels: int
     """Channels of each image."""
 
-    target: Labels | TargetImages
+    target: Labels | TargetImages | NoTarget
     """What the samples' targets are."""
 
     dtype: str = "uint8"

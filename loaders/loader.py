@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.index import Labels
+from loaders.index import Labels, NoTarget
 from loaders.limits import limits_explained
 from loaders.overlap import Finished
 from loaders.pixels import Pixels
@@ -21,7 +21,7 @@ class Loader:
 
     A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W); int64 class labels
     of shape (B,), or float32 target images of shape (B, C, f * H, f * W), f being the index's size
-    factor. A backend only implements `finished_batches()`.
+    factor, or the int64 numbers of samples without targets. A backend only implements `finished_batches()`.
 
     Attributes:
         index: the split's samples.
@@ -43,7 +43,7 @@ class Loader:
         self.sampler, self.cfg, self.device, self.index = sampler, cfg, device, sampler.index
         target = self.index.target
         self.in_channels = self.index.channels
-        self.classes = target.classes if isinstance(target, Labels) else ()
+        self.classes = target.classes if isinstance(target, Labels | NoTarget) else ()
         self.num_classes = len(self.classes) or None
         self.batch_size = sampler.global_batch_size // sampler.world_size
         self.max_batches = sampler.max_batches

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 Task = Classification | Restoration
 
 
-def build_task(cfg: Config, num_classes: int | None) -> Task:
+def build_task(cfg: Config, num_classes: int | None, classes: tuple[str, ...] = ()) -> Task:
     """The task `cfg.task.name`.
 
     Args:
         cfg: `cfg.task` and `cfg.data.value_range` are used.
         num_classes: of the labels; None where the targets are images.
+        classes: their names; predictions say these.
 
     Raises:
         ValueError: an unknown task or loss, or targets of another kind than the task's.
@@ -29,7 +30,7 @@ def build_task(cfg: Config, num_classes: int | None) -> Task:
                 "task=classification needs class labels, but the targets of this data are images; "
                 "use task=restoration"
             )
-        return Classification(num_classes, cfg.task.loss, cfg.task.label_smoothing)
+        return Classification(num_classes, cfg.task.loss, cfg.task.label_smoothing, classes)
     if cfg.task.name == "restoration":
         if num_classes is not None:
             raise ValueError(

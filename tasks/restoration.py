@@ -17,6 +17,7 @@ class Restoration:
 
     metric_names = ("loss", "psnr", "ssim")
     best_metric = "psnr"
+    columns: tuple[str, ...] = ("image",)
 
     def __init__(self, loss: str = "charbonnier", low: float = 0.0, high: float = 1.0) -> None:
         if loss not in ("charbonnier", "l1"):
@@ -44,6 +45,18 @@ class Restoration:
     def metrics(self, totals: Tensor) -> dict[str, float]:
         """Mean loss, PSNR in dB and SSIM over images; ValueError without images."""
         return divide_by_count(self.metric_names, totals)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """(N, H, W, C) float32 images with pixels in [0, 1]: what an exported model returns."""
+        return self._to_unit_range(outputs).clamp(0, 1).permute(0, 2, 3, 1)
+
+    def rows(self, outputs: Tensor) -> list[tuple[str, ...]]:
+        """For each image nothing but the file that its prediction is written to, which comes first."""
+        return [()] * len(outputs)
+
+    def images(self, outputs: Tensor) -> Tensor | None:
+        """(N, H, W, C) uint8 images."""
+        return (self.answers(outputs) * 255).round().to(torch.uint8)
 
     def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_same_shape(outputs, targets)

@@ -207,16 +207,16 @@ def test_a_frozen_backbone_stays_as_it_is_with_its_statistics(optimizer: str) ->
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]) != name.startswith("classifier"), name
     assert model.training
-    assert model.classifier.training
-    assert not any(module.training for module in model.features.modules())  # type: ignore[union-attr]
+    assert model.get_submodule("classifier").training
+    assert not any(module.training for module in model.get_submodule("features").modules())
     # A copy, such as an average of the weights, is frozen by itself.
     copied.eval()
     assert model.training
     copied.train()
     assert copied.training
-    assert not copied.features.training  # type: ignore[union-attr]
+    assert not copied.get_submodule("features").training
     model.eval()
-    assert not model.classifier.training
+    assert not model.get_submodule("classifier").training
 
 
 def test_an_unknown_part_to_freeze_is_refused() -> None:
@@ -233,7 +233,9 @@ def test_the_backbone_learns_with_its_own_rate() -> None:
         assert backbone == pytest.approx(head / 10)
         optimizer.step()
         schedule.step()
-    assert optimizer.param_groups[0]["params"] == list(model.classifier.parameters())  # type: ignore[union-attr]
+    assert optimizer.param_groups[0]["params"] == list(
+        model.get_submodule("classifier").parameters()
+    )
     everything = [p for group in optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in everything} == {id(p) for p in model.parameters()}
 

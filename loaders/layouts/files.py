@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema import DataConfig
-from loaders.index import Index, Labels, TargetImages
+from loaders.index import Index, Labels, NoTarget, TargetImages
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 VALIDATION_FOLDERS = ("val", "test")
@@ -72,7 +72,7 @@ def file_index(
     name: str,
     files: tuple[list[str], ...],
     headers: tuple[np.ndarray, ...],
-    target: Labels | TargetImages,
+    target: Labels | TargetImages | NoTarget,
     as_stored: bool = False,
 ) -> Index:
     """Index of image files whose inputs all have the same kind of pixels."""
