@@ -59,6 +59,10 @@ def main() -> None:
 
     # model
     task = build_task(cfg, loader.num_classes, trained.classes)
+    if "image" in task.columns and out.resolve() == Path(cfg.data.root).resolve():
+        raise ValueError(
+            f"out={out} is data.root, whose images would be replaced; use another folder"
+        )
     model = build_model(cfg.model, trained.in_channels, loader.num_classes)
     trained.load_into(model)
     model = model.to(device).eval()
