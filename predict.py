@@ -61,6 +61,10 @@ def main() -> None:
         task = build_task(cfg, loader)
 
     # model
+    if task.makes_images and out.resolve() == Path(cfg.data.root).resolve():
+        raise ValueError(
+            f"out={out} is data.root, whose images would be replaced; use another folder"
+        )
     model = build_model(cfg.model, trained.in_channels, task.num_outputs)
     trained.load_into(model)
     model = model.to(device).eval()

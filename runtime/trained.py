@@ -111,7 +111,7 @@ def read_trained(folder: Path, overrides: list[str]) -> Trained:
             metadata = file.metadata() or {}
             facts |= {key: json.loads(text) for key, text in metadata.items() if key in FACTS}
     else:
-        facts |= torch.load(path, map_location="cpu", weights_only=True, mmap=True)["facts"]
+        facts |= torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("facts", {})
     return Trained(
         cfg=cast(Config, cfg),
         target=target_of(facts["target"]),

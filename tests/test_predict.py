@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -163,19 +164,21 @@ def test_two_ranks_write_the_same_file_as_one_process_also_with_broken_files(
         assert bool(row["error"]) == is_broken == (row["prediction"] == "")
 
 
-def test_torchrun_starts_it_too(run, photos, tmp_path) -> None:
-    root, _ = photos
+@pytest.mark.parametrize("loader", ["pytorch", "dali"])
+def test_torchrun_starts_it_with_any_backend_that_meets_a_broken_file(
+    run, photos, tmp_path, loader: str
+) -> None:
+    if loader == "dali":
+        pytest.importorskip("nvidia.dali")
+    root = tmp_path / "photos"
+    shutil.copytree(photos[0], root)
+    whole = (root / "part 1" / "050.png").read_bytes()
+    (root / "part 1" / "050.png").write_bytes(whole[: len(whole) // 2])
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     out = tmp_path / "predictions.csv"
+    arguments = [f"run={run}", f"data.root={root}", f"out={out}", f"loader={loader}"]
     done = subprocess.run(
-        [
-            *torchrun,
-            "--nproc_per_node=2",
-            "predict.py",
-            f"run={run}",
-            f"data.root={root}",
-            f"out={out}",
-        ],
+        [*torchrun, "--nproc_per_node=2", "predict.py", *arguments, f"data.cache_dir={tmp_path}"],
         cwd=REPOSITORY,
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
@@ -183,7 +186,8 @@ def test_torchrun_starts_it_too(run, photos, tmp_path) -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("101 images") == 1
+    assert done.stdout.count("101 images, 1 of them broken") == 1
+    assert [row["path"] for row in table(out) if row["error"]] == [str(root / "part 1" / "050.png")]
     assert len(table(out)) == 101
 
 
@@ -262,9 +266,9 @@ def test_a_restorer_writes_images(tmp_path) -> None:
     assert list(rows[0]) == ["path", "image", "error"]
     assert [bool(row["error"]) for row in rows] == [number == 7 for number in range(12)]
     assert rows[1]["image"] == str(one / "scene" / "01.jpg.png")
-    said = use(
-        "predict.py", tmp_path, f"run={folder}", f"data.root={inputs}", f"out={inputs}/../up"
-    )
+    with pytest.raises(RuntimeError, match="is data.root, whose images would be replaced"):
+        use("predict.py", tmp_path, *arguments, f"out={inputs}/../input")
+    said = use("predict.py", tmp_path, *arguments[:2], f"out={tmp_path / 'cropped'}")
     assert "12 images, 1 of them broken" in said
 
 
