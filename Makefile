@@ -36,5 +36,5 @@ lint: setup  ## check style, format and types
 	$(BIN)/mypy
 
 requirements:  ## pin the newest versions that pyproject.toml allows (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra bench --no-emit-index-url \
+	uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra bench --extra export --no-emit-index-url \
 		--custom-compile-command "make requirements" pyproject.toml -o requirements.txt

@@ -156,6 +156,14 @@ class ModelConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the model's constructor, such as `batch_norm`."""
 
+    weights: str | None = None
+    """What the model starts from: `imagenet` (torchvision's), a `.safetensors` or `.pt` file, or the folder
+    of a run; null: fresh weights. What fits is loaded; a resumed run has its own."""
+
+    freeze: str | None = None
+    """`backbone`: the head, which is the last layer, alone learns; BatchNorm statistics before it stay as
+    they are. null: all learns."""
+
 
 @dataclass
 class OptimizerConfig:
@@ -173,6 +181,9 @@ class OptimizerConfig:
 
     warmup_epochs: float = 0.0
     """Epochs of linear warm-up from 1 % of `lr`; then a cosine to 0 at the end of the last epoch."""
+
+    backbone_lr_scale: float = 1.0
+    """Learning rate of all layers but the head, divided by `lr`; 0.1, for example, when fine-tuning."""
 
 
 @dataclass

@@ -7,13 +7,15 @@ which of them in an epoch, and a backend (`pytorch.py`, `dali.py`, `synthetic.py
 the plan. So all backends visit the same samples in the same order with the same augmentation.
 """
 
+import copy
 import importlib
 
 import torch
 
 from conf.schema import Config
-from loaders.index import Index
+from loaders.index import Index, Target
 from loaders.layouts import build_index
+from loaders.layouts.unlabelled import unlabelled
 from loaders.limits import limits_explained
 from loaders.loader import Loader
 from loaders.packed import open_pack
@@ -76,6 +78,46 @@ def build_loaders(
     train_loader.samplers = [train_sampler, val_sampler]
     train_loader.description = _describe(train_loader, val_index)
     return train_loader, val_loader
+
+
+def build_prediction_loader(
+    cfg: Config,
+    target: Target,
+    channels: int,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+) -> tuple[Loader, dict[str, str]]:
+    """This rank's images of the folder `data.root`, prepared as those of a validation split.
+
+    Args:
+        cfg: of the run that trained the model, with another `data.root`.
+        target: that the model was trained on.
+        channels: that the model takes.
+        device, rank, world_size: as in `build_loaders()`.
+
+    Returns:
+        The loader, whose `sampler.bad` will name the files that cannot be decoded; and of the files that
+        are not even in its index, by path, why.
+
+    Raises:
+        FileNotFoundError, ValueError: there are no images, or not such as the model takes.
+    """
+    if cfg.loader.name not in BACKENDS or cfg.loader.name == "synthetic":
+        raise ValueError(
+            f"loader.name={cfg.loader.name} reads no files; use loader=pytorch or loader=dali"
+        )
+    cfg = copy.deepcopy(cfg)
+    cfg.data.on_error = "raise"  # and name those without a header that can be used
+    with limits_explained():
+        index, broken = unlabelled(cfg.data, target, channels)
+    # A file that cannot be decoded is an answer, too.
+    cfg.data.on_error, cfg.data.max_bad_samples = "skip", len(index)
+    if cfg.loader.num_workers == "auto":
+        cfg.loader.num_workers = 0  # there may be less to load than to measure
+    shards = cfg.global_batch_size, rank, world_size
+    sampler = PlanSampler(index, cfg.data, cfg.seed, *shards, train=False)
+    return _backend(cfg.loader.name)(sampler, cfg, device), broken
 
 
 def _describe(train_loader: Loader, val_index: Index) -> str:

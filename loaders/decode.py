@@ -18,7 +18,7 @@ Image.MAX_IMAGE_PIXELS = None
 
 
 def decode(path: str, header: np.void, content: str, num_lines: int | None = None) -> np.ndarray:
-    """(height, width, channels) as `header` says, of what `Side.content` names.
+    """(height, width, channels) as `header` says, of what `Side.content` names; photos are grey if it says 1.
 
     With `num_lines`, lines below so many may be missing. A damaged file makes decoders raise errors of
     any type; `reason_of` puts them into words.
@@ -29,6 +29,8 @@ def decode(path: str, header: np.void, content: str, num_lines: int | None = Non
         image = decode_mask(path, int(header["orientation"]))
     else:
         image = decode_photo(path, int(header["orientation"]), num_lines)
+        if header["channels"] == 1:  # what a model of grey images asks for
+            image = np.asarray(Image.fromarray(image).convert("L"))[..., None]
     height, width = header["height"], header["width"]
     if image.shape[0] not in (height, num_lines) or image.shape[1] != width:
         raise OSError(

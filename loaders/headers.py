@@ -35,7 +35,18 @@ NOT_KEPT = "data.cache_dir=%s cannot be written to (%s): the headers are read ag
 
 
 class BadHeadersError(ValueError):
-    """Files without a header that can be used; the message names the first ten."""
+    """Files without a header that can be used; the message names the first ten.
+
+    Attributes:
+        reasons: of each of them, by path, why.
+    """
+
+    def __init__(self, reasons: dict[str, str], num_files: int) -> None:
+        named = some([f"{path} ({reason})" for path, reason in reasons.items()])
+        super().__init__(
+            f"{len(reasons)} of {num_files} files cannot be used: {named}; repair or remove them"
+        )
+        self.reasons = reasons
 
 
 class Header(NamedTuple):
@@ -90,12 +101,12 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
             unread,
             "reading headers",
         )
-        broken = []
+        broken = {}
         for i, answer in zip(unread, answers, strict=True):
             if isinstance(answer, Header):
                 headers[i], is_known[i] = tuple(answer), True
             else:
-                broken.append(f"{files[i]} ({answer})")
+                broken[files[i]] = answer
         if can_keep and is_known.any():
             names = "\0".join(files[i] for i in np.flatnonzero(is_known))
             unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
@@ -112,9 +123,7 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
                 log.warning(NOT_KEPT, data.cache_dir, error)
                 unfinished.unlink(missing_ok=True)
     if broken and data.on_error != "skip":
-        raise BadHeadersError(
-            f"{len(broken)} of {len(files)} files cannot be used: {some(broken)}; repair or remove them"
-        )
+        raise BadHeadersError(broken, len(files))
     return headers
 
 

@@ -4,8 +4,8 @@ import functools
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -141,6 +141,31 @@ class Masks(Target):
 
 
 TARGETS: tuple[type[Target], ...] = (Labels, SeveralLabels, Numbers, TargetImages, Masks)
+
+
+@dataclass(frozen=True)
+class NoTarget(Target):
+    """Nothing is known of the samples: they are there to be predicted. In a batch (B,): their numbers."""
+
+    kind = "unknown"
+    dtype = "int64"
+
+    predicted: Target
+    """What the model was trained on, without values."""
+
+
+def describe_target(target: Target) -> dict[str, Any]:
+    """All but its values, which are an array of their own."""
+    return {"kind": target.kind} | {k: v for k, v in vars(target).items() if k != "values"}
+
+
+def target_of(facts: dict[str, Any], values: np.ndarray | None = None) -> Target:
+    """The target that `describe_target` described, without samples if there are no values."""
+    [target_class] = [t for t in TARGETS if t.kind == facts["kind"]]
+    told = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items() if k != "kind"}
+    if "values" in (field.name for field in fields(target_class)):
+        told["values"] = np.zeros(0) if values is None else values
+    return target_class(**told)
 
 
 class Side(NamedTuple):

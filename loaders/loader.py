@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
+from loaders.index import NoTarget
 from loaders.limits import limits_explained
 from loaders.overlap import Finished
 from loaders.pixels import Pixels
@@ -26,7 +27,7 @@ class Loader:
         device: where the batches lie.
         in_channels: C of the inputs.
         batch_size: B, on this device.
-        target: what the targets are.
+        target: what the targets are; of samples to be predicted, what the model was trained on.
         classes: names of the classes; empty if the targets have none.
         max_batches: batches of the rank that has most of them in a whole epoch; others have one less.
         dropped_per_epoch: samples of the tail of each epoch that training leaves out.
@@ -41,7 +42,8 @@ class Loader:
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         self.sampler, self.cfg, self.device, self.index = sampler, cfg, device, sampler.index
-        self.target = self.index.target
+        target = self.index.target
+        self.target = target.predicted if isinstance(target, NoTarget) else target
         self.in_channels = self.index.channels
         self.classes: tuple[str, ...] = getattr(self.target, "classes", ())
         self.batch_size = sampler.global_batch_size // sampler.world_size

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from conf.schema import Config, DataConfig
-from loaders.index import TARGETS, Index, Target
+from loaders.index import Index, describe_target, target_of
 from loaders.layouts import build_index
 
 # What decides the content of a pack; all other keys of `data` only choose what is done with it.
@@ -89,18 +89,6 @@ def describe_split(index: Index) -> dict[str, Any]:
         "dtype": index.dtype,
         "target": describe_target(index.target),
     }
-
-
-def describe_target(target: Target) -> dict[str, Any]:
-    """All but its values, which are an array of their own."""
-    return {"kind": target.kind} | {k: v for k, v in vars(target).items() if k != "values"}
-
-
-def target_of(facts: dict[str, Any], values: np.ndarray | None) -> Target:
-    """The target that `describe_target` described."""
-    [target_class] = [t for t in TARGETS if t.kind == facts["kind"]]
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items() if k != "kind"}
-    return target_class(**fields, **({} if values is None else {"values": values}))
 
 
 def _open_split(folder: Path, made: dict[str, Any], split: str) -> Index:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from conf.schema import Config
 from loaders.augment import ON_BATCHES
-from loaders.index import Index, Labels, Numbers, SeveralLabels
+from loaders.index import Index, Labels, NoTarget, Numbers, SeveralLabels
 from loaders.memory import BatchMemory
 
 RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
@@ -53,6 +53,8 @@ class Pixels:
         if isinstance(self.index.target, Labels | SeveralLabels | Numbers):
             values = torch.from_numpy(self.index.target.values[rows["sample"]])
             finished.append(values.to(self.device, non_blocking=True))
+        if isinstance(self.index.target, NoTarget):
+            finished.append(torch.from_numpy(rows["sample"].copy()).to(self.device))
         inputs, targets = finished
         return rows, (inputs, targets)
 

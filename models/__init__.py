@@ -18,6 +18,7 @@ from models.nafnet import NAFNet
 from models.resnet import resnet18, resnet50
 from models.small_cnn import SmallCNN
 from models.unet import UNet
+from models.weights import freeze_backbone, start_from
 
 if TYPE_CHECKING:
     from conf.schema import ModelConfig
@@ -33,10 +34,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Module:
-    """The model `cfg.name` on the CPU, with fresh weights, in the memory format asked for.
+    """The model `cfg.name` on the CPU, in the memory format asked for, with fresh weights or with what
+    fits of `cfg.weights`; with `cfg.freeze` its head alone learns.
 
     With `cfg.compile` it is compiled when it is first called. ``num_outputs`` is the task's. Raises
-    ValueError for an unknown name, sizes that the model cannot have, and kwargs that it does not take.
+    ValueError for an unknown name, sizes that the model cannot have, kwargs that it does not take, and
+    weights of which nothing fits.
     """
     if cfg.name not in MODELS:
         raise ValueError(f"model.name={cfg.name} is unknown; use one of: {', '.join(MODELS)}")
@@ -53,6 +56,12 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
         )
 
     model = MODELS[cfg.name](**sizes, **cfg.kwargs)
+
+    if cfg.freeze not in (None, "backbone"):
+        raise ValueError(f"model.freeze={cfg.freeze} is unknown; use backbone or null")
+    start_from(model, cfg)
+    if cfg.freeze == "backbone":
+        freeze_backbone(model)
 
     if cfg.channels_last:
         model = model.to(memory_format=torch.channels_last)

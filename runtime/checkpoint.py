@@ -1,9 +1,11 @@
 """Checkpoint files: verified when read, written in the background and replaced as a whole.
 
 `<run>/checkpoints/step-00000123.pt`, the newest `checkpoint.keep` of them; `last.pt` and `best.pt` are
-links to two of them, and `model.safetensors` holds the weights of the best one for publishing.
+links to two of them, and `model.safetensors` holds the weights of the best one for publishing, with the
+names of the classes and what else a user of the model has to know as metadata.
 """
 
+import json
 import logging
 import os
 import shutil
@@ -43,7 +45,7 @@ class CheckpointWriter:
         """Begin to write a state on the host, once an earlier one is written.
 
         Args:
-            state: `state["step"]` names the file.
+            state: `state["step"]` names the file; `state["facts"]` are the metadata of the weights.
             best_weights: if the state is the best so far, the weights to be published.
 
         Raises:
@@ -73,10 +75,11 @@ class CheckpointWriter:
             _link(path, self.folder / "last.pt")
             if best_weights is not None and self.options.best:
                 _link(path, self.folder / "best.pt")
+                metadata = {key: json.dumps(fact) for key, fact in state["facts"].items()}
                 weights = {name: tensor.contiguous() for name, tensor in best_weights.items()}
                 write_atomically(
                     self.folder / "model.safetensors",
-                    lambda temporary: save_file(weights, temporary),
+                    lambda temporary: save_file(weights, temporary, metadata),
                 )
             for old in newest_first(self.folder)[max(1, self.options.keep) :]:
                 old.unlink()

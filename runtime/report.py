@@ -11,6 +11,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from loaders.index import describe_target
 from runtime.timing import verdict
 
 if TYPE_CHECKING:
@@ -28,8 +29,25 @@ def headline(run: "Run") -> str:
         f"{loader.description}; {run.cfg.model.name} with {size:,} parameters; {run.cfg.epochs} epochs of "
         f"{len(loader)} steps of {run.cfg.global_batch_size} samples on {ranks} "
         f"rank{'s' if ranks > 1 else ''}, {loader.dropped_per_epoch} samples dropped per epoch; "
-        f"{_name(run.precision)} on {run.device}"
+        f"{name(run.precision)} on {run.device}"
     )
+
+
+def facts(run: "Run") -> dict[str, Any]:
+    """What a model has to be told to be used, beside the configuration and its weights."""
+    return {
+        "classes": list(run.loader.classes),
+        "target": describe_target(run.loader.target),
+        "in_channels": run.loader.in_channels,
+        "dtype": run.loader.index.dtype,
+    }
+
+
+def write_start(run: "Run") -> None:
+    """Write `run.json`, which is there from the first step on: the facts, and what was set."""
+    start = {"script": Path(sys.argv[0]).name, "settings": changed_settings(run.cfg)}
+    text = json.dumps(start | facts(run), indent=2, ensure_ascii=False, default=str)
+    (run.folder / "run.json").write_text(text + "\n")
 
 
 def close(run: "Run") -> None:
@@ -38,6 +56,7 @@ def close(run: "Run") -> None:
     summary: dict[str, Any] = {
         **run.metrics,
         "best": run.best_metrics,
+        "best_metric": run.best_metric,
         "perf/images_per_s": timing.images_per_s,
         "perf/data_wait_share": timing.data_wait_share,
         "seconds": {part: round(seconds, 3) for part, seconds in timing.seconds.items()},
@@ -46,7 +65,7 @@ def close(run: "Run") -> None:
         "bad_samples": run.loader.num_bad_samples(),
         "world_size": run.group.world_size,
         "device": str(run.device),
-        "precision": _name(run.precision),
+        "precision": name(run.precision),
         "script": Path(sys.argv[0]).name,
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
     }
@@ -81,8 +100,8 @@ def changed_settings(cfg: "Config") -> dict[str, float | str | bool]:
 
 
 def listed(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return ", ".join(f"{key} {value:.4f}" for key, value in values.items())
 
 
-def _name(dtype: torch.dtype) -> str:
+def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -97,7 +97,7 @@ class Run:
         self.validated_step = -1
         self.metrics: dict[str, float] = {}
         self.best_metrics: dict[str, float] = {}
-        self.best = float("-inf")
+        self.best, self.best_metric = float("-inf"), ""
         self.lr = 0.0
         self.loss_sum = torch.zeros((), device=device)
         self.losses_in_sum = 0.0
@@ -106,6 +106,7 @@ class Run:
         self.group.from_rank_0(lambda: claim(cfg, self.folder))
         if self.group.rank == 0:
             OmegaConf.save(cfg, self.folder / "config.yaml", resolve=True)
+            report.write_start(self)
         preemption.listen()
         # Rank 0 reads for all: they go on from the same file also where disks are not shared.
         saved = self.group.from_rank_0(lambda: read_checkpoint(cfg.resume, self.checkpoints))
@@ -234,6 +235,7 @@ class Run:
         self.timing.lap("validation")
         metrics = task.metrics(totals)
         self.metrics = {f"val/{name}": value for name, value in metrics.items()}
+        self.best_metric = f"val/{task.best_metric}"
         is_best = metrics[task.best_metric] > self.best
         if is_best:
             self.best, self.best_metrics = metrics[task.best_metric], self.metrics
@@ -368,5 +370,6 @@ class Run:
                     "python": platform.python_version(),
                 },
             }
+            state["facts"] = report.facts(self) | {"precision": report.name(self.precision)}
             self.writer.write(state, weights if is_best else None)
         self.timing.lap("saving")

@@ -101,7 +101,8 @@ def restore(cfg: "Config", state: dict[str, Any], saved: dict[str, Any], group: 
         group: the processes of the run.
 
     Raises:
-        ValueError: the checkpoint is of another model, optimizer, task or inputs, or its plan differs.
+        ValueError: the checkpoint is of another model, optimizer, task or inputs, its plan differs, or
+            other weights of the model were learning.
     """
     try:
         load_into(state["model"], saved["model"], group)
@@ -121,6 +122,8 @@ def restore(cfg: "Config", state: dict[str, Any], saved: dict[str, Any], group: 
         if name in ("model", "loader"):
             continue
         if saved.get(name):
+            if isinstance(part, Optimizer):
+                _check_same_groups(part, saved[name], saved["path"])
             load_into(part, saved[name], group)
         elif part.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", saved["path"], name, name)
@@ -163,6 +166,19 @@ def _settings(config: Any, prefix: str = "") -> dict[str, Any]:
         return values
     is_compared = any(prefix == key or prefix.startswith(f"{key}.") for key in COMPARED)
     return {prefix: config} if is_compared else {}
+
+
+def _check_same_groups(optimizer: Optimizer, saved: dict[str, Any], path: str) -> None:
+    now, then = (
+        [len(group["params"]) for group in groups]
+        for groups in (optimizer.param_groups, saved["param_groups"])
+    )
+    if now != then:
+        raise ValueError(
+            f"{path} was made while other weights were learning (in groups of {then}, now of {now}): resume "
+            "with its run's model.freeze and optimizer.backbone_lr_scale, or start another run from it with "
+            "model.weights"
+        )
 
 
 def _fit_to_plan(cfg: "Config", loader: Any, saved: dict[str, Any]) -> None:

@@ -56,6 +56,9 @@ class Classification(Task):
         self.metric_names = ("loss", "top1", "top5") if len(classes) > 5 else ("loss", "top1")
         self.has_confusion = len(classes) <= MAX_CONFUSION_CLASSES
         self.num_sums = 1 + len(self.metric_names) + self.has_confusion * len(classes) ** 2
+        self.num_guesses = min(5, len(classes))
+        guesses = [(f"top{i}", f"probability{i}") for i in range(1, self.num_guesses + 1)]
+        self.columns = ("prediction", "probability", *sum(guesses, ()))
 
     @classmethod
     def from_config(cls, cfg: Config, loader: Loader) -> Classification:
@@ -96,6 +99,19 @@ class Classification(Task):
             return {}
         counts = totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
         return {"confusion": confusion_matrix(counts, self.classes)}
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """(N, len(classes)) float32 probabilities."""
+        return outputs.float().softmax(dim=1)
+
+    def rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
+        """For each image `columns`: the class, its probability, and the five likeliest with theirs."""
+        probabilities, guesses = self.answers(outputs).topk(self.num_guesses, dim=1)
+        rows: list[tuple[str | float, ...]] = []
+        for shares, numbers in zip(probabilities.tolist(), guesses.tolist(), strict=True):
+            said = [(self.classes[n], f"{p:.6f}") for n, p in zip(numbers, shares, strict=True)]
+            rows.append((*said[0], *sum(said, ())))
+        return rows
 
     def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_shape(

@@ -91,9 +91,13 @@ class MultiLabel(Task):
         f1 = 2 * num_hits / (num_scored + num_right.sum()).clamp(min=1)
         return loss | {"map": float(average.mean()) if occurs.any() else 0.0, "f1": float(f1)}
 
-    def rows(self, outputs: Tensor) -> list[tuple[float, ...]]:
+    def answers(self, outputs: Tensor) -> Tensor:
+        """(N, len(classes)) float32 probabilities."""
+        return outputs.float().sigmoid()
+
+    def rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
         """Of each image, the probability of each class."""
-        return [tuple(row) for row in outputs.float().sigmoid().tolist()]
+        return [tuple(row) for row in self.answers(outputs).tolist()]
 
     def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The images with the names of their true and of their predicted classes."""

@@ -73,7 +73,7 @@ class Regression(Task):
         r2 = torch.where(varies, 1 - residual / total.where(varies, 1), (residual == 0).double())
         return means | {"r2": float(r2.mean())}
 
-    def rows(self, outputs: Tensor) -> list[tuple[float, ...]]:
+    def rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
         """Of each image, its numbers."""
         return [tuple(row) for row in outputs.float().tolist()]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,6 +30,7 @@ class Restoration(Task):
     metric_names = ("loss", "psnr", "ssim")
     best_metric = "psnr"
     num_sums = 4
+    makes_images = True
 
     def __init__(
         self,
@@ -71,6 +73,14 @@ class Restoration(Task):
         outputs, targets = self._to_unit_range(outputs), self._to_unit_range(targets)
         pictures = {"input": inputs, "output": outputs, "target": targets}
         return {name: as_pictures(images) for name, images in pictures.items()}
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """(N, H, W, C) float32 images with pixels in [0, 1]."""
+        return self._to_unit_range(outputs).clamp(0, 1).permute(0, 2, 3, 1)
+
+    def images(self, outputs: Tensor) -> np.ndarray:
+        """(N, H, W, C) uint8 images."""
+        return (self.answers(outputs) * 255).round().to(torch.uint8).cpu().numpy()
 
     def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_same_shape(outputs, targets)

@@ -40,6 +40,8 @@ class Segmentation(Task):
     takes = "masks"
     best_metric = "miou"
     metric_names = ("loss", "miou", "pixel_accuracy")
+    makes_images = True
+    palette: np.ndarray
 
     def __init__(
         self,
@@ -94,6 +96,10 @@ class Segmentation(Task):
         miou = float((right[occurs] / union[occurs]).mean()) if occurs.any() else 0.0
         accuracy = float(right.sum() / true.sum().clamp(min=1))
         return loss | {"miou": miou, "pixel_accuracy": accuracy}
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """(N, H, W, num_classes) float32 probabilities."""
+        return outputs.float().softmax(dim=1).permute(0, 2, 3, 1)
 
     def images(self, outputs: Tensor) -> np.ndarray:
         """(N, H, W) class indices, uint8 or, above 256 classes, uint16."""

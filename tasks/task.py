@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor
 
 from tasks.sums import divide_by_count
@@ -22,6 +23,9 @@ class Task:
         best_metric: the metric that chooses the best epoch; higher is better.
         num_outputs: numbers that the model returns for each image, or for each pixel.
         num_sums: length of `sums()`.
+        columns: names of what `rows()` says of an image.
+        makes_images: whether `images()` makes an image of each one.
+        palette: (K, 3) uint8: if images are indices, the colours to show them in.
     """
 
     takes: str
@@ -29,6 +33,9 @@ class Task:
     metric_names: tuple[str, ...]
     num_outputs: int
     num_sums: int
+    columns: tuple[str, ...] = ()
+    makes_images = False
+    palette: np.ndarray | None = None
 
     @classmethod
     def from_config(cls, cfg: Config, loader: Loader) -> Task:
@@ -49,6 +56,21 @@ class Task:
     def metrics(self, totals: Tensor) -> dict[str, float]:
         """The metrics of added-up sums by name; ValueError without images."""
         return divide_by_count(self.metric_names, totals)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What an exported model returns: the outputs as their user wants them, float32, images (N, H, W, C)."""
+        return outputs.float()
+
+    def rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
+        """What a table of predictions says of each image: `columns`."""
+        return [()] * len(outputs)
+
+    def images(self, outputs: Tensor) -> np.ndarray | None:
+        """What a file of predictions shows of each image, if the task `makes_images`.
+
+        (N, H, W) or (N, H, W, C) uint8, or indices of uint8 or uint16.
+        """
+        return None
 
     def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Pictures of a few images, their targets and the model's outputs for TensorBoard, by name.

@@ -196,7 +196,8 @@ def test_the_average_follows_by_its_definition() -> None:
 def product_files() -> list[Path]:
     folders = ("conf", "loaders", "models", "runtime", "tasks")
     paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
-    return [*paths, *REPOSITORY.glob("train*.py")]
+    scripts = [REPOSITORY / name for name in ("predict.py", "export.py", "runs.py")]
+    return [*paths, *REPOSITORY.glob("train*.py"), *scripts]
 
 
 def uses_of_distributed(text: str) -> list[str]:
@@ -242,9 +243,9 @@ def test_only_one_file_and_the_entry_points_know_torch_distributed() -> None:
         for path in product_files()
         if uses_of_distributed(path.read_text())
     }
-    entry_points = {user for user in users if user.startswith("train_")}
+    entry_points = {user for user in users if user.startswith("train_") or user == "predict.py"}
     assert users - entry_points == {"runtime/distributed.py"}
-    assert all("ddp" in user for user in entry_points - {"train_fsdp.py"})
+    assert all("ddp" in user for user in entry_points - {"train_fsdp.py", "predict.py"})
     assert {"train_ddp.py", "train_fsdp.py"} <= entry_points
 
 

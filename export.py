@@ -1,0 +1,193 @@
+"""Write a run's model as one file for use without this repository.
+
+    python export.py run=outputs/mine format=onnx out=mine.onnx
+    python export.py run=outputs/mine format=torch out=mine.pt2             # a program of torch.export
+    python export.py run=outputs/mine format=safetensors out=mine.safetensors    # the weights alone
+
+The normalisation is inside: `onnx` and `torch` take uint8 images (N, H, W, C), any N at a time, of the size
+that the run validated with. It returns (N, classes) probabilities, (N, numbers), a restorer (N, H, W, C)
+images with pixels in [0, 1], and of masks (N, H, W, classes) probabilities. The names of classes or numbers
+are in the metadata. Any key of the configuration can be
+changed, such as `data.root`; with `data.crop=[512,512]` a restorer takes larger images.
+
+Before the file gets its name, its outputs are compared with the model's on images of the validation split;
+a difference of 1e-4 or more, or of that share of a value above 1, is an error.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.export import Dim
+
+from loaders import Loader, build_loaders
+from loaders.index import describe_target
+from models import build_model
+from runtime.trained import command_line, mistakes_in_one_line, read_trained
+from tasks import Task, build_task
+
+TOLERANCE = 1e-4
+MOST_IMAGES = 64
+
+
+class Exported(nn.Module):
+    """From the images that a user has to the answers that a user wants."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: nn.Module, task: Task, loader: Loader) -> None:
+        super().__init__()
+        self.model, self.answers = model, task.answers
+        scale, shift, full_intensity = normalisation(loader)
+        self.register_buffer("scale", scale / full_intensity)
+        self.register_buffer("shift", shift.clone())
+
+    def forward(self, images: Tensor) -> Tensor:
+        inputs = images.permute(0, 3, 1, 2).float() * self.scale + self.shift
+        return self.answers(self.model(inputs))
+
+
+@mistakes_in_one_line
+def main() -> None:
+    options, overrides = command_line(__doc__, run=None, format=None, out=None)
+    if options["format"] not in FORMATS:
+        raise ValueError(f"format={options['format']} is unknown; use {', '.join(FORMATS)}")
+    if options["format"] == "torch" and not options["out"].endswith(".pt2"):
+        raise ValueError(
+            f"out={options['out']}: torch.export.load reads files that end in .pt2 only"
+        )
+    # On the CPU and not compiled, as it is going to be exported.
+    same = ["model.compile=false", "model.channels_last=false"]
+    same += ["loader.channels_last=false", "loader.num_workers=0", "loss.weights=null"]
+    trained = read_trained(Path(options["run"]), [*same, *overrides])
+    cfg, out = trained.cfg, Path(options["out"])
+
+    # data
+    _, loader = build_loaders(cfg, torch.device("cpu"))
+
+    # model
+    task = build_task(cfg, loader)
+    model = build_model(cfg.model, trained.in_channels, task.num_outputs)
+    trained.load_into(model)
+    exported = Exported(model, task, loader).eval()
+
+    # what the file has to compute, on real images
+    images, inputs = validation_images(loader)
+    with torch.no_grad():
+        expected = task.answers(exported.model(inputs))
+
+    # the file, which gets its name once it has proven itself
+    data: Any = OmegaConf.to_container(cfg.data)
+    metadata = {
+        "classes": json.dumps(loader.classes, ensure_ascii=False),
+        "target": json.dumps(describe_target(loader.target), ensure_ascii=False),
+        "model": cfg.model.name,
+        "in_channels": json.dumps(trained.in_channels),
+        "resize": json.dumps(data["resize"]),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unchecked = out.with_name(f".unchecked-{out.name}")
+    try:
+        compute = FORMATS[options["format"]](exported, images, metadata, unchecked)
+        with torch.no_grad():
+            # Any number of images at a time: all, and one.
+            parts = [(compute(images), expected), (compute(images[:1]), expected[:1])]
+        difference = max(
+            float(((got - wanted).abs() / wanted.abs().clamp(min=1)).max()) for got, wanted in parts
+        )
+        if not difference < TOLERANCE:
+            raise ValueError(
+                f"the exported model differs from the run's by {difference:.1e}, which is not below "
+                f"{TOLERANCE}; {out} is not written"
+            )
+        unchecked.replace(out)
+    finally:
+        unchecked.unlink(missing_ok=True)
+    print(f"{out}: largest difference {difference:.1e} on {len(images)} validation images")
+
+
+def validation_images(loader: Loader) -> tuple[Tensor, Tensor]:
+    """Up to 64 images as a user has them, (N, H, W, C), and as the model sees them."""
+    inputs = next(iter(loader))[0][:MOST_IMAGES]
+    scale, shift, full_intensity = normalisation(loader)
+    pixels = ((inputs - shift) / scale * full_intensity).round().clamp(0, full_intensity)
+    if loader.read_size != loader.output_size:
+        # The loader enlarges them in float32, and between two intensities lie others.
+        inputs = pixels / full_intensity * scale + shift
+    dtype = getattr(torch, loader.index.dtype)
+    return pixels.permute(0, 2, 3, 1).to(torch.int32).to(dtype).contiguous(), inputs
+
+
+def normalisation(loader: Loader) -> tuple[Tensor, Tensor, int]:
+    """Scale and shift of (1, C or 1, 1, 1) from full intensity 1 to the model's inputs; full intensity."""
+    full_intensity = 65535 if loader.index.dtype == "uint16" else 255
+    return loader.pixels.scales[0], loader.pixels.shifts[0], full_intensity
+
+
+Compute = Callable[[Tensor], Tensor]
+"""What a written file makes of images."""
+
+
+def write_onnx(exported: Exported, images: Tensor, metadata: dict[str, str], file: Path) -> Compute:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # which torch.onnx needs
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"format=onnx needs {error.name}: pip install onnx onnxruntime onnxscript, or use format=torch"
+        ) from error
+    program = torch.onnx.export(
+        exported,
+        (example(images),),
+        input_names=["images"],
+        output_names=["outputs"],
+        dynamic_shapes={"images": {0: Dim("batch")}},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props.update(metadata)
+    program.save(file, external_data=False)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def write_program(
+    exported: Exported, images: Tensor, metadata: dict[str, str], file: Path
+) -> Compute:
+    program = torch.export.export(
+        exported, (example(images),), dynamic_shapes={"images": {0: Dim("batch")}}
+    )
+    torch.export.save(program, file, extra_files={"metadata.json": json.dumps(metadata)})
+    return torch.export.load(file).module()
+
+
+def write_weights(
+    exported: Exported, images: Tensor, metadata: dict[str, str], file: Path
+) -> Compute:
+    weights = {name: value.contiguous() for name, value in exported.model.state_dict().items()}
+    save_file(weights, file, metadata)
+    again = copy.deepcopy(exported)
+    for value in again.model.state_dict().values():
+        value.zero_()
+    again.model.load_state_dict(load_file(file))
+    return again
+
+
+FORMATS = {"onnx": write_onnx, "torch": write_program, "safetensors": write_weights}
+
+
+def example(images: Tensor) -> Tensor:
+    """Two images: of one, an export would take the number for a part of the program."""
+    return images[:1].repeat(2, 1, 1, 1)
+
+
+if __name__ == "__main__":
+    main()

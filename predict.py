@@ -1,0 +1,159 @@
+"""Use a run's model on a folder of images, which need no labels.
+
+    python predict.py run=outputs/mine data.root=PHOTOS out=predictions.csv
+    python predict.py run=outputs/restorer data.root=PHOTOS out=DIR         # images become images or masks
+    python predict.py run=outputs/mine split=val out=predictions.csv        # the run's own metrics again
+    torchrun --standalone --nproc_per_node=2 predict.py run=outputs/mine data.root=PHOTOS out=predictions.csv
+
+Configuration, class names and best weights are the run's; any key can be changed, such as `loader=dali`,
+`device=cpu` or `data.crop=null`. The table has one row for each file, in the order of their names; a file
+that cannot be read is a row whose column `error` says why.
+"""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
+from tqdm import tqdm
+
+from loaders import build_loaders, build_prediction_loader
+from models import build_model
+from runtime import resolve_device
+from runtime.checkpoint import write_atomically
+from runtime.distributed import init_process_group, local_rank
+from runtime.group import Alone
+from runtime.trained import command_line, mistakes_in_one_line, read_trained
+from tasks import build_task
+
+
+@mistakes_in_one_line
+def main() -> None:
+    options, overrides = command_line(__doc__, run=None, out=None, split="")
+    trained = read_trained(Path(options["run"]), overrides)
+    cfg, out, split = trained.cfg, Path(options["out"]), options["split"]
+
+    # processes: this one, or those that torchrun has started
+    if "LOCAL_RANK" in os.environ:
+        device = resolve_device(cfg.device, local_rank())
+        group: Alone = init_process_group(cfg, device)
+    else:
+        device, group = resolve_device(cfg.device), Alone()
+
+    # data and task
+    broken: dict[str, str] = {}
+    if split == "val":
+        train_loader, loader = build_loaders(cfg, device, group.rank, group.world_size)
+        task = build_task(cfg, train_loader)
+    elif split:
+        raise ValueError(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
+    elif not any(override.startswith("data.root=") for override in overrides):
+        raise ValueError("data.root= is missing; give the folder of the images, or split=val")
+    else:
+        loader, broken = build_prediction_loader(
+            cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
+        )
+        cfg.loss.weights = None  # of a loss, for which there are no labels
+        task = build_task(cfg, loader)
+
+    # model
+    if task.makes_images and out.resolve() == Path(cfg.data.root).resolve():
+        raise ValueError(
+            f"out={out} is data.root, whose images would be replaced; use another folder"
+        )
+    model = build_model(cfg.model, trained.in_channels, task.num_outputs)
+    trained.load_into(model)
+    model = model.to(device).eval()
+
+    # predictions: by sample, what the table says
+    columns = (*("image",) * task.makes_images, *task.columns)
+    rows: dict[int, tuple[str, ...]] = {}
+    totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
+    precision = torch.autocast(device.type, trained.precision, trained.precision != torch.float32)
+    bar = tqdm(loader, "predicting", leave=False, disable=None if group.rank == 0 else True)
+    with torch.no_grad(), precision:
+        for inputs, targets in bar:
+            outputs = model(inputs)
+            if split:
+                totals += task.sums(outputs, targets)
+            answers = [tuple(map(as_text, row)) for row in task.rows(outputs)]
+            if (images := task.images(outputs)) is not None:
+                files = [
+                    image_file(name, cfg.data.root, out) for name in loader.names(loader.last_rows)
+                ]
+                for file, image in zip(files, images, strict=True):
+                    write_image(file, image, task.palette)
+                answers = [(str(file), *row) for file, row in zip(files, answers, strict=True)]
+            rows |= zip(loader.last_rows["sample"].tolist(), answers, strict=True)
+
+    # from all ranks
+    if group.world_size > 1:
+        dist.all_reduce(totals)
+    ranks = group.gather((rows, loader.sampler.bad))
+    if group.rank != 0:
+        return
+
+    # the table, in the order of the files
+    name_of = loader.index.name_of
+    table: dict[str, tuple[str, ...]] = {}
+    for rows, bad in ranks:
+        table |= {name_of(sample): (*row, "") for sample, row in rows.items()}
+        broken |= {name_of(sample): reason for sample, reason in bad.items()}
+    table |= {name: (*[""] * len(columns), reason) for name, reason in broken.items()}
+    names = [name_of(sample) for sample in range(len(loader.index))] if split else sorted(table)
+    path = out / "predictions.csv" if task.makes_images else out
+    write_table(path, ("path", *columns, "error"), [(name, *table[name]) for name in names])
+    if split:
+        metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
+        print(json.dumps(metrics))
+    print(
+        f"{len(names)} images, {len(broken)} of them broken: {path}; weights: {trained.weights_file}"
+    )
+
+
+def image_file(name: str, root: str, out: Path) -> Path:
+    """The PNG file of a prediction, below `out` where its input is below `root`."""
+    place = (
+        Path(name).relative_to(root) if Path(name).is_relative_to(root) else Path(Path(name).name)
+    )
+    # Beside a.png, a.jpg becomes a.jpg.png.
+    return out / place if place.suffix == ".png" else out / f"{place}.png"
+
+
+def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> None:
+    """Write (H, W, 1 or 3) uint8, or (H, W) indices, of 8 bits in the colours of the palette."""
+    if image.ndim == 3 and image.shape[2] not in (1, 3):
+        raise ValueError(
+            f"{file} cannot be written: predictions of {image.shape[2]} channels are no pictures; use "
+            "export.py, which gives all channels"
+        )
+    picture = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
+    if palette is not None and image.dtype == np.uint8:
+        picture.putpalette(palette.tobytes())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(file)
+
+
+def as_text(value: str | float) -> str:
+    """For the table: numbers with six digits."""
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def write_table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Write a CSV file, whole or not at all."""
+
+    def write(temporary: Path) -> None:
+        # Names of files may hold bytes that are no text.
+        with temporary.open("w", newline="", errors="surrogateescape") as file:
+            csv.writer(file).writerows([header, *rows])
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, write)
+
+
+if __name__ == "__main__":
+    main()

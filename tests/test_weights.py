@@ -1,0 +1,299 @@
+"""A model starts from weights that are there already."""
+
+import copy
+import logging
+import shutil
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from loaders.layouts.digits import MNIST_MINI
+from models import MODELS, build_model
+from models.weights import first_convolution, head_of
+from runtime import build_optimizer
+from tests.helpers import checkpoint_of, make_config, summary_of, train
+
+TINY = ["model.kwargs.width=8", "optimizer.warmup_epochs=0", "epochs=1"]
+
+
+def digit_folders(root: Path, digits: range, num_train: int, num_val: int) -> Path:
+    """Real digits as PNG files in class folders, so many of each."""
+    with np.load(MNIST_MINI) as arrays:
+        for split, count in [("train", num_train), ("val", num_val)]:
+            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+            for digit in digits:
+                folder = root / split / f"digit {digit}"
+                folder.mkdir(parents=True)
+                for number in np.flatnonzero(labels == digit)[:count]:
+                    Image.fromarray(images[number]).save(folder / f"{number:05d}.png")
+    return root
+
+
+def small(*overrides: str, in_channels: int = 1, num_classes: int = 10) -> nn.Module:
+    cfg = make_config(*TINY, *overrides)
+    return build_model(cfg.model, in_channels, num_classes)
+
+
+@pytest.fixture
+def saved(tmp_path) -> tuple[Path, dict[str, Tensor]]:
+    """A file of weights, and what is in it."""
+    weights = small().state_dict()
+    for value in weights.values():
+        if value.is_floating_point():
+            value.copy_(torch.rand_like(value))
+    save_file(weights, tmp_path / "weights.safetensors")
+    return tmp_path / "weights.safetensors", weights
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pt", "checkpoint", "wrapped", "run", "newest"])
+def test_weights_come_from_files_checkpoints_and_runs(saved, tmp_path, form: str) -> None:
+    path, weights = saved
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    if form == "pt":
+        torch.save(weights, path := tmp_path / "weights.pt")
+    elif form == "checkpoint":
+        torch.save({"model": weights, "step": 3}, path := tmp_path / "last.pt")
+    elif form == "wrapped":
+        torch.save(
+            {f"module.{name}": value for name, value in weights.items()}, path := run / "w.pt"
+        )
+    elif form == "run":
+        save_file(weights, run / "checkpoints" / "model.safetensors")
+        path = run
+    elif form == "newest":
+        torch.save({"model": small().state_dict()}, run / "checkpoints" / "step-00000002.pt")
+        torch.save({"model": weights}, run / "checkpoints" / "step-00000010.pt")
+        path = run
+    model = small(f"model.weights={path}")
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_a_head_of_another_size_starts_fresh_and_two_lines_say_so(saved, caplog) -> None:
+    path, weights = saved
+    with caplog.at_level(logging.INFO):
+        model = small(f"model.weights={path}", num_classes=3)
+    for name, value in model.state_dict().items():
+        if name.startswith("classifier"):
+            assert value.shape[0] == 3
+        else:
+            assert torch.equal(value, weights[name])
+    first, second = caplog.messages
+    assert first.endswith("12 of 14 parameter tensors are loaded")
+    assert second.endswith("classifier.weight (3x16), classifier.bias (3) starts fresh")
+
+
+@pytest.mark.parametrize("in_channels", [3, 5])
+def test_the_first_convolution_is_adapted_to_other_channels(
+    saved, caplog, in_channels: int
+) -> None:
+    path, _ = saved
+    images = torch.rand(4, 1, 16, 16)
+    one = small(f"model.weights={path}").eval()
+    with caplog.at_level(logging.INFO):
+        several = small(f"model.weights={path}", in_channels=in_channels).eval()
+    assert f"is adapted from 1 to {in_channels} channels" in caplog.messages[0]
+    # Alike in all channels, an image has the same response.
+    torch.testing.assert_close(several(images.expand(-1, in_channels, -1, -1)), one(images))
+    save_file(several.state_dict(), path)
+    back = small(f"model.weights={path}").eval()
+    torch.testing.assert_close(back(images), one(images))
+
+
+def test_weights_of_which_nothing_fits_are_refused(saved) -> None:
+    path, _ = saved
+    with pytest.raises(ValueError, match="nothing fits model=small_cnn") as raised:
+        small(f"model.weights={path}", "model.kwargs.width=16")
+    assert "classifier.weight (10x16)" in str(raised.value)
+    assert "features.0.0.weight (8x1x3x3)" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no such file; give imagenet"),
+        (b"noise", "cannot be read"),
+        ({}, "no tensors"),
+    ],
+)
+def test_files_that_hold_no_weights_are_named(tmp_path, content: Any, message: str) -> None:
+    path = tmp_path / "weights.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
+        small(f"model.weights={path}")
+    assert str(path) in str(raised.value)
+
+
+def test_a_folder_without_weights_says_what_was_expected(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"expected .*/checkpoints/model.safetensors"):
+        small(f"model.weights={tmp_path}")
+
+
+def test_without_network_imagenet_names_the_file_and_its_place(tmp_path, monkeypatch) -> None:
+    def no_network(*arguments: Any, **options: Any) -> None:
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", no_network)
+    cfg = make_config("model=resnet18", "model.weights=imagenet")
+    with pytest.raises(FileNotFoundError) as raised:
+        build_model(cfg.model, 3, 10)
+    place = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+    assert f"{place} is not there" in str(raised.value)
+    assert "download https://download.pytorch.org/models/resnet18-f37072fd.pth" in str(raised.value)
+
+
+def test_imagenet_weights_that_lie_in_their_place_are_loaded(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    whole = build_model(make_config("model=resnet18").model, 3, 1000).state_dict()
+    place = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+    place.parent.mkdir(parents=True)
+    torch.save(whole, place)
+    model = build_model(make_config("model=resnet18", "model.weights=imagenet").model, 1, 10)
+    own = model.state_dict()
+    assert torch.equal(own["layer4.1.conv2.weight"], whole["layer4.1.conv2.weight"])
+    torch.testing.assert_close(own["conv1.weight"], whole["conv1.weight"].sum(1, keepdim=True))
+
+
+def test_imagenet_weights_of_a_model_that_has_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="torchvision has no weights for model=small_cnn"):
+        small("model.weights=imagenet")
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("small_cnn", "classifier"),
+        ("resnet18", "fc"),
+        ("resnet50", "fc"),
+        ("alexnet", "classifier.6"),
+        ("nafnet", "tail.0"),
+        ("unet", "head"),
+    ],
+)
+def test_every_model_has_a_head(name: str, head: str) -> None:
+    assert set(MODELS) >= {name}
+    cfg = make_config(f"model={name}")
+    model = build_model(cfg.model, 3, 3 if name == "nafnet" else 10)
+    assert head_of(model) == head
+    assert first_convolution(model) in model.state_dict()
+    model.head_name = "features"  # type: ignore[assignment]  # a model may say so itself
+    assert head_of(model) == "features"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_frozen_backbone_stays_as_it_is_with_its_statistics(optimizer: str) -> None:
+    cfg = make_config(*TINY, "model.freeze=backbone", f"optimizer={optimizer}")
+    model = build_model(cfg.model, 1, 10)
+    copied = copy.deepcopy(model)
+    before = copy.deepcopy(model.state_dict())
+    steps, schedule = build_optimizer(cfg, model, 10)
+    for _ in range(3):
+        model.train()
+        model(torch.rand(8, 1, 16, 16)).square().mean().backward()
+        steps.step()
+        schedule.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) != name.startswith("classifier"), name
+    assert model.training
+    assert model.get_submodule("classifier").training
+    assert not any(module.training for module in model.get_submodule("features").modules())
+    # A copy, such as an average of the weights, is frozen by itself.
+    copied.eval()
+    assert model.training
+    copied.train()
+    assert copied.training
+    assert not copied.get_submodule("features").training
+    model.eval()
+    assert not model.get_submodule("classifier").training
+
+
+def test_an_unknown_part_to_freeze_is_refused() -> None:
+    with pytest.raises(ValueError, match="model.freeze=all is unknown; use backbone or null"):
+        small("model.freeze=all")
+
+
+def test_the_backbone_learns_with_its_own_rate() -> None:
+    cfg = make_config(*TINY, "optimizer.backbone_lr_scale=0.1", "optimizer.lr=0.5")
+    model = build_model(cfg.model, 1, 10)
+    optimizer, schedule = build_optimizer(cfg, model, 10)
+    for _ in range(3):
+        head, backbone = schedule.get_last_lr()
+        assert backbone == pytest.approx(head / 10)
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["params"] == list(
+        model.get_submodule("classifier").parameters()
+    )
+    everything = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in everything} == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("scale", [0, -1, float("nan")])
+def test_a_rate_that_teaches_nothing_is_refused(scale: float) -> None:
+    cfg = make_config(*TINY, f"optimizer.backbone_lr_scale={scale}")
+    with pytest.raises(ValueError, match="is not above 0; use 0.1, for example, or model.freeze"):
+        build_optimizer(cfg, build_model(cfg.model, 1, 10), 10)
+
+
+def test_fine_tuning_from_a_run_beats_starting_from_scratch(tmp_path) -> None:
+    digits = [
+        "data=imagefolder",
+        "data.resize=null",
+        "data.crop=null",
+        f"data.cache_dir={tmp_path}",
+    ]
+    digits += ["model.kwargs.width=16", "optimizer.warmup_epochs=0"]
+    low = digit_folders(tmp_path / "low", range(5), 300, 20)
+    high = digit_folders(tmp_path / "high", range(5, 10), 40, 80)
+    train("train.py", tmp_path / "first", *digits, f"data.root={low}", "epochs=4")
+    again = [*digits, f"data.root={high}", "epochs=2", "global_batch_size=25"]
+    train("train.py", tmp_path / "scratch", *again)
+    train("train.py", tmp_path / "tuned", *again, f"model.weights={tmp_path / 'first'}")
+    scratch, tuned = (summary_of(tmp_path / name) for name in ("scratch", "tuned"))
+    assert tuned["steps"] == scratch["steps"] == 16
+    assert tuned["val/top1"] > scratch["val/top1"] + 0.1
+    assert tuned["val/loss"] < scratch["val/loss"]
+
+
+STEPS = [*TINY, "global_batch_size=100", "log.images=0"]
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("short") / "first"
+    train("train.py", folder, *STEPS, "max_steps=5")
+    return folder
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_ddp.py", "train_fsdp.py", "train_ema.py"])
+def test_scripts_need_no_new_line_to_train_the_head_only(
+    tmp_path, short_run: Path, script: str
+) -> None:
+    steps = STEPS
+    shutil.copytree(short_run, tmp_path / "first")
+    first = tmp_path / "first" / "checkpoints" / "model.safetensors"
+    head = [*steps, f"model.weights={first}", "model.freeze=backbone", "resume=auto"]
+    said = train(script, tmp_path / "head", *head, "max_steps=4")
+    assert "14 of 14 parameter tensors are loaded" in said
+    # The file may be gone once the run has weights of its own.
+    first.rename(tmp_path / "elsewhere.safetensors")
+    said = train(script, tmp_path / "head", *head, "max_steps=6")
+    assert f"model.weights={first} is not loaded: the run is resumed" in said
+    before, after = (checkpoint_of(tmp_path / name)["model"] for name in ("first", "head"))
+    for name, value in after.items():
+        assert torch.equal(value, before[name]) != name.startswith("classifier"), name
+    thawed = [*steps, "resume=auto", "max_steps=8"]
+    if script == "train.py":
+        with pytest.raises(AssertionError, match="was made while other weights were learning"):
+            train(script, tmp_path / "head", *thawed)
