@@ -480,7 +480,7 @@ def test_entry_points_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
 def test_bottleneck_measures_changes_and_what_two_ranks_cost(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(bottleneck, "changes", lambda *_: [("model.channels_last=true",)])
     run = Run(tmp_path, TINY, LIGHT)
-    assert 0 < bottleneck.measure(run, num_devices=2)[1] <= 1
+    assert bottleneck.measure(run, num_devices=2)[1] > 0
     given, changed = bottleneck.rows_of(run), bottleneck.rows_of(run, f"{run.title}: changes")
     assert list(given) == [bottleneck.GIVEN, bottleneck.SYNTHETIC, bottleneck.ALONE]
     assert [line.num_devices for line in given.values()] == [2, 2, 1]

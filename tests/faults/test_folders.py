@@ -52,7 +52,7 @@ def test_overwrite_removes_the_earlier_checkpoints_and_events_first(copy, option
     assert steps_saved(copy) == [3]
     assert [step for step, _ in scalars_of(copy, "train/loss")] == [1, 2, 3]
     assert len(list(copy.glob("events.*"))) == 1
-    assert events_of(copy).Tags()["images"] == ["train/inputs"]
+    assert events_of(copy).Tags()["images"] == ["train/inputs", "val/predictions", "val/confusion"]
 
 
 @pytest.mark.parametrize("script", ["train.py", "train_ddp.py"])

@@ -117,7 +117,7 @@ def test_two_nodes_train_like_one_process_and_write_once(whole, no_batch_norm, t
     log = (run / "train.log").read_text()
     assert log.count("epoch 1 of 2:") == log.count("epoch 2 of 2:") == 1
     assert (one.text() + other.text()).count("epoch 2 of 2:") == 1
-    assert events_of(run).Tags()["images"] == ["train/inputs"]
+    assert events_of(run).Tags()["images"] == ["train/inputs", "val/predictions", "val/confusion"]
 
 
 @pytest.fixture
