@@ -72,7 +72,7 @@ def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_
     names = {
         path.name for path in output.iterdir() if not path.name.startswith(("events", ".lock"))
     }
-    assert names == {"checkpoints", "config.yaml", "summary.json", "train.log"}
+    assert names == {"checkpoints", "config.yaml", "run.json", "summary.json", "train.log"}
     summary = summary_of(output)
     assert summary["script"] == script
     num_ranks = 2 if has_ranks(script) else 1
