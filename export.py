@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
 
+from conf.mistakes import Mistake
 from loaders import Loader, build_loaders
 from loaders.index import describe_target
 from models import build_model
@@ -58,11 +59,9 @@ class Exported(nn.Module):
 def main() -> None:
     options, overrides = command_line(__doc__, run=None, format=None, out=None)
     if options["format"] not in FORMATS:
-        raise ValueError(f"format={options['format']} is unknown; use {', '.join(FORMATS)}")
+        raise Mistake(f"format={options['format']} is unknown; use {', '.join(FORMATS)}")
     if options["format"] == "torch" and not options["out"].endswith(".pt2"):
-        raise ValueError(
-            f"out={options['out']}: torch.export.load reads files that end in .pt2 only"
-        )
+        raise Mistake(f"out={options['out']}: torch.export.load reads files that end in .pt2 only")
     # On the CPU and not compiled, as it is going to be exported.
     same = ["model.compile=false", "model.channels_last=false"]
     same += ["loader.channels_last=false", "loader.num_workers=0", "loss.weights=null"]
@@ -103,7 +102,7 @@ def main() -> None:
             float(((got - wanted).abs() / wanted.abs().clamp(min=1)).max()) for got, wanted in parts
         )
         if not difference < TOLERANCE:
-            raise ValueError(
+            raise Mistake(
                 f"the exported model differs from the run's by {difference:.1e}, which is not below "
                 f"{TOLERANCE}; {out} is not written"
             )

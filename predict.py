@@ -21,6 +21,7 @@ import torch.distributed as dist
 from PIL import Image
 from tqdm import tqdm
 
+from conf.mistakes import Mistake
 from loaders import build_loaders, build_prediction_loader
 from models import build_model
 from runtime import resolve_device
@@ -50,9 +51,9 @@ def main() -> None:
         train_loader, loader = build_loaders(cfg, device, group.rank, group.world_size)
         task = build_task(cfg, train_loader)
     elif split:
-        raise ValueError(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
+        raise Mistake(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
     elif not any(override.startswith("data.root=") for override in overrides):
-        raise ValueError("data.root= is missing; give the folder of the images, or split=val")
+        raise Mistake("data.root= is missing; give the folder of the images, or split=val")
     else:
         loader, broken = build_prediction_loader(
             cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
@@ -62,9 +63,7 @@ def main() -> None:
 
     # model
     if task.makes_images and out.resolve() == Path(cfg.data.root).resolve():
-        raise ValueError(
-            f"out={out} is data.root, whose images would be replaced; use another folder"
-        )
+        raise Mistake(f"out={out} is data.root, whose images would be replaced; use another folder")
     model = build_model(cfg.model, trained.in_channels, task.num_outputs)
     trained.load_into(model)
     model = model.to(device).eval()
@@ -127,7 +126,7 @@ def image_file(name: str, root: str, out: Path) -> Path:
 def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> None:
     """Write (H, W, 1 or 3) uint8, or (H, W) indices, of 8 bits in the colours of the palette."""
     if image.ndim == 3 and image.shape[2] not in (1, 3):
-        raise ValueError(
+        raise Mistake(
             f"{file} cannot be written: predictions of {image.shape[2]} channels are no pictures; use "
             "export.py, which gives all channels"
         )

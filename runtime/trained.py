@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from yaml import YAMLError
 
+from conf.mistakes import is_mistake
 from conf.schema import Config
 from loaders.index import Target, target_of
 from models.weights import read_weights, weights_in
@@ -153,6 +154,8 @@ def mistakes_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
         except (ValueError, OSError, ModuleNotFoundError) as error:
+            if isinstance(error, ValueError) and not is_mistake(error):
+                raise
             rank = f"[rank {os.environ['RANK']}] " if "RANK" in os.environ else ""
             sys.exit(f"{rank}{Path(sys.argv[0]).name}: {error}")
 
