@@ -13,9 +13,9 @@ from torch import Tensor
 
 from conf.schema import DataConfig
 
-Streams = Callable[[str], np.random.Generator]
-"""The random numbers of a column, by its name: each has a stream of its own, so that switching one
-augmentation on leaves the columns of the others alone."""
+Random = Callable[[str, int], np.ndarray]
+"""(rows, n) float64 in [0, 1) from a column's name and n: each name has numbers of its own, so that
+switching one augmentation on leaves the columns of the others alone."""
 
 
 class Augmentation:
@@ -29,14 +29,14 @@ class Augmentation:
     keys: tuple[str, ...] = ()
     columns: tuple[tuple[str, str, float], ...] = ()
 
-    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, streams: Streams) -> None:
-        """Fill in its columns.
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        """Fill in its columns. A row's values depend on that row alone: any rows can be asked for.
 
         Args:
             rows: of training, of dtype `plan.ROW`, neutral so far.
             sizes: (len(rows), 2) height and width of the rows' images in pixels.
             data: the configuration.
-            streams: where the random numbers come from.
+            random: the rows' random numbers.
         """
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
@@ -53,9 +53,9 @@ class RandomCrop(Augmentation):
 
     keys = ("random_crop",)
 
-    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, streams: Streams) -> None:
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         if data.random_crop:
-            _place(rows, sizes, streams)
+            _place(rows, sizes, random)
 
 
 class RandomResizedCrop(Augmentation):
@@ -64,25 +64,26 @@ class RandomResizedCrop(Augmentation):
 
     keys = ("random_resized_crop",)
 
-    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, streams: Streams) -> None:
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         if data.random_resized_crop is None:
             return
-        random, (low, high) = streams("height, width"), data.random_resized_crop
-        area = sizes.prod(axis=1)[:, None] * random.uniform(low, high, (len(rows), 10))
-        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3), area.shape))
+        low, high = data.random_resized_crop
+        shares, ratios = np.split(random("height, width", 20), 2, axis=1)
+        area = sizes.prod(axis=1)[:, None] * (low + (high - low) * shares)
+        ratio = np.exp(np.log(4 / 3) * (2 * ratios - 1))
         shapes = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(int)
         fits = ((shapes > 0) & (shapes <= sizes[:, None])).all(axis=2)
         first = shapes[np.arange(len(rows)), fits.argmax(axis=1)]
         square = sizes.min(axis=1, keepdims=True)
         chosen = np.where(fits.any(axis=1, keepdims=True), first, square)
         rows["height"], rows["width"] = chosen.T
-        _place(rows, sizes, streams)
+        _place(rows, sizes, random)
 
 
-def _place(rows: np.ndarray, sizes: np.ndarray, streams: Streams) -> None:
+def _place(rows: np.ndarray, sizes: np.ndarray, random: Random) -> None:
     """Move the rows' rectangles to where chance wants them, every position being as likely."""
     for start, length, whole in [("y", "height", sizes[:, 0]), ("x", "width", sizes[:, 1])]:
-        rows[start] = streams(start).random(len(rows)) * (whole - rows[length] + 1)
+        rows[start] = random(start, 1)[:, 0] * (whole - rows[length] + 1)
 
 
 class Flips(Augmentation):
@@ -91,9 +92,9 @@ class Flips(Augmentation):
     keys = ("hflip", "vflip")
     columns = (("hflip", "?", False), ("vflip", "?", False))
 
-    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, streams: Streams) -> None:
-        rows["hflip"] = streams("hflip").random(len(rows)) < data.hflip
-        rows["vflip"] = streams("vflip").random(len(rows)) < data.vflip
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        rows["hflip"] = random("hflip", 1)[:, 0] < data.hflip
+        rows["vflip"] = random("vflip", 1)[:, 0] < data.vflip
 
 
 class ColourJitter(Augmentation):
@@ -102,9 +103,9 @@ class ColourJitter(Augmentation):
     keys = ("colour_jitter",)
     columns = (("brightness", "f4", 1.0), ("contrast", "f4", 1.0), ("saturation", "f4", 1.0))
 
-    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, streams: Streams) -> None:
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         for (name, *_), strength in zip(self.columns, data.colour_jitter, strict=True):
-            rows[name] = 1 + strength * streams(name).uniform(-1, 1, len(rows))
+            rows[name] = 1 + strength * (2 * random(name, 1)[:, 0] - 1)
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
         def factor(name: str) -> Tensor:

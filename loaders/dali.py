@@ -85,7 +85,7 @@ class DALILoader(Loader):
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
-        index, shapes = self.index, sampler.shapes
+        index, shapes = self.index, sampler.distinct_shapes
         sizes = self.read_sizes()
         by_threads = [n for n, side in enumerate(index.sides) if side.interpolation == "nearest"]
         # The pipeline's sides.
@@ -103,7 +103,7 @@ class DALILoader(Loader):
         for headers in index.headers:
             self.doubtful.update(np.flatnonzero(~headers["ends"]).tolist())
         # What the pipeline has to do: less where the plan never asks for it.
-        self.cuts = shapes is None or bool((shapes != index.sizes).any())
+        self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())
         self.resizes = shapes is None or bool((shapes != self.read_size).any())
         self.flips = sampler.train and cfg.data.hflip + cfg.data.vflip > 0
         self.copies = index.can_copy and not self.cuts

@@ -234,6 +234,12 @@ class Index:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    @functools.cached_property
+    def distinct_sizes(self) -> np.ndarray:
+        """(M, 2) int64: the sizes that inputs have."""
+        codes = np.unique(self.sizes[:, 0].astype(np.int64) << 32 | self.sizes[:, 1])
+        return np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
+
     @property
     def size_factors(self) -> tuple[int, ...]:
         """For each side: height and width of its images, divided by those of the inputs."""
@@ -281,7 +287,7 @@ class Index:
     def can_copy(self) -> bool:
         """Whether `copy` works: the inputs have one size and lie in memory or uncompressed in files."""
         in_files = self.as_stored and all((side["raw_offset"] >= 0).all() for side in self.headers)
-        alike = len(self.sides) == 1 and bool((self.sizes == self.sizes[0]).all())
+        alike = len(self.sides) == 1 and len(self.distinct_sizes) == 1
         return alike and (self.images is not None or in_files)
 
     def class_counts(self) -> np.ndarray:

@@ -54,7 +54,7 @@ class Loader:
         self.position = 0
         self.last_rows = np.zeros(0, ROW)
         self.read_size = self.output_size = sampler.output_size
-        shapes = sampler.shapes
+        shapes = sampler.distinct_shapes
         if (
             shapes is not None
             and (shapes == shapes[0]).all()

@@ -1,20 +1,21 @@
 """What happens to which sample in an epoch: a table, one row a sample, the same for every backend.
 
 A row names a sample, a rectangle of it and what the augmentations do; a backend cuts out the
-rectangle, resizes it to the output size and flips it. The table is computed from (seed, epoch) alone
-by a counter-based generator, so no worker, rank or earlier batch can influence it.
+rectangle, resizes it to the output size and flips it. The table is a function of (seed, epoch,
+position): any rows of it can be asked for, at a cost that does not depend on how many there are, and
+no worker, rank or earlier batch can influence them.
 """
-
-import zlib
 
 import numpy as np
 
 from conf.schema import DataConfig
 from loaders.augment import AUGMENTATIONS
 from loaders.index import Index
+from loaders.randomness import key_of, shuffled, uniform
 
 ROW = np.dtype(
     [
+        ("position", "i8"),  # in the epoch, from 0
         ("sample", "i8"),  # position in the index
         ("y", "i4"),  # the rectangle's top, left, height and width in pixels of the source
         ("x", "i4"),
@@ -25,36 +26,37 @@ ROW = np.dtype(
 )
 
 
-def epoch_plan(index: Index, data: DataConfig, seed: int, epoch: int, train: bool) -> np.ndarray:
-    """The table of one epoch.
+def plan(
+    index: Index, data: DataConfig, seed: int, epoch: int, train: bool, positions: np.ndarray
+) -> np.ndarray:
+    """Rows of the table of one epoch.
 
     Args:
         index: the split's samples.
         data: what to do with them.
-        seed: together with `epoch`, all that the random columns depend on.
+        seed: together with `epoch` and the position, all that the random columns depend on.
         epoch: counts from 0.
         train: shuffle and augment; otherwise in the index's order, cropped at the centre.
+        positions: which rows, each in [0, len(index)), in any order.
 
     Returns:
-        Array of dtype `ROW`, one row for each sample of the index, in the order of the epoch.
-
-    Raises:
-        ValueError: images are smaller than the crop.
+        Array of dtype `ROW`, one row for each position; a whole epoch has every sample once.
     """
 
-    def stream(column: str) -> np.random.Generator:
-        counter = [0, 0, 0, zlib.crc32(column.encode())]
-        return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=counter))
+    def random(column: str, num: int) -> np.ndarray:
+        return uniform(positions, key_of(column, seed, epoch), num)
 
-    count = len(index)
-    rows = neutral_rows(stream("sample").permutation(count) if train else np.arange(count))
-    sizes, shapes = index.sizes[rows["sample"]], crop_shapes(index, data, train)
-    if shapes is not None:
-        rows["height"], rows["width"] = shapes[rows["sample"]].T
-        rows["y"], rows["x"] = (sizes - shapes[rows["sample"]]).T // 2
+    key = key_of("sample", seed, epoch)
+    rows = neutral_rows(shuffled(positions, len(index), key) if train else positions)
+    rows["position"] = positions
+    sizes = index.sizes[rows["sample"]]
+    if not has_random_shapes(data, train):
+        shapes = crop_shapes(index, data, sizes)
+        rows["height"], rows["width"] = shapes.T
+        rows["y"], rows["x"] = (sizes - shapes).T // 2
     if train:
         for augmentation in AUGMENTATIONS:
-            augmentation.draw(rows, sizes, data, stream)
+            augmentation.draw(rows, sizes, data, random)
     return rows
 
 
@@ -68,6 +70,11 @@ def neutral_rows(samples: np.ndarray) -> np.ndarray:
     return rows
 
 
+def has_random_shapes(data: DataConfig, train: bool) -> bool:
+    """Whether the rows' rectangles have shapes that are drawn, not those of `crop_shapes`."""
+    return train and data.random_resized_crop is not None
+
+
 def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
     """(height, width) in pixels of every image that the plan makes.
 
@@ -76,7 +83,8 @@ def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
     """
     if data.crop is not None:
         return (data.crop, data.crop) if isinstance(data.crop, int) else tuple(data.crop)
-    sizes = np.unique(index.sizes if index.resized else resized_sizes(data, index.sizes), axis=0)
+    sizes = index.distinct_sizes
+    sizes = np.unique(sizes if index.resized else resized_sizes(data, sizes), axis=0)
     if len(sizes) > 1:
         raise ValueError(
             f"the images of {index.name} have different sizes, from {sizes.min(axis=0).tolist()} to "
@@ -95,17 +103,9 @@ def resized_sizes(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
     return np.maximum(1, np.rint(sizes * factor)).astype(sizes.dtype)
 
 
-def crop_shapes(index: Index, data: DataConfig, train: bool) -> np.ndarray | None:
-    """(N, 2) height and width of each sample's rectangle, which becomes the crop once the whole image is
-    resized, in pixels of the source; None where they are random.
-
-    Raises:
-        ValueError: images are smaller than the crop.
-    """
-    if train and data.random_resized_crop is not None:
-        return None
-    sizes = index.sizes
-    crop = output_size(data, index)
+def crop_shapes(index: Index, data: DataConfig, sizes: np.ndarray) -> np.ndarray:
+    """(N, 2) height and width of the rectangle of images of these sizes, which becomes the crop once the
+    whole image is resized; pixels of the source."""
     if data.crop is None:
         return sizes
     if data.resize is None or index.resized:
@@ -114,13 +114,24 @@ def crop_shapes(index: Index, data: DataConfig, train: bool) -> np.ndarray | Non
         factor = sizes.min(axis=1, keepdims=True) / data.resize
     else:
         factor = sizes / np.array(data.resize)
-    shapes = np.maximum(1, np.rint(np.broadcast_to(crop * factor, sizes.shape))).astype(int)
+    crop = np.array(output_size(data, index))
+    return np.maximum(1, np.rint(np.broadcast_to(crop * factor, sizes.shape))).astype(int)
+
+
+def distinct_shapes(index: Index, data: DataConfig) -> np.ndarray:
+    """(M, 2) `crop_shapes` of the sizes that are there, `index.distinct_sizes`.
+
+    Raises:
+        ValueError: images are smaller than the crop.
+    """
+    sizes = index.distinct_sizes
+    shapes = crop_shapes(index, data, sizes)
     too_small = np.flatnonzero((shapes > sizes).any(axis=1))
     if len(too_small):
         (height, width), (needed_height, needed_width) = sizes[too_small[0]], shapes[too_small[0]]
         raise ValueError(
-            f"{len(too_small)} of {len(index)} images of {index.name} are smaller than the crop: one "
-            f"is {height}x{width} but data.crop needs {needed_height}x{needed_width} of it (height x "
-            "width); use a smaller data.crop or a larger data.resize"
+            f"images of {index.name} are smaller than the crop: one is {height}x{width} but data.crop "
+            f"needs {needed_height}x{needed_width} of it (height x width); use a smaller data.crop or a "
+            "larger data.resize"
         )
     return shapes

@@ -8,9 +8,14 @@ import numpy as np
 from conf.schema import DataConfig
 from loaders.augment import AUGMENTATIONS
 from loaders.index import BadFileError, Index
-from loaders.plan import crop_shapes, epoch_plan, output_size
+from loaders.plan import distinct_shapes, has_random_shapes, output_size, plan
 
 log = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 8192
+"""Planned in one go, which costs less per row than batch by batch."""
+ORDER = "shuffled() of 16 half rounds"
+"""Which function makes the plan: a checkpoint of another one cannot go on within an epoch."""
 
 
 class PlanSampler:
@@ -31,7 +36,8 @@ class PlanSampler:
         epoch: whose plan is walked.
         start_row: of the plan, at which the next walk begins.
         output_size: (height, width) in pixels of the images that the rows make.
-        shapes: (N, 2) height and width of the samples' rectangles in pixels; None: random ones.
+        distinct_shapes: (M, 2) height and width in pixels of the rectangles that inputs of the sizes
+            `index.distinct_sizes` have; None: random ones.
 
     Raises:
         ValueError: the split has fewer samples than a global batch (training) or than ranks, or images are
@@ -58,7 +64,9 @@ class PlanSampler:
         self.index, self.data, self.seed, self.train = index, data, seed, train
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.output_size = output_size(data, index)
-        self.shapes = crop_shapes(index, data, train)
+        self.distinct_shapes = (
+            None if has_random_shapes(data, train) else distinct_shapes(index, data)
+        )
         self.epoch = self.start_row = 0
         self.bad: dict[int, str] = {}
         if index.left_out and rank == 0:
@@ -74,15 +82,16 @@ class PlanSampler:
         """Walk the plan of another epoch."""
         self.epoch = epoch
 
-    def plan(self) -> np.ndarray:
-        """The whole table of the current epoch, of all ranks."""
-        return epoch_plan(self.index, self.data, self.seed, self.epoch, self.train)
+    def plan(self, positions: np.ndarray) -> np.ndarray:
+        """These rows of the current epoch's table, which all ranks share."""
+        return plan(self.index, self.data, self.seed, self.epoch, self.train, positions)
 
     def description(self) -> dict[str, str]:
         """All that the plan of an epoch depends on: equal descriptions give equal plans."""
         keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
-        return {"files": self.index.fingerprint, "seed": str(self.seed)} | settings
+        files = self.index.fingerprint
+        return {"files": files, "seed": str(self.seed), "order": ORDER} | settings
 
     @property
     def num_rows(self) -> int:
@@ -101,11 +110,14 @@ class PlanSampler:
         return full + (rest > self.rank)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        plan = self.plan()
-        for start in range(self.start_row, self.num_rows, self.global_batch_size):
-            rows = plan[start : min(start + self.global_batch_size, self.num_rows)]
-            if len(shard := self.without_bad(rows[self.rank :: self.world_size])):
-                yield shard
+        batch = self.global_batch_size // self.world_size
+        num_rows = max(1, ROWS_AT_ONCE // batch) * self.global_batch_size
+        for start in range(self.start_row, self.num_rows, num_rows):
+            end = min(start + num_rows, self.num_rows)
+            rows = self.plan(np.arange(start + self.rank, end, self.world_size))
+            for first in range(0, len(rows), batch):
+                if len(shard := self.without_bad(rows[first : first + batch])):
+                    yield shard
 
     def set_aside(self, failed: dict[int, str]) -> None:
         """Add samples to `bad`, with the reasons.
@@ -150,12 +162,14 @@ class PlanSampler:
         is_bad = np.isin(rows["sample"], bad)
         if not self.train or not is_bad.any():
             return rows[~is_bad]
-        plan, rows = self.plan()[: self.num_rows], rows.copy()
-        is_good = ~np.isin(plan["sample"], bad)
+        rows = rows.copy()
         for number in np.flatnonzero(is_bad):
-            place = np.flatnonzero(plan["sample"] == rows["sample"][number])[0]
-            following = np.arange(place, place + self.num_rows, self.world_size) % self.num_rows
-            if not is_good[following].any():
+            # All rows of this rank from there on around the end, but no more than can be bad.
+            num_tried = min(len(bad) + 1, self.num_rows // self.world_size)
+            following = rows["position"][number] + self.world_size * np.arange(num_tried)
+            candidates = self.plan(following % self.num_rows)
+            is_good = ~np.isin(candidates["sample"], bad)
+            if not is_good.any():
                 raise BadFileError(f"all samples of {self.index.name} on rank {self.rank} are bad")
-            rows[number] = plan[following[is_good[following].argmax()]]
+            rows[number] = candidates[is_good.argmax()]
         return rows

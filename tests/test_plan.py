@@ -1,10 +1,15 @@
 """The plan: what happens to which sample in which epoch."""
 
+import math
+import tracemalloc
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from loaders.index import Index, Labels
-from loaders.plan import epoch_plan, output_size
+from loaders.plan import output_size, plan
+from loaders.randomness import key_of, shuffled, uniform
 from loaders.sampler import PlanSampler
 from tests.helpers import make_config
 
@@ -19,7 +24,8 @@ def make_index(*sizes: tuple[int, int]) -> Index:
 
 
 def make_plan(index: Index, *overrides: str, epoch: int = 0, train: bool = True, seed: int = 0):
-    return epoch_plan(index, make_config(*overrides).data, seed, epoch, train)
+    data = make_config(*overrides).data
+    return plan(index, data, seed, epoch, train, np.arange(len(index)))
 
 
 def test_same_seed_and_epoch_give_the_same_plan_and_others_another() -> None:
@@ -31,6 +37,15 @@ def test_same_seed_and_epoch_give_the_same_plan_and_others_another() -> None:
     for other in (make_plan(index, *options, epoch=1), make_plan(index, *options, seed=1)):
         for column in ("sample", "y", "x", "hflip"):
             assert not np.array_equal(plan[column], other[column])
+
+
+def test_any_rows_are_those_of_the_whole_epoch() -> None:
+    index = make_index(*[(40, 50), (60, 50)] * 5000)
+    options = ["data.crop=[32,32]", "data.random_resized_crop=[0.2,1]", "data.hflip=0.5"]
+    data = make_config(*options, "data.colour_jitter=[0.4,0.4,0.4]").data
+    whole = plan(index, data, 3, 7, True, np.arange(10_000))
+    for positions in (np.arange(4321, 4357), np.arange(9999, 0, -613), np.array([9999])):
+        assert np.array_equal(plan(index, data, 3, 7, True, positions), whole[positions])
 
 
 def test_switching_one_augmentation_on_leaves_the_other_columns_alone() -> None:
@@ -97,8 +112,9 @@ def test_colour_factors_stay_in_their_range_and_evaluation_is_untouched() -> Non
 def test_an_open_output_size_and_a_crop_that_is_too_large_are_refused() -> None:
     with pytest.raises(ValueError, match=r"different sizes, from \[8, 8\] to \[9, 9\].*data.crop"):
         output_size(make_config().data, make_index((8, 8), (9, 9)))
-    with pytest.raises(ValueError, match=r"1 of 2 images .* one is 8x20 but data.crop needs 9x9"):
-        make_plan(make_index((8, 20), (9, 9)), "data.crop=[9,9]")
+    with pytest.raises(ValueError, match=r"smaller than the crop: one is 8x20 but .* 9x9"):
+        data = make_config("data.crop=[9,9]").data
+        PlanSampler(make_index((8, 20), (9, 9)), data, 0, 1, 0, 1, train=True)
 
 
 def rows_of_all_ranks(index: Index, epoch: int, batch: int, world_size: int, train: bool):
@@ -131,3 +147,56 @@ def test_a_split_smaller_than_a_batch_or_the_ranks_is_refused() -> None:
         PlanSampler(index, data, 0, 6, 0, 1, train=True)
     with pytest.raises(ValueError, match="made/train has 5 samples, fewer than world_size=6"):
         PlanSampler(index, data, 0, 6, 0, 6, train=False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 97, 4096, 100_003])
+def test_shuffled_is_every_number_once(count: int) -> None:
+    orders = [shuffled(np.arange(count), count, key_of("x", epoch)) for epoch in range(3)]
+    assert all(np.array_equal(np.sort(order), np.arange(count)) for order in orders)
+    if count >= 10:
+        assert not np.array_equal(orders[0], orders[1])
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_all_orders_of_few_samples_are_alike_often(count: int) -> None:
+    num_orders = math.factorial(count)
+    counts = Counter(
+        tuple(shuffled(np.arange(count), count, key_of("x", epoch))) for epoch in range(20 * num_orders)
+    )
+    chi_square = sum((n - 20) ** 2 / 20 for n in counts.values()) + 20 * (num_orders - len(counts))
+    deviation = (chi_square - (num_orders - 1)) / math.sqrt(2 * (num_orders - 1))
+    assert abs(deviation) < 5
+
+
+def test_a_shuffled_order_keeps_nothing_of_positions_neighbours_or_other_epochs() -> None:
+    """As far from these as NumPy's permutations: all are within 5 standard deviations of chance."""
+    count = 100_003
+    ours = [shuffled(np.arange(count), count, key_of("sample", 0, epoch)) for epoch in (0, 1)]
+    numpy = [np.random.default_rng(seed).permutation(count) for seed in (0, 1)]
+    for first, second in (ours, numpy):
+        pairs = [(first, np.arange(count)), (first[:-1], first[1:]), (first, second)]
+        for one, other in pairs:
+            assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(count)
+        # Of each tenth of the samples, as many in each tenth of the epoch.
+        table = np.histogram2d(first, np.arange(count), bins=10)[0]
+        assert abs(table - count / 100).max() < 5 * math.sqrt(count / 100)
+        assert (np.diff(first) == 1).sum() < 10  # 1 is expected
+
+
+def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
+    tracemalloc.start()
+    places = shuffled(np.arange(700_000_000, 700_008_192), 10**9, key_of("sample", 0, 0))
+    numbers = uniform(np.arange(700_000_000, 700_008_192), key_of("x", 0, 0), 3)
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+    assert len(set(places.tolist())) == len(places) == len(numbers)
+    assert np.histogram(places, bins=8, range=(0, 10**9))[0].min() > 850
+
+
+def test_uniform_numbers_fill_their_range_and_are_independent() -> None:
+    numbers = uniform(np.arange(100_000), key_of("x", 0, 0), 4)
+    others = uniform(np.arange(100_000), key_of("y", 0, 0), 4)
+    assert abs(np.histogram(numbers, bins=100, range=(0, 1))[0] / 4000 - 1).max() < 0.08
+    columns = np.concatenate([numbers[1:], numbers[:-1], others[1:]], axis=1)
+    correlations = np.corrcoef(columns, rowvar=False) - np.eye(12)
+    assert abs(correlations).max() < 5 / math.sqrt(100_000)
