@@ -30,7 +30,7 @@ from conf.mistakes import Mistake
 from loaders import Loader, build_loaders
 from loaders.index import describe_target
 from models import build_model
-from runtime.trained import command_line, mistakes_in_one_line, read_trained
+from runtime.trained import command_line, read_trained
 from tasks import Task, build_task
 
 TOLERANCE = 1e-4
@@ -55,7 +55,6 @@ class Exported(nn.Module):
         return self.answers(self.model(inputs))
 
 
-@mistakes_in_one_line
 def main() -> None:
     options, overrides = command_line(__doc__, run=None, format=None, out=None)
     if options["format"] not in FORMATS:
@@ -139,7 +138,7 @@ def write_onnx(exported: Exported, images: Tensor, metadata: dict[str, str], fil
         import onnxruntime
         import onnxscript  # noqa: F401  # which torch.onnx needs
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise Mistake(
             f"format=onnx needs {error.name}: pip install onnx onnxruntime onnxscript, or use format=torch"
         ) from error
     program = torch.onnx.export(

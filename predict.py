@@ -28,11 +28,10 @@ from runtime import resolve_device
 from runtime.checkpoint import write_atomically
 from runtime.distributed import init_process_group, local_rank
 from runtime.group import Alone
-from runtime.trained import command_line, mistakes_in_one_line, read_trained
+from runtime.trained import command_line, read_trained
 from tasks import build_task
 
 
-@mistakes_in_one_line
 def main() -> None:
     options, overrides = command_line(__doc__, run=None, out=None, split="")
     trained = read_trained(Path(options["run"]), overrides)

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from conf.mistakes import Mistake, end_in_a_few_lines
+
 
 class Row(NamedTuple):
     """What is told of a run."""
@@ -81,19 +83,20 @@ def main() -> None:
     folders = [argument for argument in sys.argv[1:] if "=" not in argument]
     unknown = [option for option in options if not option.startswith("sort=")]
     if unknown or len(folders) > 1 or any(folder.startswith("-") for folder in folders):
-        sys.exit(f"{__doc__}\nruns.py takes a folder and sort=, not {' '.join(sys.argv[1:])}")
+        raise Mistake(f"runs.py takes a folder and sort=KEY, not {' '.join(sys.argv[1:])}")
     root = Path(folders[0] if folders else "outputs")
     key = options[-1].removeprefix("sort=") if options else "best"
     if not root.is_dir():
-        sys.exit(f"runs.py: {root} is not a folder; give the folder that holds the runs")
+        raise Mistake(f"{root} is not a folder; give the folder that holds the runs")
     rows = [read_run(file.parent, root) for file in root.rglob("config.yaml")]
     if not rows:
-        sys.exit(f"runs.py: there are no runs below {root}; give the folder that holds the runs")
+        raise Mistake(f"there are no runs below {root}; give the folder that holds the runs")
     known = {"best", "images/s", "name"}.union(*(row.best for row in rows))
     if key not in known:
-        sys.exit(f"runs.py: sort={key} is unknown; use one of {', '.join(sorted(known))}")
+        raise Mistake(f"sort={key} is unknown; use one of {', '.join(sorted(known))}")
     print(table(in_order(rows, key), key))
 
 
 if __name__ == "__main__":
+    end_in_a_few_lines()
     main()

@@ -1,8 +1,9 @@
 """A mistake of the user ends in a few lines: what, the value seen, the fix. A traceback is for bugs.
 
-A mistake is what the template itself raises, with a message, and what Hydra says of the configuration.
-Everything else is a bug. A process that ends by a mistake has exit code 2. Of the ranks of a run, the first
-one to meet it tells it, and ends torchrun too, which would start the run again or add a page of its own.
+A mistake is what the template itself raises, with a message, a path that cannot be used, and what Hydra
+says of the configuration. Everything else is a bug. A process that ends by a mistake has exit code 2. Of the
+ranks of a run, the first one to meet it tells it, and ends torchrun too, which would start the run again or
+add a page of its own.
 """
 
 import difflib
@@ -27,6 +28,7 @@ from conf import reference
 EXIT_CODE = 2
 MOST_LINES = 3
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
+OF_PATHS = (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 OF_HYDRA = (
     *("help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "info"),
     *("shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun"),
@@ -45,6 +47,8 @@ class Mistake(ValueError):
 def is_mistake(error: BaseException) -> bool:
     """Whether an error is the user's to mend, and its message says how."""
     if isinstance(error, Mistake | HydraException | OmegaConfBaseException):
+        return True
+    if isinstance(error, OF_PATHS) and error.filename:  # which the user has given
         return True
     if isinstance(error, ModuleNotFoundError) and error.name:  # a package that is not installed
         return error.name.partition(".")[0] not in OWN_PACKAGES

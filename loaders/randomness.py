@@ -29,7 +29,9 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 def uniform(positions: np.ndarray, key: np.uint64, num: int) -> np.ndarray:
     """(len(positions), num) float64 in [0, 1): the numbers of each position in the key's stream."""
-    counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + np.arange(num, dtype=np.uint64)
+    counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + np.arange(
+        num, dtype=np.uint64
+    )
     return (mix(key + counters * GAMMA) >> np.uint64(11)) * 2.0**-53
 
 

@@ -158,6 +158,8 @@ class PlanSampler:
         Raises:
             BadFileError: no good sample is left to replace one.
         """
+        if not self.bad:
+            return rows
         bad = np.array(list(self.bad), np.int64)
         is_bad = np.isin(rows["sample"], bad)
         if not self.train or not is_bad.any():

@@ -23,6 +23,29 @@ log = logging.getLogger(__name__)
 NAMED_FILES = 8
 
 
+class Statistics:
+    """Buffers of one dtype, and what they were after the last good step.
+
+    Both lie in one piece of memory: all buffers together take a GPU three operations, not two each.
+    """
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self.buffers = buffers
+        self.kept = torch.cat([buffer.flatten() for buffer in buffers])
+        self.now = self.kept.clone()
+        lengths = [buffer.numel() for buffer in buffers]
+        self.kept_of_each, self.now_of_each = (
+            [part.view_as(b) for part, b in zip(whole.split(lengths), buffers, strict=True)]
+            for whole in (self.kept, self.now)
+        )
+
+    def undo_if(self, is_bad: Tensor) -> None:
+        """Undo a bad step, or keep what it has made of the buffers, on the device."""
+        torch._foreach_copy_(self.now_of_each, self.buffers)
+        torch.where(is_bad, self.kept, self.now, out=self.kept)
+        torch._foreach_copy_(self.buffers, self.kept_of_each)
+
+
 class NonFiniteGuard:
     """Skips steps with a non-finite gradient norm, without waiting for the device in each step.
 
@@ -55,8 +78,11 @@ class NonFiniteGuard:
         # Of each step the norm, the epoch, the number of its batches so far, and the rows.
         self.unchecked: list[tuple[Tensor, int, int, np.ndarray]] = []
         layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        self.statistics = [buffer for layer in layers for buffer in layer.buffers()]
-        self.start_from_here()
+        buffers = [buffer for layer in layers for buffer in layer.buffers()]
+        self.statistics = [
+            Statistics([b for b in buffers if b.dtype == dtype])
+            for dtype in {b.dtype for b in buffers}
+        ]
 
     def state_dict(self) -> dict[str, int]:
         return {"num_bad_steps": self.num_bad_steps, "bad_in_a_row": self.bad_in_a_row}
@@ -66,7 +92,8 @@ class NonFiniteGuard:
 
     def start_from_here(self) -> None:
         """Keep BatchNorm's statistics as they are now, for steps that have to be undone."""
-        self.kept = [buffer.clone() for buffer in self.statistics]
+        for statistics in self.statistics:
+            torch._foreach_copy_(statistics.kept_of_each, statistics.buffers)
 
     def check(self, grad_norm: Tensor, scaler: GradScaler | None = None) -> None:
         """To be called before `optimizer.step()` with the norm of all gradients.
@@ -78,19 +105,17 @@ class NonFiniteGuard:
             if math.isfinite(grad_norm):
                 self.start_from_here()
             else:
-                self.optimizer.zero_grad(
-                    set_to_none=True
-                )  # weights without gradients stay as they are
-                for now, kept in zip(self.statistics, self.kept, strict=True):
-                    now.copy_(kept)
+                # Weights without gradients stay as they are.
+                self.optimizer.zero_grad(set_to_none=True)
+                for statistics in self.statistics:
+                    torch._foreach_copy_(statistics.buffers, statistics.kept_of_each)
         else:
             found_inf = (grad_norm - grad_norm).nan_to_num_(nan=1.0)  # 0 if it is finite, else 1
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
             is_bad = found_inf.bool()
-            for now, kept in zip(self.statistics, self.kept, strict=True):
-                torch.where(is_bad, kept, now, out=kept)
-                now.copy_(kept)
+            for statistics in self.statistics:
+                statistics.undo_if(is_bad)
         if scaler is not None:
             scale = scaler.scale(torch.ones_like(grad_norm))
             grad_norm = grad_norm.where(scale <= 1, 0)  # what is left for this guard to look at

@@ -168,11 +168,12 @@ class Run:
                 images = loader.denormalize(batch[0][: self.cfg.log.images])
                 self.board.images("train/inputs", images, 0)
             self.lr = float(self.scheduler.get_last_lr()[0])
-            for part, batch_part in enumerate(
-                zip(*(b.chunk(num_parts) for b in batch), strict=True)
-            ):
-                self.ends_step = part == num_parts - 1
-                yield batch_part
+            parts = [batch]
+            if num_parts > 1:
+                parts = list(zip(*(b.chunk(num_parts) for b in batch), strict=True))
+            for part in parts:
+                self.ends_step = part is parts[-1]
+                yield part
             self.timing.lap("compute")
             self.timing.step(len(batch[0]) * self.group.world_size)
         if self.losses_in_sum:

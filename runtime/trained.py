@@ -1,10 +1,7 @@
 """A run that has trained a model, as it is found in its folder by the scripts that use the model."""
 
-import functools
 import json
-import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from yaml import YAMLError
 
-from conf.mistakes import is_mistake
+from conf.mistakes import Mistake
 from conf.schema import Config
 from loaders.index import Target, target_of
 from models.weights import read_weights, weights_in
@@ -127,36 +124,29 @@ def command_line(usage: str | None, **options: str | None) -> tuple[dict[str, st
     """The arguments `key=value` whose keys are among the options, and all others.
 
     Args:
-        usage: is shown if an argument is none, or missing.
+        usage: is shown if `--help` is asked for.
         options: by key, their defaults; None: has to be given.
+
+    Raises:
+        Mistake: an argument is none, or one is missing.
     """
-    given = dict(options)
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(usage)
+        sys.exit()
+    script, given = Path(sys.argv[0]).name, dict(options)
     others = []
     for argument in sys.argv[1:]:
         key, equals, value = argument.partition("=")
         if not equals or argument.startswith("-"):
-            sys.exit(f"{usage}\n{argument} is no argument of the form key=value")
+            raise Mistake(
+                f"{argument} is no argument of the form key=value; python {script} --help lists them"
+            )
         if key in given:
             given[key] = value
         else:
             others.append(argument)
     missing = [key for key, value in given.items() if value is None]
     if missing:
-        sys.exit(f"{usage}\n{' and '.join(f'{key}=' for key in missing)} missing")
+        keys = " and ".join(f"{key}=" for key in missing)
+        raise Mistake(f"{keys} missing; python {script} --help shows examples")
     return {key: str(value) for key, value in given.items()}, others
-
-
-def mistakes_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
-    """Let a user's mistake end the program with its message alone; a traceback is for bugs."""
-
-    @functools.wraps(main)
-    def telling() -> None:
-        try:
-            main()
-        except (ValueError, OSError, ModuleNotFoundError) as error:
-            if isinstance(error, ValueError) and not is_mistake(error):
-                raise
-            rank = f"[rank {os.environ['RANK']}] " if "RANK" in os.environ else ""
-            sys.exit(f"{rank}{Path(sys.argv[0]).name}: {error}")
-
-    return telling

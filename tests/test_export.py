@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import export
+from conf.mistakes import Mistake, is_mistake, lines_of
 from loaders.layouts.digits import MNIST_MINI
 from tests.helpers import REPOSITORY, train
 from tests.test_predict import SMALL, run_on_labels, run_on_masks, table, use
@@ -182,7 +183,7 @@ def test_a_file_that_computes_something_else_is_not_written(run, tmp_path, monke
     out = tmp_path / "mine.onnx"
     monkeypatch.setitem(export.FORMATS, "onnx", wrong)
     monkeypatch.setattr("sys.argv", ["export.py", f"run={run}", "format=onnx", f"out={out}"])
-    with pytest.raises(SystemExit, match="export.py: the exported model differs .* by 2.0e-04"):
+    with pytest.raises(Mistake, match="the exported model differs .* by 2.0e-04"):
         export.main()
     assert not list(tmp_path.iterdir())
 
@@ -206,7 +207,7 @@ def test_the_normalisation_is_that_of_the_loader(run, monkeypatch, tmp_path) -> 
     out = tmp_path / "mine.safetensors"
     arguments = ["export.py", f"run={run}", "format=safetensors", f"out={out}"]
     monkeypatch.setattr("sys.argv", arguments)
-    with pytest.raises(SystemExit, match="the exported model differs"):
+    with pytest.raises(Mistake, match="the exported model differs"):
         export.main()
 
 
@@ -214,7 +215,7 @@ def test_without_onnx_the_message_says_what_to_install(run, monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     out = tmp_path / "mine.onnx"
     monkeypatch.setattr("sys.argv", ["export.py", f"run={run}", "format=onnx", f"out={out}"])
-    with pytest.raises(SystemExit, match="needs onnxruntime: pip install onnx onnxruntime onnx"):
+    with pytest.raises(Mistake, match="needs onnxruntime: pip install onnx onnxruntime onnx"):
         export.main()
 
 
@@ -232,6 +233,7 @@ def test_mistakes_end_in_one_clear_error(
 ) -> None:
     given = [f"run={run}", "format=onnx", f"out={tmp_path / 'mine.onnx'}", *arguments]
     monkeypatch.setattr("sys.argv", ["export.py", *given])
-    with pytest.raises(SystemExit, match=re.escape(message)) as raised:
+    with pytest.raises(Exception, match=re.escape(message)) as raised:
         export.main()
-    assert len(str(raised.value).splitlines()) == 1
+    assert is_mistake(raised.value)
+    assert len(lines_of(raised.value)) == 1

@@ -161,7 +161,8 @@ def test_shuffled_is_every_number_once(count: int) -> None:
 def test_all_orders_of_few_samples_are_alike_often(count: int) -> None:
     num_orders = math.factorial(count)
     counts = Counter(
-        tuple(shuffled(np.arange(count), count, key_of("x", epoch))) for epoch in range(20 * num_orders)
+        tuple(shuffled(np.arange(count), count, key_of("x", epoch)))
+        for epoch in range(20 * num_orders)
     )
     chi_square = sum((n - 20) ** 2 / 20 for n in counts.values()) + 20 * (num_orders - len(counts))
     deviation = (chi_square - (num_orders - 1)) / math.sqrt(2 * (num_orders - 1))

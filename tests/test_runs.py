@@ -76,13 +76,13 @@ def test_runs_are_sorted_by_any_metric(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "runs.py: nowhere is not a folder"),
+        (["nowhere"], "nowhere is not a folder"),
         (["no run"], "there are no runs below no run"),
         (
             [".", "sort=val/top3"],
             "sort=val/top3 is unknown; use one of best, images/s, name, val/loss",
         ),
-        (["a", "b"], "runs.py takes a folder and sort=, not a b"),
+        (["a", "b"], "runs.py takes a folder and sort=KEY, not a b"),
     ],
 )
 def test_mistakes_end_in_one_clear_error(folder: Path, arguments: list[str], message: str) -> None:
@@ -92,7 +92,7 @@ def test_mistakes_end_in_one_clear_error(folder: Path, arguments: list[str], mes
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
