@@ -6,8 +6,9 @@
     python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
 Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
-(default: all data sets), `repeats=12` (samples of each figure), `data=...` and any other Hydra override of
-the training configuration. Started again with the same results folder, it goes on where it was stopped.
+(default: all data sets), `repeats=12` (samples of each figure), `samples=1e9` (in the index that `scale`
+measures), `data=...` and any other Hydra override of the training configuration. Started again with the same
+results folder, it goes on where it was stopped.
 """
 
 import importlib
@@ -25,9 +26,10 @@ BENCHMARKS = {
     "entry_points": "every script with every loader on 1 to N devices",
     "bottleneck": "where a step's time goes, and what to change",
     "loop_overhead": "what the training loop costs beside forward, backward and step",
+    "scale": "what a billion samples cost before the first batch",
     "agreement": "what it costs that ranks agree on signals and the clock in each step",
 }
-SETTINGS = ("full", "results", "cases", "repeats")
+SETTINGS = ("full", "results", "cases", "repeats", "samples")
 LOADING = ("alternatives", "workers", "out_of_band")
 
 
@@ -43,6 +45,11 @@ def main(arguments: list[str]) -> int:
         if not repeats.isdecimal() or int(repeats) < 1:
             sys.exit(f"repeats={repeats} is no count; use a number from 1 on")
         sizes = replace(sizes, repeats=int(repeats), run_repeats=int(repeats))
+    if counts := settings.get("samples"):
+        try:
+            sizes = replace(sizes, samples=tuple(int(float(count)) for count in counts.split(",")))
+        except (ValueError, OverflowError):
+            sys.exit(f"samples={counts} is no number of samples; use samples=1e9, for example")
     cases = settings["cases"].split(",") if "cases" in settings else list(CASES)
     if unknown := [name for name in cases if name not in CASES]:
         sys.exit(f"cases={settings['cases']}: {', '.join(unknown)} unknown; use {', '.join(CASES)}")
@@ -57,7 +64,7 @@ def main(arguments: list[str]) -> int:
         except Exception:
             traceback.print_exc()
             failed.append(name)
-    say(f"report: {report.draw(folder)}")
+    print(f"report: {report.draw(folder)}", file=sys.stderr)
     if failed:
         say(f"failed: {', '.join(failed)}; started again, only these are measured again")
     return int(bool(failed))

@@ -54,6 +54,9 @@ class Sizes:
     repeats: int = 3
     """Samples of each subject; 6 are the least that give a 95 % interval."""
 
+    samples: tuple[int, ...] = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
+    """In the index, of `scale`."""
+
     run_repeats: int = 1
     """Runs of each entry point."""
 

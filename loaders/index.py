@@ -237,6 +237,8 @@ class Index:
     @functools.cached_property
     def distinct_sizes(self) -> np.ndarray:
         """(M, 2) int64: the sizes that inputs have."""
+        if self.sizes.strides[0] == 0:  # one size, held once
+            return self.sizes[:1].astype(np.int64)
         codes = np.unique(self.sizes[:, 0].astype(np.int64) << 32 | self.sizes[:, 1])
         return np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
 

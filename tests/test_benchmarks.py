@@ -3,6 +3,7 @@
 import csv
 import importlib
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -21,7 +22,16 @@ import torch.distributed as dist
 from PIL import Image
 from torchvision.transforms import v2
 
-from benchmarks import agreement, bottleneck, entry_points, loading, readme, records, report
+from benchmarks import (
+    agreement,
+    bottleneck,
+    entry_points,
+    loading,
+    readme,
+    records,
+    report,
+    scale,
+)
 from benchmarks.__main__ import BENCHMARKS, function_of, main, split
 from benchmarks.agreement import AGREEMENTS
 from benchmarks.baselines import Job, Recipe, dataloader, limits
@@ -509,6 +519,16 @@ def test_ranks_act_on_the_wishes_of_the_step_that_the_way_promises(
     assert seen == ([False, True, False] if is_later else [True, False, True])
 
 
+def test_a_billion_samples_start_as_soon_as_ten_thousand(tmp_path: Path, capsys) -> None:
+    run = Run(tmp_path, replace(TINY, samples=(10**9,)))
+    scale.main(run)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["samples"] == 10**9
+    assert 0 < found["rss_growth_mb"] < 200
+    assert found["first_batch_s"] > 0 < found["resume_s"]
+    assert len(records.read(tmp_path / "scale.csv")) == 3
+
+
 def test_loop_overhead_runs(tmp_path: Path, data_dir: Path) -> None:
     rows = run_tiny("loop_overhead", tmp_path, data_dir, *LIGHT)
     for subject in ("bare loop", "train.py"):
@@ -596,6 +616,10 @@ FIXED: dict[str, tuple[list[Measurement], dict[str, dict[str, list[str]]]]] = {
             row("x", "", **IN_MS),
         ],
         {"caltech256": {"over the bare loop (%)": ["", "1 (0 to 2)", ""]}},
+    ),
+    "scale": (
+        [row("1,000 samples", "0.1;0.2", quantity="first batch", unit="s")],
+        {"caltech256": {"first batch (s)": ["0.15 (0.1 to 0.2)"]}},
     ),
     "agreement": (
         [
