@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.augment import ON_BATCHES
+from loaders.augment import AUGMENTATIONS, ON_IMAGES
 from loaders.index import Index, Labels, NoTarget, Numbers, SeveralLabels
 from loaders.memory import BatchMemory
 
@@ -15,7 +15,7 @@ rows' rectangles, resized to `Loader.read_sizes()`, and flipped; on any device."
 
 
 class Pixels:
-    """Finishes batches: float32 NCHW, enlarged, with jittered colours, normalised; masks as they are.
+    """Finishes batches: float32 NCHW, enlarged, normalised, and augmented as their rows want it.
 
     Raises:
         ValueError: `data.mean` or `data.std` does not fit the number of channels.
@@ -56,6 +56,10 @@ class Pixels:
         if isinstance(self.index.target, NoTarget):
             finished.append(torch.from_numpy(rows["sample"].copy()).to(self.device))
         inputs, targets = finished
+        for augmentation in AUGMENTATIONS:
+            if not augmentation.is_neutral(rows):
+                both = inputs, targets, rows, self.index.target
+                inputs, targets = augmentation.apply_to_both(*both)
         return rows, (inputs, targets)
 
     def denormalize(self, inputs: Tensor) -> Tensor:
@@ -72,7 +76,7 @@ class Pixels:
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
         channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         batch = self._empty(channels_first.shape).copy_(channels_first)
-        augmentations = [a for a in ON_BATCHES if not a.is_neutral(rows)]
+        augmentations = [a for a in ON_IMAGES if not a.is_neutral(rows)]
         if not augmentations:  # while there are fewer pixels
             batch = _scale_and_shift(batch, scale / full_intensity, shift)
         if batch.shape[2:] != (height, width):
