@@ -17,6 +17,7 @@ from benchmarks.run import Run
 from benchmarks.template import make_config
 from benchmarks.turns import Count, Program
 from loaders.augment import AUGMENTATIONS
+from loaders.augmentation import parts
 from loaders.index import Labels
 from loaders.plan import neutral_rows
 from loaders.randomness import key_of, uniform
@@ -79,7 +80,9 @@ def ours(kind: str, device: torch.device, count: Count) -> None:
         rows = neutral_rows(positions)
         for augmentation in active:
             augmentation.draw(rows, np.full((BATCH_SIZE, 2), SIZE), data, random)
-            augmentation.apply_to_both(augmentation.apply(images, rows), labels, rows, target)
+            for part in parts(images):
+                augmentation.apply(images[part], rows[part])
+            augmentation.apply_to_both(images, labels, rows, target)
         count(1)
 
 

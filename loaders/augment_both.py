@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conf.schema import DataConfig
-from loaders.augmentation import Augmentation, Random, on_device
+from loaders.augmentation import Augmentation, Random, on_device, parts
 from loaders.index import Labels, Masks, Target, TargetImages
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
@@ -35,8 +35,9 @@ class GaussianBlur(Augmentation):
         weights = np.where(abs(offsets) <= reach, np.exp(-0.5 * (offsets / sigma) ** 2), 0)
         weights /= weights.sum(axis=1, keepdims=True)
         index, kernels = on_device(inputs.device, where[:, None], weights)
-        chosen = index[:, 0].long()
-        inputs[chosen] = _blurred(inputs[chosen], kernels)
+        for part in parts(inputs[: len(where)]):
+            chosen = index[part, 0].long()
+            inputs[chosen] = _blurred(inputs[chosen], kernels[part])
         return inputs, targets
 
 
@@ -82,10 +83,11 @@ class Affine(Augmentation):
         [matrices] = on_device(inputs.device, np.stack(lines, axis=1))
 
         def moved(images: Tensor, mode: str) -> Tensor:
-            size = [len(rows), 1, *images.shape[2:]]
-            grid = F.affine_grid(matrices.view(-1, 2, 3), size, align_corners=False)
-            found = F.grid_sample(images, grid, mode, padding_mode="zeros", align_corners=False)
-            return torch.empty_like(images).copy_(found)  # which has another memory format
+            for part in parts(images):
+                size, theta = list(images[part].shape), matrices[part].view(-1, 2, 3)
+                grid = F.affine_grid(theta, size, align_corners=False)
+                images[part] = F.grid_sample(images[part], grid, mode, align_corners=False)
+            return images
 
         inputs = moved(inputs, "bilinear")
         if isinstance(target, TargetImages):
@@ -203,7 +205,15 @@ class Mixing(Augmentation):
             if rows["cut_share"].any():
                 factor = images.shape[2] // height
                 own = own.where(~inside(factor * boxes, *images.shape[2:]), 0)
-            return torch.lerp(images.roll(half, 0), images, own)
+            one, other = images.split(half)
+            of_one, of_other = own.split(half)
+            for part in parts(one):
+                both = (
+                    torch.lerp(other[part], one[part], of_one[part]),
+                    torch.lerp(one[part], other[part], of_other[part]),
+                )
+                one[part], other[part] = both
+            return images
 
         if isinstance(target, TargetImages):
             targets = mixed(targets)

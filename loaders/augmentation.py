@@ -14,6 +14,9 @@ Random = Callable[[str, int], np.ndarray]
 switching one augmentation on leaves the columns of the others alone."""
 
 
+PART_BYTES = 4 << 20
+
+
 class Augmentation:
     """The base class: adds nothing, draws nothing, does nothing.
 
@@ -38,7 +41,7 @@ class Augmentation:
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
         """Inputs or target images, (B, C, H, W) float32 in [0, 1] on the device, as their rows want them.
 
-        They are the augmentation's to change. Masks never come here.
+        They are the augmentation's to change, and may be a part of a batch. Masks never come here.
         """
         return images
 
@@ -70,6 +73,15 @@ class Augmentation:
         self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
     ) -> None:
         """Raises ValueError where it cannot be used for such targets or batches."""
+
+
+def parts(images: Tensor) -> list[slice]:
+    """Slices that make up a batch: the whole of it, but on a CPU so few images that what is computed stays
+    in its cache and below the 32 MB from which on malloc asks the system for memory each time."""
+    size = len(images)
+    if images.is_cpu:
+        size = max(1, PART_BYTES * size // images.nbytes)
+    return [slice(start, start + size) for start in range(0, len(images), size)]
 
 
 def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:

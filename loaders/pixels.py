@@ -6,6 +6,7 @@ from torch import Tensor
 
 from conf.schema import Config
 from loaders.augment import AUGMENTATIONS, ON_IMAGES
+from loaders.augmentation import parts
 from loaders.index import Index, Labels, NoTarget, Numbers, SeveralLabels
 from loaders.memory import BatchMemory
 
@@ -78,7 +79,7 @@ class Pixels:
         batch = self._empty(channels_first.shape).copy_(channels_first)
         augmentations = [a for a in ON_IMAGES if not a.is_neutral(rows)]
         if not augmentations:  # while there are fewer pixels
-            batch = _scale_and_shift(batch, scale / full_intensity, shift)
+            _scale_and_shift(batch, scale / full_intensity, shift, out=batch)
         if batch.shape[2:] != (height, width):
             enlarged = self._empty((*batch.shape[:2], height, width))
             # interpolate(mode="bilinear") into memory that is there already
@@ -86,10 +87,11 @@ class Pixels:
                 batch, (height, width), False, out=enlarged
             )
         if augmentations:
-            batch = batch.div_(full_intensity)
-            for augmentation in augmentations:
-                batch = augmentation.apply(batch, rows)
-            batch = _scale_and_shift(batch, scale, shift)
+            for part in parts(batch):
+                pictures = batch[part].div_(full_intensity)
+                for augmentation in augmentations:
+                    pictures = augmentation.apply(pictures, rows[part])
+                _scale_and_shift(pictures, scale, shift, out=batch[part])
         return batch
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
@@ -98,8 +100,8 @@ class Pixels:
         return torch.empty(shape, device=self.device, memory_format=self.memory_format)
 
 
-def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """batch * scale + shift in place, with scale and shift of shape (1, C or 1, 1, 1)."""
+def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor, out: Tensor) -> None:
+    """batch * scale + shift, with scale and shift of shape (1, C or 1, 1, 1); `out` may be the batch."""
     # The factors of a whole line at once: a loop over fewer values is several times slower.
     line = (1, batch.shape[1], 1, batch.shape[3])
     is_channels_last = batch.is_contiguous(memory_format=torch.channels_last)
@@ -107,4 +109,4 @@ def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     scale, shift = (
         factor.expand(line).contiguous(memory_format=memory_format) for factor in (scale, shift)
     )
-    return torch.addcmul(shift, batch, scale, out=batch)
+    torch.addcmul(shift, batch, scale, out=out)
