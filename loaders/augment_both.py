@@ -204,7 +204,7 @@ class Mixing(Augmentation):
             own = weight[..., None, None]
             if rows["cut_share"].any():
                 factor = images.shape[2] // height
-                own = own.where(~inside(factor * boxes, *images.shape[2:]), 0)
+                own = own * ~inside(factor * boxes, *images.shape[2:])
             one, other = images.split(half)
             of_one, of_other = own.split(half)
             for part in parts(one):
