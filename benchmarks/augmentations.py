@@ -68,11 +68,14 @@ def ours(kind: str, device: torch.device, count: Count) -> None:
     data = make_config(*kind.split()).data
     target = Labels(np.zeros(0), tuple(map(str, range(NUM_CLASSES))))
     images, labels = _batch(device)
+    original = images.clone()
     active = [augmentation for augmentation in AUGMENTATIONS if augmentation.active_keys(data)]
     position = 0
     while True:
         positions = np.arange(position, position + BATCH_SIZE)
         position += BATCH_SIZE
+        if position % (16 * BATCH_SIZE) == 0:  # before little of them is left
+            images.copy_(original)
 
         def random(column: str, num: int, positions: np.ndarray = positions) -> np.ndarray:
             return uniform(positions, key_of(column, 0), num)
@@ -81,7 +84,7 @@ def ours(kind: str, device: torch.device, count: Count) -> None:
         for augmentation in active:
             augmentation.draw(rows, np.full((BATCH_SIZE, 2), SIZE), data, random)
             for part in parts(images):
-                augmentation.apply(images[part], rows[part])
+                augmentation.apply(images[part].clone(), rows[part])
             augmentation.apply_to_both(images, labels, rows, target)
         count(1)
 
