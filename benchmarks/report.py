@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks import plots
 from benchmarks.agreement import AGREEMENTS
+from benchmarks.augmentations import OURS as AUGMENTED
 from benchmarks.bottleneck import SYNTHETIC
 from benchmarks.entry_points import WAIT
 from benchmarks.loading import PACKING
@@ -34,6 +35,7 @@ TITLES = {
     "bottleneck": "Bottleneck",
     "loop_overhead": "The training loop's own cost",
     "scale": "Number of samples",
+    "augmentations": "Augmentations of a finished batch",
     "agreement": "Agreement of ranks in each step",
 }
 FACTS = """\
@@ -208,7 +210,7 @@ def colour(row: Measurement) -> str:
     """That of ours, a limit, or others."""
     if row.subject.startswith("limit:"):
         return LIMIT
-    ours = ("loader=", "train", "python -m", list(AGREEMENTS)[-1])
+    ours = ("loader=", "train", "python -m", list(AGREEMENTS)[-1], AUGMENTED)
     return OURS if row.subject.startswith(ours) and row.subject != SYNTHETIC else OTHERS
 
 

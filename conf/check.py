@@ -100,6 +100,23 @@ RULES: dict[str, Rule] = {
     "data.colour_jitter": numbers(
         lambda a, b, c: 0 <= min(a, b, c) and max(a, b, c) <= 1, "three numbers in [0, 1]"
     ),
+    "data.randaugment": optional(
+        numbers(
+            lambda count, size: _is_whole(count) and 1 <= count <= 4 and 0 <= size <= 30,
+            "[operations, magnitude]: 1 to 4, and 0 to 30",
+        )
+    ),
+    "data.gaussian_blur": numbers(
+        lambda chance, low, high: 0 <= chance <= 1 and 0 < low <= high,
+        "[probability, low, high] with 0 < low <= high pixels",
+    ),
+    "data.rotation": (lambda x: _is_number(x) and 0 <= x <= 180, "use 0 to 180 degrees"),
+    "data.random_scale": optional(
+        numbers(lambda low, high: 0 < low <= high, "[low, high] with 0 < low <= high")
+    ),
+    "data.random_erasing": share("[", "]"),
+    "data.mixup": NOT_NEGATIVE,
+    "data.cutmix": NOT_NEGATIVE,
     "data.value_range": numbers(lambda low, high: low < high, "[0, 1] or [-1, 1]: [low, high]"),
     "data.mean": optional(A_LIST),
     "data.std": optional(

@@ -99,6 +99,31 @@ class DataConfig:
     colour_jitter: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Strength of [brightness, contrast, saturation]: factors are uniform in 1 ± strength."""
 
+    randaugment: Any = None
+    """Training changes each input by [operations, magnitude 0 to 30], such as [2, 9]: operations drawn from
+    brightness, contrast, colour, sharpness, posterize, solarize, autocontrast, equalize and none; null: off."""
+
+    gaussian_blur: list[float] = field(default_factory=lambda: [0.0, 0.1, 2.0])
+    """Inputs blurred in training: [probability, smallest, largest standard deviation in pixels]."""
+
+    rotation: float = 0.0
+    """Largest angle of a rotation about the centre in training, in degrees: uniform in ± this. A target image
+    turns with its input, and so does a mask. What comes from outside is `mean`, in masks without a class."""
+
+    random_scale: Any = None
+    """Training enlarges about the centre by a factor in [low, high], together with the rotation; null: off."""
+
+    random_erasing: float = 0.0
+    """Probability that a rectangle of an input, 2 to 33 % of its area, becomes `mean` in training."""
+
+    mixup: float = 0.0
+    """alpha of MixUp: each training sample is mixed with one of the same batch, by weights from
+    Beta(alpha, alpha), such as 0.2; its labels become probabilities. 0: off. Not for masks."""
+
+    cutmix: float = 0.0
+    """alpha of CutMix: a rectangle of each training image is that of another one of the same batch, its
+    labels are mixed by area. 0: off; with `mixup`, half of the samples each. Not for numbers."""
+
     value_range: list[float] = field(default_factory=lambda: [0.0, 1.0])
     """[low, high] that black and full intensity map to, before `mean` and `std`."""
 

@@ -1,51 +1,19 @@
 """What training does to samples at random: one object per augmentation, all of them in `AUGMENTATIONS`.
 
 An augmentation names the columns that it adds to a row of the plan with their neutral values, which
-leave the image as it is, and draws them. A rectangle and flips are executed by every backend; what
-acts on finished batches does so in `apply`, on the device and once for all backends.
+leave the image as it is, and draws them. A rectangle and flips are executed by every backend; all else
+acts on finished batches, on the device and once for all backends: `apply` on pictures in [0, 1],
+`apply_to_both` on inputs and targets as the model sees them.
 """
-
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from conf.schema import DataConfig
-
-Random = Callable[[str, int], np.ndarray]
-"""(rows, n) float64 in [0, 1) from a column's name and n: each name has numbers of its own, so that
-switching one augmentation on leaves the columns of the others alone."""
-
-
-class Augmentation:
-    """The base class: adds nothing, draws nothing, does nothing.
-
-    Attributes:
-        keys: of `data` that it follows; a checkpoint notes their values.
-        columns: those it adds to a row: name, dtype and neutral value.
-    """
-
-    keys: tuple[str, ...] = ()
-    columns: tuple[tuple[str, str, float], ...] = ()
-
-    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        """Fill in its columns. A row's values depend on that row alone: any rows can be asked for.
-
-        Args:
-            rows: of training, of dtype `plan.ROW`, neutral so far.
-            sizes: (len(rows), 2) height and width of the rows' images in pixels.
-            data: the configuration.
-            random: the rows' random numbers.
-        """
-
-    def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        """Finished images, (B, C, H, W) float32 in [0, 1] on the device, as their rows want them."""
-        return images
-
-    def is_neutral(self, rows: np.ndarray) -> bool:
-        """Whether these rows leave the images as they are."""
-        return all(bool((rows[name] == neutral).all()) for name, _, neutral in self.columns)
+from loaders.augment_both import Affine, GaussianBlur, Mixing, RandomErasing
+from loaders.augmentation import Augmentation, Random
+from loaders.randaugment import RandAugment
 
 
 class RandomCrop(Augmentation):
@@ -132,5 +100,10 @@ AUGMENTATIONS: tuple[Augmentation, ...] = (
     RandomResizedCrop(),
     Flips(),
     ColourJitter(),
+    RandAugment(),
+    GaussianBlur(),
+    Affine(),
+    RandomErasing(),
+    Mixing(),
 )
-ON_BATCHES = tuple(a for a in AUGMENTATIONS if type(a).apply is not Augmentation.apply)
+ON_IMAGES = tuple(a for a in AUGMENTATIONS if type(a).apply is not Augmentation.apply)

@@ -13,6 +13,7 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 
 from conf.schema import Config
+from loaders.augment import AUGMENTATIONS
 from loaders.dali import finished_beside_pipeline, pipeline_options
 from loaders.loader import Loader
 from loaders.overlap import Finished
@@ -76,8 +77,8 @@ class NativeDALILoader(Loader):
         super().__init__(sampler, cfg, device)
         data, on_gpu = cfg.data, device.type == "cuda"
         unsupported = {
-            "data.random_resized_crop": data.random_resized_crop is not None,
-            "data.colour_jitter": any(data.colour_jitter),
+            **{f"data.{key}": True for a in AUGMENTATIONS for key in a.active_keys(data)},
+            **{f"data.{key}": False for key in ("random_crop", "hflip", "vflip")},
             "target images of another size": max(self.index.size_factors) > 1,
             "masks": self.target.kind == "masks",
             "TIFFs with any number of channels": self.index.as_stored,

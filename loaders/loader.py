@@ -20,7 +20,8 @@ class Loader:
     """Iterates over this rank's batches of one split.
 
     A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W), and targets as
-    `target` says, see `loaders.index.Target`. A backend only implements `finished_batches()`.
+    `target` says, see `loaders.index.Target`; with `data.mixup` or `data.cutmix`, labels of training batches
+    are (B, classes) float32 probabilities. A backend only implements `finished_batches()`.
 
     Attributes:
         index: the split's samples.

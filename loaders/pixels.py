@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.augment import ON_BATCHES
+from loaders.augment import AUGMENTATIONS, ON_IMAGES
+from loaders.augmentation import parts
 from loaders.index import Index, Labels, NoTarget, Numbers, SeveralLabels
 from loaders.memory import BatchMemory
 
@@ -15,7 +16,7 @@ rows' rectangles, resized to `Loader.read_sizes()`, and flipped; on any device."
 
 
 class Pixels:
-    """Finishes batches: float32 NCHW, enlarged, with jittered colours, normalised; masks as they are.
+    """Finishes batches: float32 NCHW, enlarged, normalised, and augmented as their rows want it.
 
     Raises:
         ValueError: `data.mean` or `data.std` does not fit the number of channels.
@@ -56,6 +57,10 @@ class Pixels:
         if isinstance(self.index.target, NoTarget):
             finished.append(torch.from_numpy(rows["sample"].copy()).to(self.device))
         inputs, targets = finished
+        for augmentation in AUGMENTATIONS:
+            if not augmentation.is_neutral(rows):
+                both = inputs, targets, rows, self.index.target
+                inputs, targets = augmentation.apply_to_both(*both)
         return rows, (inputs, targets)
 
     def denormalize(self, inputs: Tensor) -> Tensor:
@@ -72,9 +77,9 @@ class Pixels:
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
         channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         batch = self._empty(channels_first.shape).copy_(channels_first)
-        augmentations = [a for a in ON_BATCHES if not a.is_neutral(rows)]
+        augmentations = [a for a in ON_IMAGES if not a.is_neutral(rows)]
         if not augmentations:  # while there are fewer pixels
-            batch = _scale_and_shift(batch, scale / full_intensity, shift)
+            _scale_and_shift(batch, scale / full_intensity, shift, out=batch)
         if batch.shape[2:] != (height, width):
             enlarged = self._empty((*batch.shape[:2], height, width))
             # interpolate(mode="bilinear") into memory that is there already
@@ -82,10 +87,11 @@ class Pixels:
                 batch, (height, width), False, out=enlarged
             )
         if augmentations:
-            batch = batch.div_(full_intensity)
-            for augmentation in augmentations:
-                batch = augmentation.apply(batch, rows)
-            batch = _scale_and_shift(batch, scale, shift)
+            for part in parts(batch):
+                pictures = batch[part].div_(full_intensity)
+                for augmentation in augmentations:
+                    pictures = augmentation.apply(pictures, rows[part])
+                _scale_and_shift(pictures, scale, shift, out=batch[part])
         return batch
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
@@ -94,8 +100,8 @@ class Pixels:
         return torch.empty(shape, device=self.device, memory_format=self.memory_format)
 
 
-def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """batch * scale + shift in place, with scale and shift of shape (1, C or 1, 1, 1)."""
+def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor, out: Tensor) -> None:
+    """batch * scale + shift, with scale and shift of shape (1, C or 1, 1, 1); `out` may be the batch."""
     # The factors of a whole line at once: a loop over fewer values is several times slower.
     line = (1, batch.shape[1], 1, batch.shape[3])
     is_channels_last = batch.is_contiguous(memory_format=torch.channels_last)
@@ -103,4 +109,4 @@ def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     scale, shift = (
         factor.expand(line).contiguous(memory_format=memory_format) for factor in (scale, shift)
     )
-    return torch.addcmul(shift, batch, scale, out=batch)
+    torch.addcmul(shift, batch, scale, out=out)

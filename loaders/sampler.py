@@ -40,8 +40,8 @@ class PlanSampler:
             `index.distinct_sizes` have; None: random ones.
 
     Raises:
-        ValueError: the split has fewer samples than a global batch (training) or than ranks, or images are
-            smaller than the crop.
+        ValueError: the split has fewer samples than a global batch (training) or than ranks, images are
+            smaller than the crop, or an augmentation does not fit targets or batches.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class PlanSampler:
                 + (f"global_batch_size={needed}" if train else f"world_size={needed}")
                 + "; use a smaller value or more data"
             )
+        for augmentation in AUGMENTATIONS if train else ():
+            augmentation.check(data, index.target, global_batch_size, world_size)
         self.index, self.data, self.seed, self.train = index, data, seed, train
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.output_size = output_size(data, index)

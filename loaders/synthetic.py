@@ -6,7 +6,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from conf.schema import Config
-from loaders.index import Masks, Numbers, SeveralLabels, TargetImages
+from loaders.augment_both import Mixing, probabilities
+from loaders.index import Labels, Masks, Numbers, SeveralLabels, TargetImages
 from loaders.loader import Loader
 from loaders.overlap import Finished
 from loaders.sampler import PlanSampler
@@ -33,6 +34,8 @@ class SyntheticLoader(Loader):
         else:
             size = self.output_size if isinstance(target, Masks) else ()
             self.targets = torch.randint(num_classes, (self.batch_size, *size), generator=random)
+        if isinstance(target, Labels) and sampler.train and Mixing().active_keys(cfg.data):
+            self.targets = probabilities(self.targets, num_classes)
         self.targets = self.targets.to(device)
 
     def finished_batches(self) -> Iterator[Finished]:

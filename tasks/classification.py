@@ -21,7 +21,8 @@ MAX_CONFUSION_CLASSES = 500
 
 
 class Classification(Task):
-    """Outputs: (N, len(classes)) logits of any float type. Targets: (N,) int64 class indices.
+    """Outputs: (N, len(classes)) logits of any float type. Targets: (N,) int64 class indices; the loss also
+    takes (N, len(classes)) probabilities, which `data.mixup` and `data.cutmix` make of them in training.
 
     Metrics: `loss`, `top1` and, with more than five classes, `top5`. The confusion matrix of up to 500
     classes is part of the sums.

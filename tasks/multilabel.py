@@ -21,7 +21,8 @@ LOWEST, BINS_PER_LOGIT, NUM_BINS = -16, 64, 2048
 
 
 class MultiLabel(Task):
-    """Outputs: (N, len(classes)) logits of any float type. Targets: the same shape, 1 or 0.
+    """Outputs: (N, len(classes)) logits of any float type. Targets: the same shape, 1 or 0; in the loss also
+    between these, as `data.mixup` and `data.cutmix` mix them in training.
 
     Metrics: `loss` (binary cross-entropy, the mean over classes), `map` and `f1`.
 

@@ -24,6 +24,7 @@ from torchvision.transforms import v2
 
 from benchmarks import (
     agreement,
+    augmentations,
     bottleneck,
     entry_points,
     loading,
@@ -505,6 +506,14 @@ def test_agreement_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
     assert all(line.median > 0 for line in rows.values())
 
 
+def test_augmentations_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
+    kinds = ("data.randaugment=[2,9]", "data.mixup=0.2")
+    monkeypatch.setattr(augmentations, "KINDS", {k: augmentations.KINDS[k] for k in kinds})
+    rows = run_tiny("augmentations", tmp_path, data_dir)
+    assert [kind for kind, _, _ in rows] == [kinds[0]] * 3 + [kinds[1]] * 2
+    assert all(line.median > 0 for line in rows.values())
+
+
 @pytest.mark.parametrize("name", AGREEMENTS)
 def test_ranks_act_on_the_wishes_of_the_step_that_the_way_promises(
     name: str, tmp_path: Path
@@ -620,6 +629,13 @@ FIXED: dict[str, tuple[list[Measurement], dict[str, dict[str, list[str]]]]] = {
     "scale": (
         [row("1,000 samples", "0.1;0.2", quantity="first batch", unit="s")],
         {"caltech256": {"first batch (s)": ["0.15 (0.1 to 0.2)"]}},
+    ),
+    "augmentations": (
+        [
+            row(augmentations.OURS, "4;4;4", **IN_MS),
+            row("torchvision v2, image by image", "5;6;5", **IN_MS),
+        ],
+        {"caltech256": {"against loaders.augment": ["1x", "1.25x (1.25 to 1.5)"]}},
     ),
     "agreement": (
         [

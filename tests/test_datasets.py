@@ -94,6 +94,8 @@ PHOTO_OPTIONS = {
         "data.hflip=0.5",
         "data.vflip=0.5",
         "data.colour_jitter=[0.3,0.3,0.3]",
+        *("data.rotation=20", "data.random_scale=[0.9,1.2]", "data.gaussian_blur=[0.5,0.5,1]"),
+        *("data.random_erasing=0.5", "data.mixup=0.4", "data.cutmix=1"),
     ],
 }
 
@@ -518,6 +520,8 @@ def test_dalis_own_reader_says_what_it_cannot_do(pairs: Path, photos: Path, tmp_
         ValueError, match=r"does not have data.colour_jitter; use loader.reader=plan"
     ):
         loaders_of("dali", tmp_path, [*photo, "data.colour_jitter=[0.1,0,0]"])
+    with pytest.raises(ValueError, match=r"does not have data.rotation, data.mixup; use"):
+        loaders_of("dali", tmp_path, [*photo, "data.rotation=5", "data.mixup=1"])
     train, val = loaders_of("dali", tmp_path, photo)
     assert type(val).__name__ == "DALILoader"
     next(iter(train))

@@ -58,6 +58,23 @@ OF_VALUES = [
         "train.py data.colour_jitter=[1,2]",
         "data.colour_jitter=[1.0,2.0] is not possible; use three",
     ),
+    (
+        "train.py data.randaugment=[5,9]",
+        "=[5,9] is not possible; use [operations, magnitude]: 1 to 4",
+    ),
+    (
+        "train.py data.gaussian_blur=[0.5]",
+        "data.gaussian_blur=[0.5] is not possible; use [probabil",
+    ),
+    (
+        "train.py data.random_scale=[2,1]",
+        "data.random_scale=[2,1] is not possible; use [low, high]",
+    ),
+    ("train.py data.mixup=-1", "data.mixup=-1.0 is not possible; use 0 or more"),
+    (
+        "train.py data.mixup=1 global_batch_size=63",
+        "=63 each of world_size=1 has 63 samples; use 64, for",
+    ),
     ("train.py data.random_resized_crop=0.5", "use [low, high] with 0 < low <= high <= 1"),
     ("train.py data.resize=abc", "data.resize=abc is not possible; use [height, width] in pixels"),
     ("train.py data.resize=0", "data.resize=0 is not possible"),

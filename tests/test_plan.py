@@ -42,7 +42,9 @@ def test_same_seed_and_epoch_give_the_same_plan_and_others_another() -> None:
 def test_any_rows_are_those_of_the_whole_epoch() -> None:
     index = make_index(*[(40, 50), (60, 50)] * 5000)
     options = ["data.crop=[32,32]", "data.random_resized_crop=[0.2,1]", "data.hflip=0.5"]
-    data = make_config(*options, "data.colour_jitter=[0.4,0.4,0.4]").data
+    options += ["data.colour_jitter=[0.4,0.4,0.4]", "data.randaugment=[3,9]", "data.rotation=30"]
+    options += ["data.random_scale=[0.5,2]", "data.gaussian_blur=[0.5,1,2]", "data.mixup=0.2"]
+    data = make_config(*options, "data.random_erasing=0.5", "data.cutmix=1").data
     whole = plan(index, data, 3, 7, True, np.arange(10_000))
     for positions in (np.arange(4321, 4357), np.arange(9999, 0, -613), np.array([9999])):
         assert np.array_equal(plan(index, data, 3, 7, True, positions), whole[positions])

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from conf.schema import DataConfig
+from loaders.augment import AUGMENTATIONS
 
 CPU = torch.device("cpu")
+AUGMENTS_BY = ("random_crop", "hflip", "vflip")
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,10 @@ class Recipe:
         Raises:
             ValueError: it asks for more than these plain ways of loading do.
         """
-        if data.random_resized_crop is not None or any(data.colour_jitter):
+        active = [key for a in AUGMENTATIONS for key in a.active_keys(data)]
+        if more := [f"data.{key}" for key in active if key not in AUGMENTS_BY]:
             raise ValueError(
-                "data.random_resized_crop and data.colour_jitter are not part of the comparison; "
-                "use data.random_resized_crop=null data.colour_jitter=[0,0,0]"
+                f"{', '.join(more)} not part of the comparison; leave out what sets it"
             )
         low, high = data.value_range
         size: Any = data.resize
