@@ -5,7 +5,7 @@ leave the image as it is, and draws them. A rectangle and flips are executed by 
 acts on finished batches does so in `apply`, on the device and once for all backends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -39,8 +39,15 @@ class Augmentation:
             streams: where the random numbers come from.
         """
 
-    def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        """Finished images, (B, C, H, W) float32 in [0, 1] on the device, as their rows want them."""
+    def apply(self, images: Tensor, rows: np.ndarray, columns: Mapping[str, Tensor]) -> Tensor:
+        """Finished images as their rows want them.
+
+        Args:
+            images: (B, C, H, W) float32 in [0, 1] on the device; may be changed in place.
+            rows: of the plan, on the host.
+            columns: of each augmentation that acts on batches, by name: (B, 1, 1, 1) float32 on the
+                device. Whatever else travels there would make the host wait in each step.
+        """
         return images
 
     def is_neutral(self, rows: np.ndarray) -> bool:
@@ -106,24 +113,23 @@ class ColourJitter(Augmentation):
         for (name, *_), strength in zip(self.columns, data.colour_jitter, strict=True):
             rows[name] = 1 + strength * streams(name).uniform(-1, 1, len(rows))
 
-    def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        def factor(name: str) -> Tensor:
-            return torch.from_numpy(rows[name].copy()).to(images.device).view(-1, 1, 1, 1)
-
-        def grey() -> Tensor:
-            if images.shape[1] != 3:
-                return images.mean(dim=1, keepdim=True)
-            weights = images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-            return (images * weights).sum(dim=1, keepdim=True)
-
+    def apply(self, images: Tensor, rows: np.ndarray, columns: Mapping[str, Tensor]) -> Tensor:
         if (rows["brightness"] != 1).any():
-            images = images.mul(factor("brightness")).clamp_(0, 1)
+            images = images.mul(columns["brightness"]).clamp_(0, 1)
         if (rows["contrast"] != 1).any():
-            mean = grey().mean(dim=(2, 3), keepdim=True)
-            images = torch.lerp(mean, images, factor("contrast")).clamp_(0, 1)
+            mean = _grey(images).mean(dim=(2, 3), keepdim=True)
+            images = torch.lerp(mean, images, columns["contrast"]).clamp_(0, 1)
         if (rows["saturation"] != 1).any():
-            images = torch.lerp(grey(), images, factor("saturation")).clamp_(0, 1)
+            images = torch.lerp(_grey(images), images, columns["saturation"]).clamp_(0, 1)
         return images
+
+
+def _grey(images: Tensor) -> Tensor:
+    """(B, 1, H, W): luma as ITU-R BT.601 weighs it; where there are not three channels, their mean."""
+    if images.shape[1] != 3:
+        return images.mean(dim=1, keepdim=True)
+    red, green, blue = images.split(1, dim=1)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 AUGMENTATIONS: tuple[Augmentation, ...] = (

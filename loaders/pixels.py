@@ -52,9 +52,9 @@ class Pixels:
         finished = [self._side(number, side, rows) for number, side in enumerate(images)]
         if isinstance(self.index.target, Labels | SeveralLabels | Numbers):
             values = torch.from_numpy(self.index.target.values[rows["sample"]])
-            finished.append(values.to(self.device, non_blocking=True))
+            finished.append(self._sent(values))
         if isinstance(self.index.target, NoTarget):
-            finished.append(torch.from_numpy(rows["sample"].copy()).to(self.device))
+            finished.append(self._sent(torch.from_numpy(rows["sample"].copy())))
         inputs, targets = finished
         return rows, (inputs, targets)
 
@@ -83,10 +83,24 @@ class Pixels:
             )
         if augmentations:
             batch = batch.div_(full_intensity)
+            columns = self._columns(rows)
             for augmentation in augmentations:
-                batch = augmentation.apply(batch, rows)
+                batch = augmentation.apply(batch, rows, columns)
             batch = _scale_and_shift(batch, scale, shift)
         return batch
+
+    def _columns(self, rows: np.ndarray) -> dict[str, Tensor]:
+        """What the augmentations of batches need of the rows, all of it in one copy to the device."""
+        names = [name for augmentation in ON_BATCHES for name, *_ in augmentation.columns]
+        values = np.stack([rows[name].astype(np.float32) for name in names])
+        columns = self._sent(torch.from_numpy(values)).view(len(names), -1, 1, 1, 1)
+        return dict(zip(names, columns, strict=True))
+
+    def _sent(self, values: Tensor) -> Tensor:
+        """Values of the host on the device; from pinned memory, so that the host does not wait."""
+        if self.device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self.device, non_blocking=True)
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type == "cpu":
