@@ -13,7 +13,7 @@ from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
 from runtime.optimizer import build_optimizer
-from runtime.setup import seed_everything
+from runtime.setup import seed_everything, set_numerics
 from tasks import build_task
 
 
@@ -41,6 +41,7 @@ def parts(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1, distributed: bool = False
 ) -> tuple[Any, Any, nn.Module, torch.optim.Optimizer, Any]:
     """Loader, task, model, optimizer and schedule; `distributed`: the model as `train_ddp.py` has it."""
+    set_numerics(cfg)
     seed_everything(cfg.seed)
     loader = build_loaders(cfg, device, rank, world_size)[0]
     task = build_task(cfg, loader)
