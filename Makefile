@@ -23,6 +23,7 @@ train: setup  ## train the default model on the embedded digits
 
 test: setup  ## run all tests, in as many processes as there are CPUs
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+	@test ! -e /proc/driver/nvidia/version || $(BIN)/python -m pytest -m gpu
 
 test-fast: setup  ## run the tests that start no training
 	$(BIN)/python -m pytest $(addprefix tests/test_,config.py documents.py plan.py index.py tasks.py models.py runtime.py)
