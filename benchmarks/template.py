@@ -46,10 +46,12 @@ def parts(
     loader = build_loaders(cfg, device, rank, world_size)[0]
     task = build_task(cfg, loader)
     model = build_model(cfg.model, loader.in_channels, task.num_outputs)
-    if distributed and device.type == "cuda":  # the CPU has no SyncBatchNorm
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(device)
+    if distributed:
+        from runtime.distributed import convert_sync_batchnorm  # which takes a second to import
+
+        model = convert_sync_batchnorm(cfg, model, device)
     optimizer, scheduler = build_optimizer(cfg, model, len(loader))
     if distributed:
-        model = nn.parallel.DistributedDataParallel(model)
+        model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     return loader, task, model, optimizer, scheduler

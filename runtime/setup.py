@@ -90,7 +90,8 @@ def set_numerics(cfg: "Config") -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = cfg.deterministic
-    torch.use_deterministic_algorithms(cfg.deterministic)
+    if cfg.deterministic != torch.are_deterministic_algorithms_enabled():  # a call takes seconds
+        torch.use_deterministic_algorithms(cfg.deterministic)
 
 
 def amp_dtype(name: str, device: torch.device) -> torch.dtype:
