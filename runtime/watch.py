@@ -145,6 +145,7 @@ def _watch(rank: int, work: DeviceWork, timeout_s: float) -> None:
             return
         if work.overdue_s() > timeout_s and _ending.acquire(blocking=False):
             _tell(f"failed{rank}")
+            time.sleep(2 * HEARTBEAT_S)  # by so much later another rank may have marked its work
             _report_timeout(str(rank))
             sys.stderr.flush()
             os._exit(1)
@@ -169,7 +170,7 @@ def _report_timeout(rank: str) -> None:
         if record := _flight_record():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(record)
-            lines += f"\n  this rank's collectives: {path} (torchfrtrace reads it, for one)"
+            lines += f"\n  this rank's collectives: {path} (torchfrtrace reads it)"
     except (OSError, RuntimeError) as error:
         lines += f"\n  this rank's collectives could not be written: {error}"
     print(f"[rank {rank}] {lines}", file=sys.stderr)
