@@ -154,22 +154,25 @@ class _Reporter:
 
 def entry_points(check: Check) -> None:
     """Every script with every loader on every experiment for two steps."""
-    run, lock = check.run("log.every_steps=1", max_steps=2), threading.Lock()
+    run = check.run("log.every_steps=1", num_images=160, max_steps=2)
+    lock = threading.Lock()
     names = ["mnist"] if check.small else [name for name in CASES if name != "pairs"]
     jobs = [(name, loader, script) for name in names for loader in LOADERS for script in scripts()]
 
     def one(name: str, loader: str, script: str) -> None:
-        begin = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            with lock:  # Hydra composes one configuration at a time
-                chosen = Run(run.folder, run.sizes, tuple(run.case_overrides(name)))
-                process = start(chosen, script, f"loader={loader}", 1, Path(folder, "run"))
-            status = process.wait()
-            words = Path(folder, "run.txt").read_text().split()[-LAST_WORDS:] if status else []
+        begin, what = time.monotonic(), f"{script}, {loader}, {name}"
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                with lock:  # Hydra composes one configuration at a time
+                    chosen = Run(run.folder, run.sizes, tuple(run.case_overrides(name)))
+                    process = start(chosen, script, f"loader={loader}", 1, Path(folder, "run"))
+                status = process.wait()
+                words = " ".join(Path(folder, "run.txt").read_text().split()[-LAST_WORDS:])
+        except Exception as error:
+            status, words = 1, f"{type(error).__name__}: {error}"
+        seconds = round(time.monotonic() - begin, 1)
         with lock:
-            outcome = FAILED if status else PASSED
-            seconds = round(time.monotonic() - begin, 1)
-            check.tell(f"{script}, {loader}, {name}", outcome, "", seconds, " ".join(words))
+            check.tell(what, FAILED if status else PASSED, "", seconds, words if status else "")
 
     with ThreadPoolExecutor(max(1, len(cores()) // 3)) as pool:
         for future in [pool.submit(one, *job) for job in jobs]:
