@@ -24,7 +24,7 @@ from tqdm import tqdm
 from conf.mistakes import Mistake
 from loaders import build_loaders, build_prediction_loader
 from models import build_model
-from runtime import resolve_device
+from runtime import resolve_device, set_numerics
 from runtime.checkpoint import write_atomically
 from runtime.distributed import init_process_group, local_rank
 from runtime.group import Alone
@@ -43,6 +43,7 @@ def main() -> None:
         group: Alone = init_process_group(cfg, device)
     else:
         device, group = resolve_device(cfg.device), Alone()
+    set_numerics(cfg)
 
     # data and task
     broken: dict[str, str] = {}

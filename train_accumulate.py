@@ -14,7 +14,7 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
 
 # new #: for models that are spread over ranks
 from runtime.distributed import set_gradient_sync
@@ -26,6 +26,7 @@ from tasks import build_task
 def main(cfg: Config) -> None:
     device = resolve_device(cfg.device)
     keep_freed_memory(device)
+    set_numerics(cfg)
 
     seed_everything(cfg.seed)
 

@@ -17,7 +17,7 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
 from runtime.malloc import keep_freed_memory
 
 # new #: the configured dtype
@@ -29,6 +29,7 @@ from tasks import build_task
 def main(cfg: Config) -> None:
     device = resolve_device(cfg.device)
     keep_freed_memory(device)
+    set_numerics(cfg)
 
     seed_everything(cfg.seed)
 

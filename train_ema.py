@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
 
 # new #: how the average follows
 from runtime.distributed import shard_like
@@ -29,6 +29,7 @@ from tasks import build_task
 def main(cfg: Config) -> None:
     device = resolve_device(cfg.device)
     keep_freed_memory(device)
+    set_numerics(cfg)
 
     seed_everything(cfg.seed)
 

@@ -17,7 +17,7 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything
+from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
 
 # new #: what torchrun's processes need
 from runtime.distributed import (
@@ -42,6 +42,7 @@ def main(cfg: Config) -> None:
     device = resolve_device(cfg.device, local_rank())
     group = init_process_group(cfg, device)
     keep_freed_memory(device)
+    set_numerics(cfg)
 
     seed_everything(cfg.seed)
 

@@ -87,8 +87,11 @@ def _wait(turn: Any, _: int) -> None:
 def _join(
     program: RankProgram, world_size: int, backend: str, port: int, rank: int, count: Count
 ) -> None:
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank) if backend == "nccl" else None
+    if device is not None:
+        torch.cuda.set_device(device)
     store = dist.TCPStore(HOST, port, is_master=False)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, device_id=device
+    )
     program(rank, count)

@@ -13,7 +13,7 @@ from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
 from runtime.optimizer import build_optimizer
-from runtime.setup import seed_everything
+from runtime.setup import seed_everything, set_numerics
 from tasks import build_task
 
 
@@ -41,14 +41,17 @@ def parts(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1, distributed: bool = False
 ) -> tuple[Any, Any, nn.Module, torch.optim.Optimizer, Any]:
     """Loader, task, model, optimizer and schedule; `distributed`: the model as `train_ddp.py` has it."""
+    set_numerics(cfg)
     seed_everything(cfg.seed)
     loader = build_loaders(cfg, device, rank, world_size)[0]
     task = build_task(cfg, loader)
     model = build_model(cfg.model, loader.in_channels, task.num_outputs)
-    if distributed and device.type == "cuda":  # the CPU has no SyncBatchNorm
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(device)
+    if distributed:
+        from runtime.distributed import convert_sync_batchnorm  # which takes a second to import
+
+        model = convert_sync_batchnorm(cfg, model, device)
     optimizer, scheduler = build_optimizer(cfg, model, len(loader))
     if distributed:
-        model = nn.parallel.DistributedDataParallel(model)
+        model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     return loader, task, model, optimizer, scheduler

@@ -155,6 +155,7 @@ RULES: dict[str, Rule] = {
         lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None,
         "use auto, cpu, cuda or cuda:1",
     ),
+    "fp32_precision": optional(one_of("ieee", "tf32")),
     "seed": (lambda x: _is_whole(x) and 0 <= x < 2**63, "use 0 to 2**63 - 1"),
 }
 

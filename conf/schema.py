@@ -343,6 +343,14 @@ class Config:
     device: str = "auto"
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`."""
 
+    fp32_precision: str | None = None
+    """What CUDA's matrix products and convolutions in float32 compute in: `ieee` (float32) or `tf32` (10
+    bits of mantissa, several times as fast); null: as PyTorch does, convolutions in tf32, products in ieee."""
+
+    deterministic: bool = False
+    """The same bits in each run on the same GPU: only algorithms that give them, which takes longer. What has
+    none raises an error; the CPU needs no such choice."""
+
     seed: int = 0
     """Decides the initial weights and, with the epoch, the whole plan of the data."""
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @pipeline_def
 def planned_images(  # type: ignore[no-untyped-def]
-    source, decode, cut, resize, flip, device, dtype, output_type, hw_decoder_load
+    source, decode, cut, resize, flip, decoding, dtype, output_type
 ):
     """Read files, decode only the rectangles, resize them with antialiasing and flip them.
 
@@ -52,9 +52,7 @@ def planned_images(  # type: ignore[no-untyped-def]
     size = next(inputs) if resize else None
     if decode:
         encoded = fn.io.file.read(next(inputs))
-        options = {"dtype": dtype, "output_type": output_type, "device": "cpu"}
-        if device == "gpu":
-            options |= {"device": "mixed", "hw_decoder_load": hw_decoder_load}
+        options = {"dtype": dtype, "output_type": output_type, **decoding}
         if cut:
             start, shape = inputs
             images = fn.decoders.image_slice(encoded, start, shape, axis_names="HW", **options)
@@ -62,7 +60,9 @@ def planned_images(  # type: ignore[no-untyped-def]
             images = fn.decoders.image(encoded, **options)
     else:
         (pixels,) = inputs
-        images = fn.reinterpret(pixels.gpu() if device == "gpu" else pixels, layout="HWC")
+        images = fn.reinterpret(
+            pixels.gpu() if decoding["device"] == "mixed" else pixels, layout="HWC"
+        )
     if resize:
         return fn.resize_crop_mirror(
             images,
@@ -106,7 +106,7 @@ class DALILoader(Loader):
         self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())
         self.resizes = shapes is None or bool((shapes != self.read_size).any())
         self.flips = sampler.train and cfg.data.hflip + cfg.data.vflip > 0
-        self.copies = index.can_copy and not self.cuts
+        self.copies = index.can_copy
         num_sides = len(self.factors)
         readable = all(headers["dali_reads"].all() for headers in index.headers[:num_sides])
         self.decodes = bool(index.files) and readable and not self.copies
@@ -134,10 +134,9 @@ class DALILoader(Loader):
             self.cuts,
             self.resizes,
             self.flips,
-            "gpu" if self.device.type == "cuda" else "cpu",
+            decoding(self.cfg, self.device),
             types.UINT16 if self.index.dtype == "uint16" else types.UINT8,
             types.ANY_DATA if self.index.as_stored else photo_type,
-            self.cfg.loader.hw_decoder_load,
             **pipeline_options(self, len(self.factors) * self.batch_size),
         )
         pipeline.build()
@@ -161,28 +160,31 @@ class DALILoader(Loader):
         if self.resizes:
             size = np.tile(np.array(self.read_size, np.float32), (len(rows), 1))
             inputs.append(_for_each_side(factors, size))
-        if self.copies:
-            images, bad = self.index.copy(rows["sample"])
-            for reason in bad.values():
-                raise BadFileError(reason)
-            return (*inputs, images)
         start = _for_each_side(factors, np.stack([rows["y"], rows["x"]], axis=1))
         shape = _for_each_side(factors, np.stack([rows["height"], rows["width"]], axis=1))
         samples = [(side, sample) for side in range(len(factors)) for sample in rows["sample"]]
         if self.decodes:
             paths = [self.paths[side][sample] for side, sample in samples]
             return (*inputs, paths, start, shape) if self.cuts else (*inputs, paths)
-        pixels = []
-        for (side, sample), (y, x), (height, width) in zip(samples, start, shape, strict=True):
-            image = self.index.read(sample, side)
-            pixels.append(np.ascontiguousarray(image[y : y + height, x : x + width]))
-        return (*inputs, pixels)
+        images: np.ndarray | list[np.ndarray]
+        if self.copies:
+            images, bad = self.index.copy(rows["sample"])
+            for reason in bad.values():
+                raise BadFileError(reason)
+        else:
+            images = [self.index.read(sample, side) for side, sample in samples]
+        if self.cuts or not self.copies:
+            images = [
+                np.ascontiguousarray(image[y : y + height, x : x + width])
+                for image, (y, x), (height, width) in zip(images, start, shape, strict=True)
+            ]
+        return (*inputs, images)
 
     def _run(self) -> tuple[Tensor, ...] | None:
         """The images of each side of the next batch; None at the end of the epoch."""
         while True:
             try:
-                (images,) = self.pipeline.run()
+                (images,) = run_on_stream(self.pipeline, self.device)
                 masks = self._masks()
                 break
             except StopIteration:
@@ -253,6 +255,26 @@ def pipeline_options(loader: Loader, batch_size: int) -> dict[str, Any]:
         "device_id": loader.device.index if loader.device.type == "cuda" else None,
         "prefetch_queue_depth": options.prefetch_queue_depth,
     }
+
+
+def decoding(cfg: Config, device: torch.device) -> dict[str, Any]:
+    """Arguments of DALI's decoders: on a GPU they give the pixels that they would on the CPU."""
+    if device.type != "cuda":
+        return {"device": "cpu"}
+    return {
+        "device": "mixed",
+        # The hardware's decoder rounds otherwise, and which images it takes may differ.
+        "hw_decoder_load": 0.0 if cfg.deterministic else cfg.loader.hw_decoder_load,
+        # The CPU's decoders interpolate subsampled colours, the GPU's only when they are told to.
+        "jpeg_fancy_upsampling": True,
+    }
+
+
+def run_on_stream(pipeline: Any, device: torch.device) -> tuple[Any, ...]:
+    """The outputs of the next batch; on CUDA the current stream waits for them instead of the host."""
+    if device.type == "cuda" and pipeline.exec_dynamic:
+        return pipeline.run(torch.cuda.current_stream(device))
+    return pipeline.run()
 
 
 def finished_beside_pipeline(batches: Iterator[RawBatch], loader: Loader) -> Iterator[Finished]:

@@ -14,7 +14,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from conf.schema import Config
 from loaders.augment import AUGMENTATIONS
-from loaders.dali import finished_beside_pipeline, pipeline_options
+from loaders.dali import decoding, finished_beside_pipeline, pipeline_options, run_on_stream
 from loaders.loader import Loader
 from loaders.overlap import Finished
 from loaders.pixels import RawBatch
@@ -25,7 +25,9 @@ SHUFFLE_BUFFER = 4096
 
 
 @pipeline_def
-def native_images(sides, output_type, device, resize, crop, random_crop, flips, seed, shards):  # type: ignore[no-untyped-def]
+def native_images(  # type: ignore[no-untyped-def]
+    sides, output_type, decoding, resize, crop, random_crop, flips, seed, shards
+):
     """(samples, images[, targets]); the sides of a pair share every random value."""
     shard_id, num_shards = shards
     x, y = (fn.random.uniform(range=(0.0, 1.0)) if random_crop else 0.5 for _ in "xy")
@@ -48,9 +50,7 @@ def native_images(sides, output_type, device, resize, crop, random_crop, flips, 
             name=f"reader{len(outputs)}",
         )
         outputs = outputs or [sample]
-        images = fn.decoders.image(
-            content, device="mixed" if device == "gpu" else "cpu", output_type=output_type
-        )
+        images = fn.decoders.image(content, output_type=output_type, **decoding)
         outputs.append(
             fn.resize_crop_mirror(
                 images,
@@ -75,7 +75,7 @@ class NativeDALILoader(Loader):
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
-        data, on_gpu = cfg.data, device.type == "cuda"
+        data = cfg.data
         unsupported = {
             **{f"data.{key}": True for a in AUGMENTATIONS for key in a.active_keys(data)},
             **{f"data.{key}": False for key in ("random_crop", "hflip", "vflip")},
@@ -101,7 +101,7 @@ class NativeDALILoader(Loader):
         self.pipeline = native_images(
             list(self.index.files),
             types.GRAY if self.in_channels == 1 else types.RGB,
-            "gpu" if on_gpu else "cpu",
+            decoding(cfg, device),
             resize,
             self.output_size,
             data.random_crop,
@@ -132,7 +132,7 @@ class NativeDALILoader(Loader):
         padded = self.pipeline.reader_meta("reader0")["epoch_size_padded"]
         self.batches_left = -(-padded // (self.sampler.world_size * self.batch_size))
         for _ in range(len(self.sampler)):
-            samples, *images = self.pipeline.run()
+            samples, *images = run_on_stream(self.pipeline, self.device)
             self.batches_left -= 1
             rows = neutral_rows(np.asarray(samples.as_cpu().as_tensor()).ravel())
             yield rows, tuple(torch.from_dlpack(side.as_tensor()) for side in images)

@@ -97,10 +97,12 @@ class PlannedImages(Dataset[Executed]):
         """A batch of which `_is_copied` is true, without further threads."""
         whole, bad = self.index.copy(rows["sample"])
         images = _cut_alike(torch.from_numpy(whole), rows, self.sizes[0])
+        # torch moves no single uint16, but numbers of the same size.
+        pixels = images.view(torch.int16) if images.dtype == torch.uint16 else images
         for name, dim in [("vflip", 1), ("hflip", 2)]:
             if rows[name].any():
                 flipped = torch.from_numpy(rows[name].copy())
-                images[flipped] = images[flipped].flip(dim)
+                pixels[flipped] = pixels[flipped].flip(dim)
         return Executed(rows, (_shared(images.pin_memory() if self.pin_memory else images),), bad)
 
     def _new_batch(self, count: int) -> tuple[Tensor, ...]:

@@ -41,27 +41,27 @@ def on_stream(
 ) -> Iterator[Finished]:
     """On CUDA: a stream beside that of the training copies and finishes.
 
-    The host is at most two batches ahead of the training stream, so that memory does not pile up where
-    a step takes longer than a batch.
+    The backend's own work on the device, such as DALI's, is put on that stream, too: nothing of a batch waits
+    for the training. The host is at most two batches ahead of the training stream, so that memory does
+    not pile up where a step takes longer than a batch.
     """
-    stream = side_stream(device)
-    ready: tuple[Finished, torch.cuda.Event] | None = None
+    stream, waiting = side_stream(device), iter(batches)
+    ready: tuple[Finished, torch.cuda.Event, RawBatch] | None = None
     # Of each batch handed out: when the training is done with it, and what it was made of until then.
     in_use: deque[tuple[torch.cuda.Event, RawBatch]] = deque()
-    for batch in batches:
-        training = torch.cuda.current_stream(device)
+    while True:
         if len(in_use) == 2:
             in_use.popleft()[0].synchronize()
-        if any(image.is_cuda for image in batch[1]):  # made on a stream of the backend's
-            stream.wait_stream(training)
         with torch.cuda.stream(stream):
-            following = finish(*batch), stream.record_event()
+            batch = next(waiting, None)
+            following = batch and (finish(*batch), stream.record_event(), batch)
         if ready is not None:
-            yield _handed_over(*ready)
-            in_use.append((training.record_event(), batch))
+            yield _handed_over(*ready[:2])
+            in_use.append((torch.cuda.current_stream(device).record_event(), ready[2]))
+        if following is None:
+            break
         ready = following
-    if ready is not None:
-        yield _handed_over(*ready)
+    stream.record_event().synchronize()  # before what the last ones were made of is let go
 
 
 def _handed_over(finished: Finished, is_finished: torch.cuda.Event) -> Finished:

@@ -53,9 +53,9 @@ class Pixels:
         finished = [self._side(number, side, rows) for number, side in enumerate(images)]
         if isinstance(self.index.target, Labels | SeveralLabels | Numbers):
             values = torch.from_numpy(self.index.target.values[rows["sample"]])
-            finished.append(values.to(self.device, non_blocking=True))
+            finished.append(self._sent(values))
         if isinstance(self.index.target, NoTarget):
-            finished.append(torch.from_numpy(rows["sample"].copy()).to(self.device))
+            finished.append(self._sent(torch.from_numpy(rows["sample"].copy())))
         inputs, targets = finished
         for augmentation in AUGMENTATIONS:
             if not augmentation.is_neutral(rows):
@@ -93,6 +93,12 @@ class Pixels:
                     pictures = augmentation.apply(pictures, rows[part])
                 _scale_and_shift(pictures, scale, shift, out=batch[part])
         return batch
+
+    def _sent(self, values: Tensor) -> Tensor:
+        """Values of the host on the device; from pinned memory, so that the host does not wait."""
+        if self.device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self.device, non_blocking=True)
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type == "cpu":

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PR_SET_PDEATHSIG = 1
+NCCL_WAITS_LONGER_S = 60.0
 
 
 class ProcessGroup(Alone):
@@ -174,6 +176,9 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     faulthandler.enable()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
+    folder = Path(cfg.output_dir).absolute()
+    os.environ.setdefault(watch.FLIGHT_RECORD, f"{folder}/flight_record_rank_")
+    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")  # collectives
     dist.init_process_group(
         # With NCCL, gloo carries the small messages that lie on the host.
         "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
@@ -184,7 +189,19 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
         device_id=device if backend == "nccl" else None,
     )
     atexit.register(leave_process_group)
-    watch.start_telling(store, rank, world_size)
+    if backend == "nccl":
+        # Its own watchdog ends the process without a word about the ranks.
+        patience = timedelta(seconds=NCCL_WAITS_LONGER_S)
+        dist.distributed_c10d._get_default_group()._get_backend(device)._set_default_timeout(
+            timeout + patience
+        )
+    dump = "_dump_nccl_trace" if backend == "nccl" else "_dump_fr_trace"
+    watch.start_telling(
+        *(store, rank, world_size),
+        watch.DeviceWork(device),
+        cfg.distributed.timeout_s,
+        getattr(torch._C._distributed_c10d, dump, bytes),
+    )
     if rank != 0:
         _only_warn(rank)
     return ProcessGroup()

@@ -115,7 +115,7 @@ class Run:
             self.guard.start_from_here()
             self.step_number = self.loader.epoch * len(self.loader) + self.loader.batches_done
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
-        self.timing = Timing()
+        self.timing = Timing(device)
 
     def state_dict(self) -> dict[str, Any]:
         """What the run has reached so far, beside the parts of `state`."""
@@ -160,10 +160,11 @@ class Run:
         # One that was stopped after its last step only has its validation left.
         batches = iter(()) if loader.epoch_is_finished else iter(loader)
         while not self._is_at_max_steps():
-            batch = next(batches, None)
-            self.timing.lap("data_wait")
+            with self.timing.data_wait():
+                batch = next(batches, None)
             if batch is None:
                 break
+            self.timing.step(len(batch[0]) * self.group.world_size)
             if self.step_number == 0 and self.cfg.log.images and self.group.rank == 0:
                 images = loader.denormalize(batch[0][: self.cfg.log.images])
                 self.board.images("train/inputs", images, 0)
@@ -174,8 +175,7 @@ class Run:
             for part in parts:
                 self.ends_step = part is parts[-1]
                 yield part
-            self.timing.lap("compute")
-            self.timing.step(len(batch[0]) * self.group.world_size)
+            self.timing.end_step()
         if self.losses_in_sum:
             self._log_point({})
         if self.bar is not None:
@@ -286,6 +286,7 @@ class Run:
         """Log the mean loss since the last time, and these values, after the current step."""
         self._count_bad_samples()
         loss = self.group.mean(self.loss_sum / self.losses_in_sum).item()
+        self.timing.finished()
         self.epoch_losses.append((loss, self.losses_in_sum))
         self.loss_sum.zero_()
         self.losses_in_sum = 0.0
@@ -354,7 +355,7 @@ class Run:
         self.guard.settle()
         self._count_bad_samples()
         self.board.flush()  # what a checkpoint has seen is in the log
-        self.timing.lap("compute")
+        self.timing.finished()
         state = {name: on_host(part.state_dict(), self.group) for name, part in self.state.items()}
         weights = state["model"]
         if is_best and self.published is not self.model:

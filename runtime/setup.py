@@ -1,12 +1,16 @@
-"""Device, seed and precision."""
+"""Device, seed, precision and determinism."""
 
 import os
 import random
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from conf.schema import Config
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -68,6 +72,26 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)
+
+
+def set_numerics(cfg: "Config") -> None:
+    """Choose how CUDA computes in float32, and whether it gives the same bits again.
+
+    To be called before anything is computed: cuBLAS looks at its workspaces once.
+
+    Args:
+        cfg: `fp32_precision` and `deterministic`.
+    """
+    # torch.backends' older names set the newer `fp32_precision` of matmul, conv and rnn as well; the other
+    # way round, torch.compile fails, which reads the older ones. Null gives PyTorch's defaults.
+    torch.backends.cuda.matmul.allow_tf32 = cfg.fp32_precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = cfg.fp32_precision != "ieee"
+    if cfg.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = cfg.deterministic
+    if cfg.deterministic != torch.are_deterministic_algorithms_enabled():  # a call takes seconds
+        torch.use_deterministic_algorithms(cfg.deterministic)
 
 
 def amp_dtype(name: str, device: torch.device) -> torch.dtype:

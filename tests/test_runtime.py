@@ -4,11 +4,13 @@ import ast
 import ctypes
 import math
 import multiprocessing
+import os
 import platform
 import random
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,8 @@ from runtime.group import Alone
 from runtime.guard import NonFiniteGuard
 from runtime.malloc import keep_freed_memory
 from runtime.parallel import visible_gpus
-from runtime.setup import amp_dtype
-from tests.helpers import REPOSITORY, make_config
+from runtime.setup import amp_dtype, set_numerics
+from tests.helpers import DEVICES, REPOSITORY, make_config
 
 MIB = 1 << 20
 
@@ -52,13 +54,7 @@ def test_the_schedule_is_that_of_pytorchs_own_parts(warmup_epochs: float) -> Non
     assert schedule.get_last_lr() == [0]
 
 
-NEEDS_CUDA = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_bad_step_leaves_batch_norms_statistics_as_they_were(device: str) -> None:
     cfg = make_config("loader=synthetic", "log.every_steps=100")
     loader, _ = build_loaders(cfg, torch.device("cpu"))
@@ -129,21 +125,96 @@ def test_the_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path) -
 def test_the_time_between_laps_belongs_to_the_part_that_ends(monkeypatch) -> None:
     now = 0.0
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    times = timing.Timing()
+    times = timing.Timing(torch.device("cpu"))
     for part, seconds in [("other", 1), ("data_wait", 2), ("compute", 4), ("other", 8)]:
         now += seconds
         times.lap(part)
-    times.step(64)
+    times.end_step()
     start_up = times.seconds.pop("start_up")
     assert start_up > 0
     assert times.seconds == {"other": 9, "first_step": 6}
-    for part, seconds in [("data_wait", 1), ("compute", 3)]:
-        now += seconds
-        times.lap(part)
+    with times.data_wait():
+        now += 1
     times.step(64)
+    now += 3
+    times.end_step()
     assert (times.images_per_s, times.data_wait_share) == (16, 0.25)
     times.end()
-    assert timing.Timing().seconds["start_up"] < min(1, start_up)  # of the next job of a multirun
+    again = timing.Timing(torch.device("cpu"))
+    assert again.seconds["start_up"] < min(1, start_up)  # of the next job of a multirun
+
+
+def test_a_gpu_waits_for_data_while_it_has_nothing_to_do(monkeypatch) -> None:
+    """The host is ahead: it waits for batches and launches, while the device works and waits otherwise."""
+    now, on_device = 0.0, 0.0
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.enable_timing = enable_timing
+
+        def record(self, stream: str) -> None:
+            self.ms = 1000 * on_device
+
+        def elapsed_time(self, end: "Event") -> float:
+            return end.ms - self.ms
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the training's")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    times = timing.Timing(torch.device("cuda", 0))
+    with times.data_wait():
+        now += 100
+    times.end_step()  # the first one
+    for _ in range(3):
+        with times.data_wait():
+            now += 5.0
+            on_device += 0.5
+        times.step(8)
+        now += 1.0
+        times.end_step()
+    now += 6.0  # until the device has finished, too
+    times.finished()
+    assert times.seconds["data_wait"] == pytest.approx(1.5)
+    assert times.seconds["compute"] == pytest.approx(22.5)
+    assert (times.images_per_s, times.data_wait_share) == (1.0, 0.0625)
+
+
+@pytest.fixture
+def numerics() -> Iterator[None]:
+    yield
+    set_numerics(make_config())
+
+
+@pytest.mark.usefixtures("numerics")
+@pytest.mark.parametrize(
+    ("chosen", "products", "convolutions"),
+    [("null", False, True), ("ieee", False, False), ("tf32", True, True)],
+)
+def test_one_key_chooses_what_cuda_computes_float32_in(
+    chosen: str, products: bool, convolutions: bool
+) -> None:
+    """The older names of torch.backends stay readable, which torch.compile reads."""
+    set_numerics(make_config(f"fp32_precision={chosen}"))
+    assert torch.backends.cuda.matmul.allow_tf32 == products
+    assert torch.backends.cudnn.allow_tf32 == convolutions
+    assert (torch.backends.cuda.matmul.fp32_precision == "tf32") == products
+    assert (torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32") == convolutions
+
+
+@pytest.mark.usefixtures("numerics")
+def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    set_numerics(make_config("deterministic=true"))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        torch.zeros(4).put_(torch.tensor([0]), torch.ones(1))
+    set_numerics(make_config())
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_auto_is_the_precision_that_is_fast_on_the_device() -> None:

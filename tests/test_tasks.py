@@ -26,7 +26,7 @@ from tasks import (
     build_task,
 )
 from tasks.multilabel import BINS_PER_LOGIT, LOWEST, NUM_BINS
-from tests.helpers import free_port
+from tests.helpers import DEVICES, free_port
 
 
 def config(name: str, loss: str, label_smoothing: float = 0.0, **data: Any) -> Config:
@@ -913,19 +913,7 @@ def test_totals_can_be_changed_in_place_afterwards() -> None:
     assert totals[0] == 13
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_rank_without_rows_gives_zeros_on_its_device(device: str) -> None:
     totals, _ = evaluate(Probe(), Restoration("l1"), loader_of(device=device))
     assert totals.device.type == device

@@ -93,7 +93,13 @@ class Torchrun:
     """An entry point under torchrun, all of whose processes can be found."""
 
     def __init__(
-        self, folder: Path, output_dir: Path, script: str, launcher: list[str], *overrides: str
+        self,
+        folder: Path,
+        output_dir: Path,
+        script: str,
+        launcher: list[str],
+        *overrides: str,
+        environment: dict[str, str] = ENVIRONMENT,
     ) -> None:
         self.mark = uuid.uuid4().hex
         self.prints = output_dir.with_name(f"{output_dir.name}-{self.mark[:6]}.txt")
@@ -106,7 +112,7 @@ class Torchrun:
                 cwd=folder,
                 env={
                     **os.environ,
-                    **ENVIRONMENT,
+                    **environment,
                     "TEST_MARK": self.mark,
                     "PYTHONFAULTHANDLER": "1",
                 },

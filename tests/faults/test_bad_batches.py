@@ -1,15 +1,18 @@
 """Batches whose loss is not finite, ranks that raise, that hang, and that end while they tell."""
 
 import json
+import os
+import pickle
 import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from loaders import build_loaders
 from models import build_model
-from runtime import evaluate
+from runtime import evaluate, watch
 from tasks import build_task
 from tests.faults.helpers import (
     NUM_STEPS,
@@ -20,7 +23,15 @@ from tests.faults.helpers import (
     run_to_end,
     script_with,
 )
-from tests.helpers import checkpoint_of, fork, make_config, scalars_of, summary_of, train
+from tests.helpers import (
+    FORKSERVER,
+    checkpoint_of,
+    fork,
+    make_config,
+    scalars_of,
+    summary_of,
+    train,
+)
 
 
 def poison(folder, script: str, condition: str, record: str = "None"):
@@ -166,6 +177,40 @@ def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_p
     assert re.search(r"rank 1: \d+ s ago at train_ddp.py:\d+ \(time.sleep\(1000\)\)", text)
     for rank in (0, 2):
         assert re.search(rf"rank {rank}: \d+ s ago at (train_ddp|distributed).py", text)
+        record = tmp_path / "run" / f"flight_record_rank_{rank}"
+        assert f"this rank's collectives: {record}" in text
+        last = pickle.loads(record.read_bytes())["entries"][-1]
+        assert last["profiling_name"].startswith("gloo:")
+
+
+def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) -> None:
+    """NCCL raises no error in Python, where the main thread waits for the device."""
+    prints = tmp_path / "prints.txt"
+    process = FORKSERVER.Process(target=_wait_for_the_device, args=(prints,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 1
+    text = prints.read_text()
+    assert "[rank 0] a collective timed out; missing: rank 1. Where each rank stood:" in text
+    assert re.search(r"rank 0: \d+ s ago at test_bad_batches.py:\d+ \(time.sleep\(1000\)\)", text)
+    assert f"this rank's collectives: {tmp_path}/record0" in text
+    assert (tmp_path / "record0").read_bytes() == b"all of them"
+
+
+def _wait_for_the_device(prints: Path) -> None:
+    class Stuck(watch.DeviceWork):
+        asked = 0
+
+        def overdue_s(self) -> float:
+            self.asked += 1
+            return float(self.asked)
+
+    os.environ[watch.FLIGHT_RECORD] = str(prints.with_name("record"))
+    os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT), 2)
+    watch.HEARTBEAT_S = 0.1
+    store, work = torch.distributed.HashStore(), Stuck(torch.device("cpu"))
+    watch.start_telling(store, 0, 2, work, 20.0, lambda: b"all of them")
+    time.sleep(1000)
 
 
 def test_ranks_that_tell_where_they_stand_to_the_last_moment_end_well(options, tmp_path) -> None:
