@@ -230,6 +230,8 @@ def _names() -> dict[str, Rule]:
 
 def _combinations(cfg: "Config") -> Iterable[tuple[bool, str]]:
     """Whether values do not go together, and the message then."""
+    from loaders.layouts.files import or_generate
+
     data, loader = cfg.data, cfg.loader
     yield (
         cfg.optimizer.warmup_epochs >= cfg.epochs,
@@ -256,13 +258,10 @@ def _combinations(cfg: "Config") -> Iterable[tuple[bool, str]]:
         f"data.root is not set; set data.root=FOLDER to the folder of the data ({data.layout})",
     )
     root, name = Path(data.root), (data.layout, data.input_dir)
-    generate = (
-        f", or make data of the same kind: python -m loaders.generate {GENERATED.get(name, '')}"
-    )
     yield (
         data.layout in NEED_A_FOLDER and loader.name != "packed" and not root.is_dir(),
         f"data.root={root} is not a folder; set data.root to the data set's folder"
-        + (generate.format(root=root) if name in GENERATED else ""),
+        + (or_generate(GENERATED[name].format(root=root)) if name in GENERATED else ""),
     )
 
 

@@ -238,5 +238,9 @@ def _of_hydra(error: BaseException) -> str:
     argument = found[1] if found else ""
     key = argument.lstrip("+").partition("=")[0]
     default = known_keys().get(key)
-    example = f"; use {key}={default}, for example" if default else "; the README lists all keys"
+    example = (
+        f"; use {key}={default}, for example"
+        if default
+        else "; docs/configuration.md lists all keys"
+    )
     return f"{argument}: {said}{example}" if argument else said

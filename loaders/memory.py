@@ -1,8 +1,8 @@
 """Memory of batches that nobody uses any more, used again for later ones on the CPU.
 
 Untouched memory costs a page fault every 4 KB, and malloc never keeps pieces above 32 MB. Used again,
-they make `loader=pytorch` 1.1 to 1.2 times as fast on two cores, side by side on the data of `python -m
-benchmarks alternatives cases=cells global_batch_size=256`, whose batches take 250 MB; below 32 MB, nothing.
+they make `loader=pytorch` 1.1 to 1.2 times as fast on two cores, side by side on the data of the template's
+`benchmarks alternatives cases=cells global_batch_size=256`, whose batches take 250 MB; below 32 MB, nothing.
 """
 
 import weakref

@@ -2,7 +2,7 @@
 
 A crop of a large PNG needs the lines above its lower edge only. Decoding no more than these makes
 `loader=pytorch` 1.4 times as fast on 1280x720 PNG pairs cropped to 256: 36 pairs/s against 26 on two
-cores, side by side on the data of `python -m benchmarks alternatives cases=deblur`.
+cores, side by side on the data of the template's `benchmarks alternatives cases=deblur`.
 """
 
 import os

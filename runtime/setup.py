@@ -56,7 +56,7 @@ def _check_that_no_gpu_is_left_out() -> None:
     raise ValueError(
         f"there is an NVIDIA driver {driver[1] if driver else ''}, but torch {torch.__version__}, which "
         f"{built_for}, finds no GPU that it can use: set device=cpu if that is meant, else install a newer "
-        "driver or a torch for this one, as README says"
+        "driver or a torch for this one, as docs/installation.md says"
     )
 
 

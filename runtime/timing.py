@@ -116,7 +116,7 @@ class Timing:
 
 
 def verdict(data_wait_share: float, cfg: "Config") -> str:
-    """What binds a training run, in short; `python -m benchmarks bottleneck` measures it closely.
+    """What binds a training run, in short; the template's `benchmarks bottleneck` measures it closely.
 
     Args:
         data_wait_share: share of the training time in which the device waited for a batch, in [0, 1].

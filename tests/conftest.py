@@ -5,6 +5,21 @@ import pytest
 # Two ranks or workers on few cores would otherwise fight for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Files and functions, besides the folder `faults`, that take long and prove what a project seldom changes.
+SLOW = {
+    *("test_entry_points.py", "test_launch.py", "test_side_by_side.py", "test_techniques.py"),
+    "test_a_program_may_end_in_the_middle_of_an_epoch",
+    "test_no_thread_of_gloo_is_left_when_python_ends",
+    "test_torchrun_starts_it_with_any_backend_that_meets_a_broken_file",
+    "test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        names = {item.path.name, item.name.partition("[")[0]}
+        if names & SLOW or item.path.parent.name == "faults":
+            item.add_marker("slow")
 
 def pytest_configure(config: pytest.Config) -> None:
     """All tests but those of GPUs are about the CPU, and fork, which no process may that uses CUDA."""

@@ -15,6 +15,7 @@ from tests.helpers import make_config
 
 CPU = torch.device("cpu")
 BACKENDS = ["pytorch", "dali", "packed"]
+DEBLUR = ("data=pairs", "data.input_dir=blurry", "data.target_dir=sharp")
 
 
 def smooth(number: int, height: int, width: int) -> np.ndarray:
@@ -155,7 +156,7 @@ def rectangle_of(image: torch.Tensor) -> tuple[int, int, bool, bool]:
 def test_pairs_stay_aligned_and_follow_the_plan(backend: str, pairs: Path, tmp_path: Path) -> None:
     """Over two epochs and two ranks, with a restart in the middle of each; to the pixel."""
     overrides = [
-        "experiment=deblur",
+        *DEBLUR,
         f"data.root={pairs}",
         "data.crop=[24,32]",
         "data.value_range=[0,1]",
@@ -260,7 +261,13 @@ def test_small_tiffs_are_enlarged_alike(backend: str, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         image = random.integers(0, 255, (50, 50, 5), dtype=np.uint8, endpoint=True)
         tifffile.imwrite(path, image, photometric="minisblack", planarconfig="contig")
-    overrides = ["experiment=cells", f"data.root={tmp_path / 'tiffs'}", "data.val_fraction=0.5"]
+    overrides = [
+        "data=cells",
+        "data.resize=[220,224]",
+        "data.crop=[220,220]",
+        f"data.root={tmp_path / 'tiffs'}",
+        "data.val_fraction=0.5",
+    ]
     overrides += ["data.mean=null", "data.std=null"]
     _, val = loaders_of(backend, tmp_path, overrides)
     inputs, _ = next(iter(val))
@@ -285,7 +292,7 @@ def test_processes_and_threads_give_the_same_batches(options, photos: Path, tmp_
 
 
 def test_folders_train_and_test_are_the_splits(pairs: Path, tmp_path: Path) -> None:
-    data = make_config("experiment=deblur", f"data.root={pairs}", f"data.cache_dir={tmp_path}").data
+    data = make_config(*DEBLUR, f"data.root={pairs}", f"data.cache_dir={tmp_path}").data
     train, val = build_index(data)
     assert (len(train), len(val)) == (16, 7)
     assert all("/train/blurry/" in name for name in train.files[0])
@@ -487,7 +494,7 @@ def test_dalis_own_reader_repeats_nothing_and_drops_the_tail(
 ) -> None:
     """16 pairs, batches of 6: over 4 epochs every rank has 2 batches and no sample comes twice; inputs
     and targets stay aligned, and an epoch that was left early does not leak into the next."""
-    overrides = ["experiment=deblur", f"data.root={pairs}", "data.crop=[24,32]"]
+    overrides = [*DEBLUR, f"data.root={pairs}", "data.crop=[24,32]"]
     overrides += ["data.value_range=[0,1]", "loader.reader=native"]
     ranks = [
         loaders_of("dali", tmp_path, [*overrides, "global_batch_size=6"], rank, world_size)[0]

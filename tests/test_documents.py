@@ -17,7 +17,7 @@ def test_every_row_names_a_test_that_exists() -> None:
 
 
 def test_every_link_of_the_documents_leads_to_a_file() -> None:
-    for document in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]:
-        links = re.findall(r"\]\(([^)#:]+)\)", document.read_text())
+    for document in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")]:
+        links = re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text())
         for link in links:
             assert (document.parent / link).exists(), f"{document.name}: {link}"

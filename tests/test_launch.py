@@ -153,7 +153,7 @@ def test_slurm_reads_the_options_that_a_requeued_run_needs():
 
 
 def test_every_node_runs_one_torchrun_that_meets_the_others_at_the_first_node(tmp_path):
-    status, _ = finish(start_job(tmp_path, "exit 0", "experiment=cells", "name=two words"))
+    status, _ = finish(start_job(tmp_path, "exit 0", "data=cells", "name=two words"))
     assert status == 0
     arguments = lines_of(tmp_path / "srun.txt")
     start = arguments.index("torchrun")
@@ -167,7 +167,7 @@ def test_every_node_runs_one_torchrun_that_meets_the_others_at_the_first_node(tm
         "--max-restarts=3",
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         *("train_ddp.py", f"output_dir={RUN}", "resume=auto"),
-        *("experiment=cells", "name=two words"),
+        *("data=cells", "name=two words"),
     ]
     environment = lines_of(tmp_path / "environment.txt")
     assert "OMP_NUM_THREADS=4" in environment

@@ -12,6 +12,7 @@ from loaders.layouts.files import (
     file_index,
     folders_in,
     images_below,
+    or_generate,
     refuse_to_fill,
     split_by_seed,
     split_folders,
@@ -41,8 +42,8 @@ def caltech256(data: DataConfig) -> tuple[Index, Index]:
         except (RuntimeError, OSError) as error:
             raise FileNotFoundError(
                 f"Caltech-256 is not in {data.root} and could not be downloaded ({error}); unpack "
-                f"256_ObjectCategories.tar into {folder.parent}, or make data of the same kind with "
-                f"python -m loaders.generate caltech256 --root {folder} --size 3000"
+                f"256_ObjectCategories.tar into {folder.parent}"
+                + or_generate(f"caltech256 --root {folder} --size 3000")
             ) from error
     return class_folders(data, folder)
 

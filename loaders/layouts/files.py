@@ -12,6 +12,13 @@ from loaders.index import Index, Labels, Numbers, SeveralLabels, Target
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 VALIDATION_FOLDERS = ("val", "test")
+GENERATOR = Path(__file__).parents[1] / "generate.py"
+
+
+def or_generate(arguments: str) -> str:
+    """The advice to make data of the same kind; empty in a project, which has no generator."""
+    advice = f", or make data of the same kind: python -m loaders.generate {arguments}"
+    return advice if GENERATOR.exists() else ""
 
 
 def split_folders(root: Path) -> list[Path]:

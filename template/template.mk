@@ -1,0 +1,13 @@
+# Targets that only the template has; the Makefile of a project made from it does without this file.
+SLOW ?= 1
+
+.PHONY: bench gpu-check project
+
+bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
+	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
+
+gpu-check: setup  ## check on this machine's GPUs what only they can show, within 20 minutes
+	$(BIN)/python -m benchmarks.gpu_check
+
+project:  ## make a project of your own in a new folder: make project DIR=../mine
+	@$(PYTHON) template/project.py "$$DIR"
