@@ -21,6 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if names & SLOW or item.path.parent.name == "faults":
             item.add_marker("slow")
 
+
 def pytest_configure(config: pytest.Config) -> None:
     """All tests but those of GPUs are about the CPU, and fork, which no process may that uses CUDA."""
     if config.option.markexpr != "gpu":
