@@ -14,6 +14,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from conf.schema import Config
 from loaders.dali import finished_beside_pipeline, pipeline_options
+from loaders.index import BadFileError
 from loaders.loader import Loader
 from loaders.overlap import Finished
 from loaders.pixels import RawBatch
@@ -134,4 +135,6 @@ class NativeDALILoader(Loader):
             samples, *images = self.pipeline.run()
             self.batches_left -= 1
             rows = neutral_rows(np.asarray(samples.as_cpu().as_tensor()).ravel())
+            for reason in self.index.changed(rows["sample"]).values():
+                raise BadFileError(reason)
             yield rows, tuple(torch.from_dlpack(side.as_tensor()) for side in images)

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from loaders.decode import decode, reason_of
 from loaders.limits import cpus_per_rank
+from loaders.stamps import ChangedError, Stamp, compare_stamps, stamp_of
 
 NO_PIXEL = -100
 """The `ignore_index` that no mask holds: PyTorch's own default."""
@@ -272,10 +274,13 @@ class Index:
             image = pixels[starts[sample] : starts[sample] + height * width * channels]
             return image.reshape(height, width, channels)
         path = self.files[side][sample]
+        header, content = self.headers[side][sample], self.sides[side].content
         try:
-            return decode(path, self.headers[side][sample], self.sides[side].content, num_lines)
+            then = int(header["num_bytes"]), int(header["modified_ns"])
+            compare_stamps(then, stamp_of(os.stat(path)))
+            return decode(path, header, content, num_lines)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
-            raise _bad_file(path, reason_of(error, path)) from error
+            raise _bad_file(path, error) from error
 
     @functools.cached_property
     def can_copy(self) -> bool:
@@ -314,18 +319,37 @@ class Index:
         if self.images is not None:
             return self.images[samples], {}
         images = np.empty((len(samples), *self.sizes[0], self.channels), self.dtype)
+        offsets = self.headers[0]["raw_offset"][samples].tolist()
         bad = {}
-        for sample, image in zip(samples.tolist(), images, strict=True):
-            path, reason = self.files[0][sample], "it is cut short"
+        for (sample, path, then), image, offset in zip(
+            self._stamped(samples, 0), images, offsets, strict=True
+        ):
             try:
                 with open(path, "rb", buffering=0) as file:
-                    file.seek(self.headers[0]["raw_offset"][sample])
-                    if file.readinto(image.data) == image.nbytes:
-                        continue
+                    compare_stamps(then, stamp_of(os.fstat(file.fileno())))
+                    file.seek(offset)
+                    if file.readinto(image.data) < image.nbytes:
+                        raise OSError("it is cut short")
             except OSError as error:
-                reason = reason_of(error, path)
-            bad[sample] = str(_bad_file(path, reason))
+                bad[sample] = str(_bad_file(path, error))
         return images, bad
+
+    def changed(self, samples: np.ndarray) -> dict[int, str]:
+        """Those of the samples with a file that has changed since it was indexed, and why they are bad."""
+        bad = {}
+        for side in range(len(self.files)):
+            for sample, path, then in self._stamped(samples, side):
+                try:
+                    compare_stamps(then, stamp_of(os.stat(path)))
+                except OSError as error:
+                    bad[sample] = str(_bad_file(path, error))
+        return bad
+
+    def _stamped(self, samples: np.ndarray, side: int) -> Iterator[tuple[int, str, Stamp]]:
+        """Of each sample its number, its file, and the file's stamp when it was indexed."""
+        stamps = self.headers[side][["num_bytes", "modified_ns"]][samples].tolist()
+        for sample, then in zip(samples.tolist(), stamps, strict=True):
+            yield sample, self.files[side][sample], then
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -357,5 +381,8 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
     return f"{len(names)} {what} ({', '.join(shown)})"
 
 
-def _bad_file(path: str, reason: str) -> BadFileError:
-    return BadFileError(f"{path} cannot be decoded ({reason}); repair or remove it")
+def _bad_file(path: str, error: Exception) -> BadFileError:
+    """Raises OSError or MemoryError: the error itself, if the machine is to blame and not the file."""
+    if isinstance(error, ChangedError):
+        return BadFileError(f"{path} has changed ({error}); start again, which indexes it anew")
+    return BadFileError(f"{path} cannot be decoded ({reason_of(error, path)}); repair or remove it")
