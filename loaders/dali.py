@@ -94,7 +94,8 @@ class DALILoader(Loader):
             side.size_factor for n, side in enumerate(index.sides) if n not in by_threads
         )
         num_threads = cfg.loader.num_threads or cpus_per_rank()
-        self.masks = PlannedImages(index, {n: sizes[n] for n in by_threads}, num_threads, False)
+        masks = {n: sizes[n] for n in by_threads}
+        self.masks = PlannedImages(index, masks, num_threads, pin_memory=False, reduces=False)
         self.masks_begun: deque[Future[Executed]] = deque()
         self.paths = [
             [np.frombuffer(os.fsencode(path), np.uint8) for path in paths] for paths in index.files

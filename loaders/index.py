@@ -12,6 +12,7 @@ import numpy as np
 
 from loaders.decode import decode, reason_of
 from loaders.limits import cpus_per_rank
+from loaders.reduced import factor_for, resized_rectangle
 from loaders.stamps import ChangedError, Stamp, compare_stamps, stamp_of
 
 NO_PIXEL = -100
@@ -256,10 +257,13 @@ class Index:
         """The sample's (input) file, or its number where there are no files."""
         return self.files[0][sample] if self.files else f"sample {sample}"
 
-    def read(self, sample: int, side: int = 0, num_lines: int | None = None) -> np.ndarray:
+    def read(
+        self, sample: int, side: int = 0, num_lines: int | None = None, factor: int = 1
+    ) -> np.ndarray:
         """(height, width, channels) of dtype `dtype`: one image, upright.
 
-        With `num_lines`, lines below so many may be missing.
+        With `num_lines`, lines below so many may be missing. With a `factor` of 2, 4 or 8, a JPEG may be
+        reduced by it.
 
         Raises:
             BadFileError: the file cannot be decoded.
@@ -278,9 +282,42 @@ class Index:
         try:
             then = int(header["num_bytes"]), int(header["modified_ns"])
             compare_stamps(then, stamp_of(os.stat(path)))
-            return decode(path, header, content, num_lines)
+            return decode(path, header, content, num_lines, factor)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             raise _bad_file(path, error) from error
+
+    def read_rectangle(
+        self,
+        sample: int,
+        side: int,
+        rectangle: tuple[int, int, int, int],
+        size: tuple[int, int] | None = None,
+    ) -> np.ndarray:
+        """(height, width, channels) of dtype `dtype`: a rectangle of one image.
+
+        Args:
+            sample, side: of the image.
+            rectangle: y, x, height and width in pixels.
+            size: (height, width) that it will be resized to. Where a JPEG can be decoded at a fraction of
+                its size for that, it has this size already. None: it is always decoded as a whole.
+
+        Raises:
+            BadFileError, OSError, MemoryError: as `read`.
+        """
+        y, x, height, width = rectangle
+        if size is not None and self.files and self.sides[side].content == "rgb":
+            factor = factor_for((height, width), size)
+            image = self.read(sample, side, y + height, factor)
+            header = self.headers[side][sample]
+            whole, orientation = (
+                (int(header["height"]), int(header["width"])),
+                header["orientation"],
+            )
+            if image.shape[1] < whole[1]:
+                return resized_rectangle(image, whole, factor, orientation, rectangle, size)
+        else:
+            image = self.read(sample, side, y + height)
+        return image[y : y + height, x : x + width]
 
     @functools.cached_property
     def can_copy(self) -> bool:

@@ -30,9 +30,10 @@ SETTINGS = (
     "val_count",
     "split_seed",
     "resize",
+    "reduced_decoding",
 )
 SPLITS = ("train", "val")
-FORMAT = 3  # changes when what a pack holds does
+FORMAT = 4  # changes when what a pack holds does
 
 
 def settings_of(data: DataConfig) -> dict[str, Any]:

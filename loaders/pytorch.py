@@ -38,7 +38,11 @@ class PyTorchLoader(Loader):
         num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
         pin_memory = device.type == "cuda"
         self.dataset = PlannedImages(
-            self.index, self.read_sizes(), num_threads, pin_memory and not workers
+            self.index,
+            self.read_sizes(),
+            num_threads,
+            pin_memory and not workers,
+            cfg.data.reduced_decoding,
         )
         self.data_loader: DataLoader[Executed] | None = None
         if workers:

@@ -391,11 +391,11 @@ def test_packing_goes_on_where_it_was_stopped(photos: Path, tmp_path: Path, monk
     pack(data, whole)
     read, calls = loaders.pack.Index.read, []
 
-    def read_or_fail(self, sample, side=0):
+    def read_or_fail(self, sample, *arguments):
         calls.append(sample)
         if len(calls) == 12:
             raise OSError("interrupted")
-        return read(self, sample, side)
+        return read(self, sample, *arguments)
 
     monkeypatch.setattr(loaders.pack.Index, "read", read_or_fail)
     monkeypatch.setattr(loaders.pack, "CHUNK", 5)

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -318,10 +319,10 @@ def test_workers_leave_the_garbage_of_the_training_process_alone(monkeypatch, tm
 def test_threads_stop_when_an_epoch_is_left(thirty_pairs: list[str], monkeypatch) -> None:
     read, samples = Index.read, []
 
-    def slow_read(index: Index, sample: int, side: int, num_lines: int) -> np.ndarray:
+    def slow_read(index: Index, sample: int, *arguments: Any) -> np.ndarray:
         samples.append(sample)
         time.sleep(0.05)
-        return read(index, sample, side, num_lines)
+        return read(index, sample, *arguments)
 
     options = [*thirty_pairs, "loader.prefetch_factor=30", "loader.num_threads=2"]
     loader, _ = build_loaders(make_config(*options), CPU)
