@@ -15,6 +15,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, get_worker_info
 
 from loaders.index import BadFileError, Index
+from loaders.shared import SharedIndex
 
 
 class Executed(NamedTuple):
@@ -46,6 +47,18 @@ class PlannedImages(Dataset[Executed]):
         self.index, self.sizes, self.num_threads = index, sizes, num_threads
         self.pin_memory, self.reduces = pin_memory, reduces
         self.pool: ThreadPoolExecutor | None = None
+        self.shared: SharedIndex | None = None
+
+    def __reduce__(self) -> Any:
+        """For each worker process; all map the same index."""
+        self.shared = self.shared or SharedIndex(self.index)
+        return PlannedImages, (
+            self.shared,
+            self.sizes,
+            self.num_threads,
+            self.pin_memory,
+            self.reduces,
+        )
 
     def __getitems__(self, rows: np.ndarray) -> Executed:
         return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()

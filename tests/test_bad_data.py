@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import resource
 import shutil
@@ -27,7 +26,7 @@ from loaders.headers import BadHeadersError
 from loaders.index import BadFileError
 from loaders.layouts import build_index
 from loaders.limits import LimitError, limits_explained
-from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, make_config
+from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, make_config, workers_of
 from tests.test_datasets import save, smooth
 
 CPU = torch.device("cpu")
@@ -428,7 +427,6 @@ def test_the_check_also_says_what_the_index_refuses(tmp_path, monkeypatch, capsy
 def train_and_tell(told: Path, task: Callable[..., None], *arguments) -> None:
     """Run the task; what it raises goes to the file `told`."""
     os.environ.update(ENVIRONMENT)
-    multiprocessing.set_start_method("fork", force=True)  # as in a process of the user's
     torch.set_num_threads(1)
     try:
         task(told, *arguments)
@@ -553,7 +551,7 @@ def feed_until_killed(told: Path, in_training: bool) -> None:
 
 
 def worker_ids() -> list[str]:
-    return [str(child.pid) for child in psutil.Process().children()]
+    return [str(worker.pid) for worker in workers_of(psutil.Process())]
 
 
 @pytest.mark.parametrize("in_training", [True, False], ids=["in training", "in the loader"])

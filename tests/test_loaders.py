@@ -301,8 +301,8 @@ def collect_and_work(*arguments) -> None:
     WORK(*arguments)
 
 
-def test_workers_leave_the_garbage_of_the_training_process_alone(monkeypatch, tmp_path) -> None:
-    """A DALI pipeline crashes a forked process that collects it, however early."""
+def test_workers_do_not_inherit_what_the_training_process_holds(monkeypatch, tmp_path) -> None:
+    """A DALI pipeline that is garbage crashes a fork of its process that collects it."""
     gc.collect()
     gc.disable()
     try:
@@ -313,7 +313,6 @@ def test_workers_leave_the_garbage_of_the_training_process_alone(monkeypatch, tm
         assert sum(len(inputs) for inputs, _ in loader) == len(loader.index)
     finally:
         gc.enable()
-    assert gc.get_freeze_count() == 0
 
 
 def test_threads_stop_when_an_epoch_is_left(thirty_pairs: list[str], monkeypatch) -> None:
