@@ -80,5 +80,5 @@ class Paths(Sequence[str]):
         return len(self.ends) - 1
 
     def __getitem__(self, number: Any) -> Any:
-        start, end = self.ends[number : number + 2]
+        start, end = self.ends[number], self.ends[number + 1]
         return os.fsdecode(self.bytes[start:end].tobytes())
