@@ -7,6 +7,10 @@ WHOLE_IMAGES = (
     *("data.resize=null", "data.crop=null", "data.random_crop=false"),
     *("data.random_resized_crop=null", "data.hflip=0", "data.vflip=0"),
 )
+# What a phone takes, for the crops of the I/O tuning guide.
+PHOTOGRAPHS = (
+    *("data=imagefolder", "data.random_crop=true", "data.hflip=0.5", "global_batch_size=64"),
+)
 # The tutorial's 1,856 validating pairs of 153,856 would be none at small sizes.
 LOW_LIGHT = ("experiment=lowlight", "data.val_fraction=0.1")
 # The tutorial's pairs with the speed-up template's steps: resize, shared crop, flips.
@@ -50,6 +54,7 @@ CASES = {
             *("caltech256", ("experiment=caltech256",), 30_607, 32, "images", "caltech256"),
             below="caltech256/256_ObjectCategories",
         ),
+        Case("photographs", PHOTOGRAPHS, 10_000, 8, "images", "photographs"),
         Case("cells", ("experiment=cells",), 90_000, 64, "images", "cells"),
         Case("deblur", ("experiment=deblur",), 2_103, 2, "pairs", "deblur"),
         Case("lowlight", LOW_LIGHT, 153_856, 16, "pairs", "lowlight"),
@@ -57,5 +62,8 @@ CASES = {
     ]
 }
 # Samples that are generated; deblur's include the third that its test folder holds.
-SMALL = {"caltech256": 400, "cells": 3000, "deblur": 24, "lowlight": 160}
-FULL = {"caltech256": 30_607, "cells": 90_000, "deblur": 3214, "lowlight": 153_856}
+SMALL = {"caltech256": 400, "photographs": 20, "cells": 3000, "deblur": 24, "lowlight": 160}
+FULL = {
+    **{"caltech256": 30_607, "photographs": 400, "cells": 90_000},
+    **{"deblur": 3214, "lowlight": 153_856},
+}

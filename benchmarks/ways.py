@@ -33,6 +33,9 @@ class Way:
     count: int | None = None
     """Workers or threads; by default one for each CPU core of a device."""
 
+    more: tuple[str, ...] = ()
+    """Of our loaders: further overrides."""
+
     @property
     def is_packed(self) -> bool:
         return self.name == "loader=packed"
@@ -60,7 +63,7 @@ class Way:
         count = self.parallel(run)
         workers, threads = (count, 1) if self.by_processes else (0, count)
         parallel = [f"loader.num_workers={workers}", f"loader.num_threads={threads}"]
-        chosen = [self.name.partition(",")[0], *parallel, *more]
+        chosen = [self.name.partition(",")[0], *parallel, *self.more, *more]
         return [*chosen, f"loader.pack={pack(run, case, more)}"] if self.is_packed else chosen
 
     def batches(
@@ -97,6 +100,8 @@ class Way:
 OURS = [Way("loader=pytorch"), Way("loader=dali"), Way("loader=packed")]
 PROCESSES = Way("loader=pytorch, processes", by_processes=True)
 PIL = Way("PIL + DataLoader", "dataloader.pil_images", by_processes=True)
+PIL_DRAFT = Way("PIL with draft + DataLoader", "dataloader.pil_draft_images", by_processes=True)
+WHOLE = Way("loader=pytorch, whole images", more=("data.reduced_decoding=false",))
 TIFFFILE = Way("tifffile + DataLoader", "dataloader.tifffile_images", by_processes=True)
 PIL_PAIRS = Way("PIL pairs + DataLoader", "dataloader.pil_pairs", by_processes=True)
 DECODING = Way("limit: decoding alone", "limits.decode")
@@ -119,6 +124,11 @@ COMPARISONS: list[tuple[str, str, list[Way], tuple[str, ...]]] = [
             *(MINIMAL_DALI, *OURS),
             *(Way("limit: reading files", "limits.read"), DECODING, RESIZING),
         ],
+        (),
+    ),
+    (
+        *("photographs", "JPEGs of 4000x3000, resize 256, random crop 224"),
+        [PIL, PIL_DRAFT, MINIMAL_DALI, *OURS, WHOLE],
         (),
     ),
     ("pairs", "pairs of JPEGs, resize 256, random crop 224", [*PAIRS, DECODING, RESIZING], ()),

@@ -79,6 +79,11 @@ class DataConfig:
     resize: Any = None
     """Before the crop: null (keep), an int (length of the shorter side) or [height, width]; pixels."""
 
+    reduced_decoding: bool = True
+    """Packing and loader=pytorch: a JPEG of which much more than the output is cut is decoded at 1/2, 1/4 or
+    1/8 of its size. Its pixels then differ from those of whole decoding by 0.5 of 255 on average; false:
+    whole decoding."""
+
     crop: Any = None
     """[height, width] of what the model sees, in pixels, or an int: a square; null: the whole (resized)
     image."""

@@ -1,6 +1,7 @@
 """NVIDIA DALI as the backend: one pipeline for the whole run, fed with the plan's rows."""
 
 import logging
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,10 +94,11 @@ class DALILoader(Loader):
             side.size_factor for n, side in enumerate(index.sides) if n not in by_threads
         )
         num_threads = cfg.loader.num_threads or cpus_per_rank()
-        self.masks = PlannedImages(index, {n: sizes[n] for n in by_threads}, num_threads, False)
+        masks = {n: sizes[n] for n in by_threads}
+        self.masks = PlannedImages(index, masks, num_threads, pin_memory=False, reduces=False)
         self.masks_begun: deque[Future[Executed]] = deque()
         self.paths = [
-            [np.frombuffer(path.encode(), np.uint8) for path in paths] for paths in index.files
+            [np.frombuffer(os.fsencode(path), np.uint8) for path in paths] for paths in index.files
         ]
         # DALI decodes the upper lines of a JPEG that is cut short without an error.
         self.doubtful: set[int] = set()
@@ -164,6 +166,8 @@ class DALILoader(Loader):
         shape = _for_each_side(factors, np.stack([rows["height"], rows["width"]], axis=1))
         samples = [(side, sample) for side in range(len(factors)) for sample in rows["sample"]]
         if self.decodes:
+            for reason in self.index.changed(rows["sample"]).values():
+                raise BadFileError(reason)
             paths = [self.paths[side][sample] for side, sample in samples]
             return (*inputs, paths, start, shape) if self.cuts else (*inputs, paths)
         images: np.ndarray | list[np.ndarray]

@@ -15,6 +15,7 @@ from nvidia.dali import fn, pipeline_def, types
 from conf.schema import Config
 from loaders.augment import AUGMENTATIONS
 from loaders.dali import decoding, finished_beside_pipeline, pipeline_options, run_on_stream
+from loaders.index import BadFileError
 from loaders.loader import Loader
 from loaders.overlap import Finished
 from loaders.pixels import RawBatch
@@ -135,4 +136,6 @@ class NativeDALILoader(Loader):
             samples, *images = run_on_stream(self.pipeline, self.device)
             self.batches_left -= 1
             rows = neutral_rows(np.asarray(samples.as_cpu().as_tensor()).ravel())
+            for reason in self.index.changed(rows["sample"]).values():
+                raise BadFileError(reason)
             yield rows, tuple(torch.from_dlpack(side.as_tensor()) for side in images)

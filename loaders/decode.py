@@ -10,6 +10,7 @@ from imagecodecs import SpngError, spng_decode
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from loaders import png
+from loaders.reduced import FLIPPED, reduced_shape
 
 JPEG_START = b"\xff\xd8\xff"
 
@@ -17,35 +18,46 @@ JPEG_START = b"\xff\xd8\xff"
 Image.MAX_IMAGE_PIXELS = None
 
 
-def decode(path: str, header: np.void, content: str, num_lines: int | None = None) -> np.ndarray:
+def decode(
+    path: str, header: np.void, content: str, num_lines: int | None = None, factor: int = 1
+) -> np.ndarray:
     """(height, width, channels) as `header` says, of what `Side.content` names; photos are grey if it says 1.
 
-    With `num_lines`, lines below so many may be missing. A damaged file makes decoders raise errors of
-    any type; `reason_of` puts them into words.
+    With `num_lines`, lines below so many may be missing; with a `factor` of 2, 4 or 8, a JPEG may have the
+    shape `reduced_shape()` instead. A damaged file makes decoders raise errors of any type; `reason_of`
+    puts them into words.
     """
+    whole = (int(header["height"]), int(header["width"]))
+    reduced = reduced_shape(whole, factor)
     if content == "stored":
         image = decode_tiff(path, header)
     elif content == "indices":
         image = decode_mask(path, int(header["orientation"]))
     else:
-        image = decode_photo(path, int(header["orientation"]), num_lines)
+        least = reduced if factor > 1 else (0, 0)
+        image = decode_photo(path, int(header["orientation"]), num_lines, least)
         if header["channels"] == 1:  # what a model of grey images asks for
             image = np.asarray(Image.fromarray(image).convert("L"))[..., None]
-    height, width = header["height"], header["width"]
-    if image.shape[0] not in (height, num_lines) or image.shape[1] != width:
+    if image.shape[:2] not in (whole, reduced, (num_lines, whole[1])):
         raise OSError(
-            f"{image.shape[0]}x{image.shape[1]} pixels but {height}x{width} when it was indexed"
+            f"{image.shape[0]}x{image.shape[1]} pixels but {whole[0]}x{whole[1]} when it was indexed"
         )
     return image
 
 
-def decode_photo(path: str, orientation: int = 1, num_lines: int | None = None) -> np.ndarray:
+def decode_photo(
+    path: str,
+    orientation: int = 1,
+    num_lines: int | None = None,
+    least: tuple[int, int] = (0, 0),
+) -> np.ndarray:
     """(height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB.
 
     Args:
         path: of the file.
         orientation: how it is to be turned upright, as EXIF numbers it.
         num_lines: a decoder that can may leave out all below so many lines.
+        least: (height, width); a decoder that can may reduce a JPEG as long as it stays so large; 0: not.
 
     Raises:
         OSError: the file cannot be read, is no image or is cut short.
@@ -53,9 +65,13 @@ def decode_photo(path: str, orientation: int = 1, num_lines: int | None = None) 
     with open(path, "rb") as file:
         content = file.read()
     # What these two refuse, such as CMYK, Pillow converts, and a damaged file it explains.
-    if orientation == 1 and content.startswith(JPEG_START):
+    if content.startswith(JPEG_START):
+        min_height, min_width = least if orientation < 5 else least[::-1]
         with suppress(ValueError):
-            return simplejpeg.decode_jpeg(content)
+            return _upright(
+                simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width),
+                orientation,
+            )
     if orientation == 1 and png.is_plain_rgb(content):
         with suppress(SpngError):
             return spng_decode(
@@ -67,6 +83,13 @@ def decode_photo(path: str, orientation: int = 1, num_lines: int | None = None) 
         if stored.mode.startswith("I;16"):  # convert() would clip 16 bits instead of scaling them
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
+    """(height, width, C) as stored, turned as EXIF numbers it."""
+    image = stored.swapaxes(0, 1) if orientation >= 5 else stored
+    flipped = tuple(axis for axis in (0, 1) if orientation in FLIPPED[axis])
+    return np.ascontiguousarray(np.flip(image, flipped))
 
 
 def decode_tiff(path: str, header: np.void) -> np.ndarray:

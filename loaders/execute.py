@@ -15,6 +15,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, get_worker_info
 
 from loaders.index import BadFileError, Index
+from loaders.shared import SharedIndex
 
 
 class Executed(NamedTuple):
@@ -34,12 +35,30 @@ class PlannedImages(Dataset[Executed]):
     """
 
     def __init__(
-        self, index: Index, sizes: dict[int, tuple[int, int]], num_threads: int, pin_memory: bool
+        self,
+        index: Index,
+        sizes: dict[int, tuple[int, int]],
+        num_threads: int,
+        pin_memory: bool,
+        reduces: bool,
     ) -> None:
-        """`sizes`: (height, width) of the images of each side that is to be executed."""
+        """`sizes`: (height, width) of the images of each side that is to be executed; `reduces`: whether
+        large JPEGs are decoded at a fraction of their size."""
         self.index, self.sizes, self.num_threads = index, sizes, num_threads
-        self.pin_memory = pin_memory
+        self.pin_memory, self.reduces = pin_memory, reduces
         self.pool: ThreadPoolExecutor | None = None
+        self.shared: SharedIndex | None = None
+
+    def __reduce__(self) -> Any:
+        """For each worker process; all map the same index."""
+        self.shared = self.shared or SharedIndex(self.index)
+        return PlannedImages, (
+            self.shared,
+            self.sizes,
+            self.num_threads,
+            self.pin_memory,
+            self.reduces,
+        )
 
     def __getitems__(self, rows: np.ndarray) -> Executed:
         return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()
@@ -125,11 +144,14 @@ class PlannedImages(Dataset[Executed]):
         for number, filled in zip(self.sizes, batch, strict=True):
             side = self.index.sides[number]
             y, x, height, width = (side.size_factor * length for length in rectangle)
-            image = self.index.read(sample, number, y + height)[y : y + height, x : x + width]
+            size = (filled.shape[0], filled.shape[1])
+            image = self.index.read_rectangle(
+                sample, number, (y, x, height, width), size if self.reduces else None
+            )
             if side.interpolation == "nearest":
-                pixels = torch.from_numpy(nearest(image, filled.shape[:2]))
+                pixels = torch.from_numpy(nearest(image, size))
             else:
-                pixels = _resized(image, filled.shape[:2])
+                pixels = _resized(image, size)
             filled.copy_(pixels.flip(flips) if flips else pixels)
 
 

@@ -1,9 +1,10 @@
-"""Writes stand-ins for four published data sets, for when the real ones are not at hand.
+"""Writes stand-ins for four published data sets, for when the real ones are not at hand, and photographs.
 
     python -m loaders.generate caltech256 --root data/caltech256 --size 30607
     python -m loaders.generate deblur --root data/deblur --size 3214
     python -m loaders.generate lowlight --root data/lowlight --size 153856
     python -m loaders.generate cells --root data/cells --size 90000
+    python -m loaders.generate photographs --root data/photographs --size 100
 
 The sizes above, the folders, the image sizes and roughly the file sizes are those of the published
 sets; the classes and their names are not. The labels or targets can be learned. The photographs are
@@ -336,6 +337,17 @@ def _write_caltech256(number: int, root: Path, seed: int, num_classes: int) -> N
     _save_photo(path, image, quality=int(rng.integers(55, 85)))
 
 
+def _write_photographs(
+    number: int, root: Path, seed: int, num_classes: int, height: int, width: int
+) -> None:
+    c = number % num_classes
+    path = root / f"{c + 1:03d}.{HUES[c]}" / f"{number:05d}.jpg"
+    if path.exists():
+        return
+    image = dead_leaves(stream(seed, number), height, width, c / len(HUES))
+    _save_photo(path, image, quality=90)
+
+
 def _write_deblur(number: int, root: Path, seed: int, height: int, width: int, format: str) -> None:
     split, scene = "test" if number % 3 == 2 else "train", number // 3 // FRAMES_PER_SCENE
     name = f"{split}_{scene:04d}/{number:06d}.{format}"
@@ -374,6 +386,7 @@ def _write_cells(
 
 WRITERS: dict[str, Callable[..., None]] = {
     "caltech256": _write_caltech256,
+    "photographs": _write_photographs,
     "deblur": _write_deblur,
     "lowlight": _write_lowlight,
     "cells": _write_cells,
@@ -382,6 +395,11 @@ PIXELS = range(32, 8193)
 # The default and the allowed values of each option.
 OPTIONS: dict[str, dict[str, tuple[Any, Sequence[Any]]]] = {
     "caltech256": {"num_classes": (257, range(2, len(HUES) * len(SHAPES) * len(ANGLES_DEG) + 1))},
+    "photographs": {
+        "num_classes": (2, range(2, len(HUES) + 1)),
+        "height": (3000, PIXELS),
+        "width": (4000, PIXELS),
+    },
     "deblur": {"height": (720, PIXELS), "width": (1280, PIXELS), "format": ("png", ("png", "jpg"))},
     "lowlight": {"height": (360, PIXELS), "width": (640, PIXELS)},
     "cells": {

@@ -20,6 +20,7 @@ from conf.schema import DataConfig
 from loaders import png
 from loaders.decode import JPEG_START, decode_mask, reason_of
 from loaders.index import common_folder
+from loaders.stamps import Stamp, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,10 @@ class Header(NamedTuple):
     needs the upper lines would not notice."""
     highest: int = -1
     """Masks: the highest index but for `data.ignore_index`."""
+    num_bytes: int = -1
+    """Size of the file."""
+    modified_ns: int = -1
+    """When the file was changed last, in ns since 1970."""
 
 
 HEADER = np.dtype([(name, kind) for name, kind in Header.__annotations__.items()])
@@ -88,7 +93,7 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
     headers = np.zeros(len(files), HEADER)
     if not files:
         return headers
-    stamps = np.array(_in_threads(_stamp, files, "looking at files"))
+    stamps = _in_threads(_stamp, files, "looking at files")
     kind = f"{common_folder(files)} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
     kept = Path(data.cache_dir, f"index-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}.npz")
     with _one_process_if_possible(kept) as can_keep:
@@ -104,7 +109,9 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
         broken = {}
         for i, answer in zip(unread, answers, strict=True):
             if isinstance(answer, Header):
-                headers[i], is_known[i] = tuple(answer), True
+                num_bytes, modified_ns = stamps[i]
+                stamped = answer._replace(num_bytes=num_bytes, modified_ns=modified_ns)
+                headers[i], is_known[i] = tuple(stamped), True
             else:
                 broken[files[i]] = answer
         if can_keep and is_known.any():
@@ -115,7 +122,6 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
                     np.savez(
                         file,
                         names=np.frombuffer(os.fsencode(names), np.uint8),
-                        stamps=stamps[is_known],
                         headers=headers[is_known],
                     )
                 unfinished.rename(kept)
@@ -249,31 +255,29 @@ def some(names: "set[str] | list[str]") -> str:
 
 
 def _fill_with_kept(
-    headers: np.ndarray, kept: Path, files: list[str], stamps: np.ndarray
+    headers: np.ndarray, kept: Path, files: list[str], stamps: list[Stamp]
 ) -> np.ndarray:
     """Fill in the kept headers of files that did not change; (N,) bool: which these are."""
     try:
         with np.load(kept) as arrays:
-            names, kept_stamps, kept_headers = (
-                arrays[key] for key in ("names", "stamps", "headers")
-            )
+            names, kept_headers = arrays["names"], arrays["headers"]
     except (OSError, EOFError, ValueError, KeyError, BadZipFile):
         # There is none, or the machine went down before it was whole on the disk.
         return np.zeros(len(files), bool)
     row_of = {name: row for row, name in enumerate(os.fsdecode(names.tobytes()).split("\0"))}
     rows = np.array([row_of.get(name, -1) for name in files])
-    is_known = (rows >= 0) & (kept_stamps[rows] == stamps).all(axis=1)
+    known, now = kept_headers[rows], np.array(stamps)
+    is_same = (known["num_bytes"] == now[:, 0]) & (known["modified_ns"] == now[:, 1])
+    is_known = (rows >= 0) & is_same
     headers[is_known] = kept_headers[rows[is_known]]
     return is_known
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    """Changes when the file does."""
+def _stamp(path: str) -> Stamp:
     try:
-        stat = os.stat(path)
+        return stamp_of(os.stat(path))
     except OSError:  # such as a link to nowhere; reading its header will say so
         return 0, 0
-    return stat.st_size, stat.st_mtime_ns
 
 
 def _in_threads(answer: Callable[[T], R], questions: list[T], what: str) -> list[R]:

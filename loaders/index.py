@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -11,6 +12,8 @@ import numpy as np
 
 from loaders.decode import decode, reason_of
 from loaders.limits import cpus_per_rank
+from loaders.reduced import factor_for, resized_rectangle
+from loaders.stamps import ChangedError, Stamp, compare_stamps, stamp_of
 
 NO_PIXEL = -100
 """The `ignore_index` that no mask holds: PyTorch's own default."""
@@ -262,10 +265,13 @@ class Index:
         """The sample's (input) file, or its number where there are no files."""
         return self.files[0][sample] if self.files else f"sample {sample}"
 
-    def read(self, sample: int, side: int = 0, num_lines: int | None = None) -> np.ndarray:
+    def read(
+        self, sample: int, side: int = 0, num_lines: int | None = None, factor: int = 1
+    ) -> np.ndarray:
         """(height, width, channels) of dtype `dtype`: one image, upright.
 
-        With `num_lines`, lines below so many may be missing.
+        With `num_lines`, lines below so many may be missing. With a `factor` of 2, 4 or 8, a JPEG may be
+        reduced by it.
 
         Raises:
             BadFileError: the file cannot be decoded.
@@ -280,10 +286,46 @@ class Index:
             image = pixels[starts[sample] : starts[sample] + height * width * channels]
             return image.reshape(height, width, channels)
         path = self.files[side][sample]
+        header, content = self.headers[side][sample], self.sides[side].content
         try:
-            return decode(path, self.headers[side][sample], self.sides[side].content, num_lines)
+            then = int(header["num_bytes"]), int(header["modified_ns"])
+            compare_stamps(then, stamp_of(os.stat(path)))
+            return decode(path, header, content, num_lines, factor)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
-            raise _bad_file(path, reason_of(error, path)) from error
+            raise _bad_file(path, error) from error
+
+    def read_rectangle(
+        self,
+        sample: int,
+        side: int,
+        rectangle: tuple[int, int, int, int],
+        size: tuple[int, int] | None = None,
+    ) -> np.ndarray:
+        """(height, width, channels) of dtype `dtype`: a rectangle of one image.
+
+        Args:
+            sample, side: of the image.
+            rectangle: y, x, height and width in pixels.
+            size: (height, width) that it will be resized to. Where a JPEG can be decoded at a fraction of
+                its size for that, it has this size already. None: it is always decoded as a whole.
+
+        Raises:
+            BadFileError, OSError, MemoryError: as `read`.
+        """
+        y, x, height, width = rectangle
+        if size is not None and self.files and self.sides[side].content == "rgb":
+            factor = factor_for((height, width), size)
+            image = self.read(sample, side, y + height, factor)
+            header = self.headers[side][sample]
+            whole, orientation = (
+                (int(header["height"]), int(header["width"])),
+                header["orientation"],
+            )
+            if image.shape[1] < whole[1]:
+                return resized_rectangle(image, whole, factor, orientation, rectangle, size)
+        else:
+            image = self.read(sample, side, y + height)
+        return image[y : y + height, x : x + width]
 
     @functools.cached_property
     def can_copy(self) -> bool:
@@ -322,18 +364,37 @@ class Index:
         if self.images is not None:
             return self.images[samples], {}
         images = np.empty((len(samples), *self.sizes[0], self.channels), self.dtype)
+        offsets = self.headers[0]["raw_offset"][samples].tolist()
         bad = {}
-        for sample, image in zip(samples.tolist(), images, strict=True):
-            path, reason = self.files[0][sample], "it is cut short"
+        for (sample, path, then), image, offset in zip(
+            self._stamped(samples, 0), images, offsets, strict=True
+        ):
             try:
                 with open(path, "rb", buffering=0) as file:
-                    file.seek(self.headers[0]["raw_offset"][sample])
-                    if file.readinto(image.data) == image.nbytes:
-                        continue
+                    compare_stamps(then, stamp_of(os.fstat(file.fileno())))
+                    file.seek(offset)
+                    if file.readinto(image.data) < image.nbytes:
+                        raise OSError("it is cut short")
             except OSError as error:
-                reason = reason_of(error, path)
-            bad[sample] = str(_bad_file(path, reason))
+                bad[sample] = str(_bad_file(path, error))
         return images, bad
+
+    def changed(self, samples: np.ndarray) -> dict[int, str]:
+        """Those of the samples with a file that has changed since it was indexed, and why they are bad."""
+        bad = {}
+        for side in range(len(self.files)):
+            for sample, path, then in self._stamped(samples, side):
+                try:
+                    compare_stamps(then, stamp_of(os.stat(path)))
+                except OSError as error:
+                    bad[sample] = str(_bad_file(path, error))
+        return bad
+
+    def _stamped(self, samples: np.ndarray, side: int) -> Iterator[tuple[int, str, Stamp]]:
+        """Of each sample its number, its file, and the file's stamp when it was indexed."""
+        stamps = self.headers[side][["num_bytes", "modified_ns"]][samples].tolist()
+        for sample, then in zip(samples.tolist(), stamps, strict=True):
+            yield sample, self.files[side][sample], then
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -365,5 +426,8 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
     return f"{len(names)} {what} ({', '.join(shown)})"
 
 
-def _bad_file(path: str, reason: str) -> BadFileError:
-    return BadFileError(f"{path} cannot be decoded ({reason}); repair or remove it")
+def _bad_file(path: str, error: Exception) -> BadFileError:
+    """Raises OSError or MemoryError: the error itself, if the machine is to blame and not the file."""
+    if isinstance(error, ChangedError):
+        return BadFileError(f"{path} has changed ({error}); start again, which indexes it anew")
+    return BadFileError(f"{path} cannot be decoded ({reason_of(error, path)}); repair or remove it")

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # what an error says when the machine has no more of something -> which setting to change
+NO_SHARED_MEMORY = (
+    "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run --shm-size=8g; "
+    "Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set loader.num_workers=0, which loads "
+    "with threads and without shared memory"
+)
 LIMITS = {
     "Too many open files": "raise the limit with ulimit -n 65536, or lower loader.num_workers",
-    "shared memory": "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker "
-    "run --shm-size=8g; Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set "
-    "loader.num_workers=0, which loads with threads and without shared memory",
+    "shared memory": NO_SHARED_MEMORY,
+    "killed by signal: Bus error": NO_SHARED_MEMORY,
     "killed by signal: Killed": "most likely for lack of memory: lower loader.num_workers, "
     "loader.prefetch_factor or global_batch_size",
 }

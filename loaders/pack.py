@@ -79,7 +79,10 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
     def write(sample: int) -> None:
         for number, side in enumerate(index.sides):
             height, width = (side.size_factor * int(length) for length in sizes[sample])
-            image = resized(index.read(sample, number), height, width, side)
+            lines, columns = (side.size_factor * int(length) for length in index.sizes[sample])
+            size = (height, width) if data.reduced_decoding else None
+            image = index.read_rectangle(sample, number, (0, 0, lines, columns), size)
+            image = resized(image, height, width, side)
             start = offsets[sample] * side.per_pixel
             pixels[number][start : start + image.size] = image.ravel()
 

@@ -14,6 +14,7 @@ import numpy as np
 from conf.schema import Config, DataConfig
 from loaders.index import Index, describe_target, target_of
 from loaders.layouts import build_index
+from loaders.shared import mapped
 
 # What decides the content of a pack; all other keys of `data` only choose what is done with it.
 SETTINGS = (
@@ -30,9 +31,10 @@ SETTINGS = (
     "val_count",
     "split_seed",
     "resize",
+    "reduced_decoding",
 )
 SPLITS = ("train", "val")
-FORMAT = 3  # changes when what a pack holds does
+FORMAT = 4  # changes when what a pack holds does
 
 
 def settings_of(data: DataConfig) -> dict[str, Any]:
@@ -104,10 +106,6 @@ def _open_split(folder: Path, made: dict[str, Any], split: str) -> Index:
         dtype=facts["dtype"],
         resized=True,
     )
-    # Copy-on-write, because torch warns of memory that cannot be written to.
-    pixels = [
-        np.load(folder / f"{split}-{side}.npy", mmap_mode="c").view(np.ndarray)
-        for side in range(len(index.sides))
-    ]
+    pixels = [mapped(folder / f"{split}-{side}.npy") for side in range(len(index.sides))]
     starts = [offsets * side.per_pixel for side in index.sides]
     return replace(index, packed=tuple(zip(pixels, starts, strict=True)))

@@ -1,16 +1,10 @@
 """PyTorch's own DataLoader, or threads of the training process, as the backend."""
 
-import functools
-import gc
-import multiprocessing
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import starmap
-from threading import Thread, current_thread, main_thread
 from typing import Any
 
 import torch
@@ -18,11 +12,12 @@ from torch.utils.data import DataLoader
 
 from conf.schema import Config
 from loaders.execute import Executed, PlannedImages
-from loaders.limits import cpus_per_rank, limits_explained
+from loaders.limits import cpus_per_rank
 from loaders.loader import Loader
 from loaders.overlap import Finished, in_thread, on_stream
 from loaders.pixels import RawBatch
 from loaders.sampler import PlanSampler
+from loaders.workers import begin_to_start, init_worker, watch
 
 
 class PyTorchLoader(Loader):
@@ -38,7 +33,11 @@ class PyTorchLoader(Loader):
         num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
         pin_memory = device.type == "cuda"
         self.dataset = PlannedImages(
-            self.index, self.read_sizes(), num_threads, pin_memory and not workers
+            self.index,
+            self.read_sizes(),
+            num_threads,
+            pin_memory and not workers,
+            cfg.data.reduced_decoding,
         )
         self.data_loader: DataLoader[Executed] | None = None
         if workers:
@@ -50,7 +49,8 @@ class PyTorchLoader(Loader):
                 prefetch_factor=cfg.loader.prefetch_factor,
                 persistent_workers=True,
                 pin_memory=pin_memory,
-                worker_init_fn=_init_worker,
+                worker_init_fn=init_worker,
+                multiprocessing_context=begin_to_start(),
                 # Of its own: what it draws would change the masks that dropout draws after a resume.
                 generator=torch.Generator(),
             )
@@ -120,49 +120,12 @@ def _as_it_is(batch: Any) -> Any:
 
 def _by_processes(data_loader: DataLoader[Executed]) -> Iterator[Executed]:
     """The workers' batches; a worker that dies says which setting to change."""
-    # The workers shall not collect what is garbage here: a DALI pipeline would crash them.
-    gc.freeze()
-    try:
-        batches = iter(data_loader)
-    finally:
-        gc.unfreeze()
-    if current_thread() is main_thread():
-        _explain_deaths_of_workers()
+    are_new = data_loader._iterator is None
+    batches: Any = iter(data_loader)
+    if are_new:
+        watch(batches._workers, batches._workers_done_event)
     try:
         yield from batches
     except ConnectionError:
         time.sleep(1)  # a worker was killed while it sent: here comes the signal that says so
         raise
-
-
-def _init_worker(worker_id: int) -> None:
-    """Leave it to the training process to act on signals that are sent to all its processes."""
-    if not hasattr(signal, "sigtimedwait"):  # macOS
-        return
-    # Blocked in this thread, and so in those that it will start.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-    Thread(target=_end_with_training, args=(os.getppid(),), daemon=True).start()
-
-
-def _end_with_training(parent: int) -> None:
-    """End this worker when the training process is gone or ends it, which it does with SIGTERM."""
-    training = multiprocessing.parent_process()  # not the parent, where a fork server is
-    assert training is not None
-    while os.getppid() == parent and training.is_alive():
-        received = signal.sigtimedwait([signal.SIGTERM], 1.0)
-        if received and received.si_pid == training.pid:
-            break
-    os._exit(0)
-
-
-@functools.cache
-def _explain_deaths_of_workers() -> None:
-    """PyTorch notices them in a signal handler, that is, wherever the training loop happens to be."""
-    notice: Any = signal.getsignal(signal.SIGCHLD)
-
-    def handle(*arguments: Any) -> None:
-        with limits_explained():
-            notice(*arguments)
-
-    if callable(notice):
-        signal.signal(signal.SIGCHLD, handle)

@@ -93,8 +93,7 @@ def _measure(
     # The DataLoader draws from torch's generator, on which the initial weights depend.
     with torch.random.fork_rng(devices=[]):
         endless = {}
-        # Processes first: they are forked, which should not happen beside running threads.
-        for setting in sorted(settings, reverse=True):
+        for setting in settings:
             tried = copy.deepcopy(cfg)
             tried.loader.num_workers, tried.loader.num_threads = setting
             endless[setting] = _endless(backend(new_sampler(), tried, device))

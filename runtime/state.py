@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 # What decides how training goes on, beside the plan of the data: keys and groups of the configuration.
 COMPARED = (
     *("model", "optimizer", "task", "amp", "ema", "data.mean", "data.std", "data.value_range"),
-    *("global_batch_size", "accumulate_steps", "clip_grad_norm"),
+    *("data.reduced_decoding", "global_batch_size", "accumulate_steps", "clip_grad_norm"),
 )
 NEVER_OTHER = ("model.name", "optimizer.name", "task.name")
 """With another value of these, a checkpoint cannot be right."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 from unittest import mock
 
 import hydra
+import psutil
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -133,8 +134,6 @@ def free_port() -> int:
 
 
 def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) -> None:
-    # Processes started by this one, such as DataLoader workers, would otherwise import torch again.
-    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(env)
     os.chdir(folder)
     sys.argv = arguments
@@ -147,6 +146,11 @@ def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) 
     except Exception as error:  # as Python does at the end of a script
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
+
+
+def workers_of(training: psutil.Process) -> list[psutil.Process]:
+    """The DataLoader's, which are children of the process that they are forked from."""
+    return [worker for child in training.children() for worker in child.children()]
 
 
 def checkpoint_of(output_dir: Path, name: str = "last.pt") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import resource
 import shutil
@@ -27,7 +26,7 @@ from loaders.headers import BadHeadersError
 from loaders.index import BadFileError
 from loaders.layouts import build_index
 from loaders.limits import LimitError, limits_explained
-from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, make_config
+from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, make_config, workers_of
 from tests.test_datasets import save, smooth
 
 CPU = torch.device("cpu")
@@ -75,17 +74,30 @@ def cut_short(path: str) -> None:
     replace_file(path, content[: len(content) * 97 // 100])
 
 
-def shrink(path: str) -> None:
-    os.unlink(path)
-    save(Path(path), smooth(0, 30, 30))
+def scramble(path: str) -> None:
+    """Another content of the same size."""
+    content = Path(path).read_bytes()
+    replace_file(path, content[:300] + bytes(len(content) - 300))
+    os.utime(path, (0, 0))
 
 
+def rot(path: str) -> None:
+    """Neither size nor time of change tell."""
+    stat = os.stat(path)
+    scramble(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+CHANGED = r"has changed \({}\); start again, which indexes it anew"
 DAMAGE: dict[str, tuple[Callable[[str], None], str]] = {
-    "cut short": (cut_short, "image file is truncated"),
-    "deleted": (os.unlink, "No such file or directory"),
-    "web page": (lambda path: replace_file(path, HTML), "not an image"),
-    "empty": (lambda path: replace_file(path, b""), "empty file"),
-    "other size": (shrink, "30x30 pixels but .* when it was indexed"),
+    "cut short": (cut_short, CHANGED.format(r"[\d,]+ bytes when it was indexed, [\d,]+ now")),
+    "deleted": (os.unlink, r"cannot be decoded \(No such file or directory\); repair or remove it"),
+    "same size": (scramble, CHANGED.format("modified .* when it was indexed, 1970-01-01 .* now")),
+    "same stamp": (rot, r"cannot be decoded \(.*\); repair or remove it"),
+    "empty": (
+        lambda path: replace_file(path, b""),
+        CHANGED.format(".* when it was indexed, 0 now"),
+    ),
 }
 
 
@@ -100,13 +112,21 @@ def test_a_file_damaged_after_indexing_is_named_alike(kind: str, tmp_path: Path)
     damage(name)
     messages = []
     for train, _ in both:
-        with pytest.raises(
-            BadFileError, match=rf"cannot be decoded \(.*{reason}.*repair or"
-        ) as caught:
+        with pytest.raises(BadFileError, match=reason) as caught:
             list(train)
         messages.append(str(caught.value))
     assert messages[0].startswith(name)
     assert len(set(messages)) == 1
+
+
+def test_a_file_that_changed_is_told_where_dali_reads_the_files_itself(tmp_path: Path) -> None:
+    root = make_photos(tmp_path / "photos", 16)
+    options = options_for(root, tmp_path, "loader=dali", "loader.reader=native")
+    train, _ = build_loaders(make_config(*options), CPU)
+    name = train.index.files[0][3]
+    os.utime(name, (0, 0))
+    with pytest.raises(BadFileError, match=f"{name} has changed .modified "):
+        list(train)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -273,9 +293,10 @@ def test_tiffs_cut_short_are_skipped(planar: bool, way: str, tmp_path: Path) -> 
         tifffile.imwrite(path, image, planarconfig="separate" if planar else "contig")
     options = ["data=cells", f"data.root={tmp_path / 't'}", f"data.cache_dir={tmp_path}"]
     options += ["data.mean=null", "data.std=null", "data.val_fraction=0.5", "data.on_error=skip"]
-    train, _ = build_loaders(make_config(*options, "global_batch_size=3", *WAYS[way]), CPU)
-    name = train.index.files[0][2]
+    cfg = make_config(*options, "global_batch_size=3", *WAYS[way])
+    name = build_index(cfg.data)[0].files[0][2]
     replace_file(name, Path(name).read_bytes()[:-300])
+    train, _ = build_loaders(cfg, CPU)
     assert rows_and_images(train)[0] == expected_rows(train.sampler, {2})
     assert "is cut short" in train.sampler.bad[2] or "decoded" in train.sampler.bad[2]
 
@@ -407,7 +428,6 @@ def test_the_check_also_says_what_the_index_refuses(tmp_path, monkeypatch, capsy
 def train_and_tell(told: Path, task: Callable[..., None], *arguments) -> None:
     """Run the task; what it raises goes to the file `told`."""
     os.environ.update(ENVIRONMENT)
-    multiprocessing.set_start_method("fork", force=True)  # as in a process of the user's
     torch.set_num_threads(1)
     try:
         task(told, *arguments)
@@ -532,7 +552,7 @@ def feed_until_killed(told: Path, in_training: bool) -> None:
 
 
 def worker_ids() -> list[str]:
-    return [str(child.pid) for child in psutil.Process().children()]
+    return [str(worker.pid) for worker in workers_of(psutil.Process())]
 
 
 @pytest.mark.parametrize("in_training", [True, False], ids=["in training", "in the loader"])

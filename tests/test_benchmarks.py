@@ -289,6 +289,7 @@ def batches_of(function: str, recipe: Recipe, files: list[str], **options):
 
 PHOTO_WAYS = [
     ("dataloader.pil_images", None),
+    ("dataloader.pil_draft_images", None),
     ("dataloader.torchvision_images", None),
     ("dataloader.torchvision_uint8", None),
     ("dali.minimal", "nvidia.dali"),

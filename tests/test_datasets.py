@@ -400,11 +400,11 @@ def test_packing_goes_on_where_it_was_stopped(photos: Path, tmp_path: Path, monk
     pack(data, whole)
     read, calls = loaders.pack.Index.read, []
 
-    def read_or_fail(self, sample, side=0):
+    def read_or_fail(self, sample, *arguments):
         calls.append(sample)
         if len(calls) == 12:
             raise OSError("interrupted")
-        return read(self, sample, side)
+        return read(self, sample, *arguments)
 
     monkeypatch.setattr(loaders.pack.Index, "read", read_or_fail)
     monkeypatch.setattr(loaders.pack, "CHUNK", 5)
@@ -484,7 +484,13 @@ def test_bad_folders_are_refused_with_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="8x8 pixels are more than data.max_pixels=10"):
         index_of("q", "data=pairs", third, "data.max_pixels=10")
     (tmp_path / "gap" / "a" / "loop").symlink_to(tmp_path / "gap")
-    with pytest.raises(ValueError, match="loop is a link to one of its own parent folders"):
+    with pytest.raises(ValueError, match="loop is one of its own parent folders, through a link"):
+        index_of("gap", "data=imagefolder")
+    (tmp_path / "gap" / "a" / "loop").unlink()
+    for name, target in (("a", "b/inner"), ("b/inner", "a")):  # each leads into the other one
+        (tmp_path / "gap" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "gap" / name / "other").symlink_to(tmp_path / "gap" / target)
+    with pytest.raises(ValueError, match="a/other/other is one of its own parent folders"):
         index_of("gap", "data=imagefolder")
 
 

@@ -18,6 +18,7 @@ from loaders import generate as gen
 
 SMALL: dict[str, dict[str, Any]] = {
     "caltech256": {"size": 6, "num_classes": 3},
+    "photographs": {"size": 4, "height": 48, "width": 64},
     "deblur": {"size": 6, "height": 64, "width": 96},
     "lowlight": {"size": 4, "height": 48, "width": 64},
     "cells": {"size": 14},
@@ -35,7 +36,7 @@ def files(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All four data sets in their small versions, each in a folder of its name."""
+    """All data sets in their small versions, each in a folder of its name."""
     root = tmp_path_factory.mktemp("made")
     for name, arguments in SMALL.items():
         gen.generate(name, root / name, workers=1, **arguments)

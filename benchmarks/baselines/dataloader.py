@@ -71,10 +71,24 @@ def load_pil(path: str, transform: Callable[[Any], Tensor]) -> Tensor:
         return transform(image.convert("RGB"))
 
 
+def load_pil_draft(path: str, shorter_side: int, transform: Callable[[Any], Tensor]) -> Tensor:
+    with Image.open(path) as image:
+        image.draft("RGB", (shorter_side, shorter_side))
+        return transform(image.convert("RGB"))
+
+
 def pil_images(job: Job) -> Iterable[Tensor]:
     """As the I/O tuning guide and most tutorials load class folders of JPEGs."""
     steps = [*geometry(job.recipe, transforms), *to_tensor(job.recipe)]
     return data_loader(job, job.files, partial(load_pil, transform=transforms.Compose(steps)))
+
+
+def pil_draft_images(job: Job) -> Iterable[Tensor]:
+    """The same, of JPEGs that are decoded as small as `data.resize` allows."""
+    steps = [*geometry(job.recipe, transforms), *to_tensor(job.recipe)]
+    size, transform = job.recipe.resize, transforms.Compose(steps)
+    load = partial(load_pil_draft, shorter_side=cast(int, size), transform=transform)
+    return data_loader(job, job.files, load)
 
 
 def convert(recipe: Recipe) -> Any:

@@ -68,24 +68,34 @@ def folders_in(folder: Path) -> Iterator[str]:
 def images_below(folder: Path) -> list[str]:
     """Sorted paths of all images below a folder, if there is one; hidden ones are left out."""
     found: list[str] = []
-    pending = [str(folder)] if os.path.isdir(folder) else []
+    # Each folder with the places on disk of those around it, itself included.
+    pending = [(str(folder), _places_around(folder))] if os.path.isdir(folder) else []
     while pending:
-        current = pending.pop()
+        current, around = pending.pop()
         with os.scandir(current) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    if entry.is_symlink() and Path(current).resolve().is_relative_to(
-                        Path(entry.path).resolve()
-                    ):
+                    place = _place(entry.stat())
+                    if place in around:
                         raise ValueError(
-                            f"{entry.path} is a link to one of its own parent folders; remove the link"
+                            f"{entry.path} is one of its own parent folders, through a link; remove the link"
                         )
-                    pending.append(entry.path)
+                    pending.append((entry.path, around | {place}))
                 elif entry.name.lower().endswith(IMAGE_ENDINGS) and not _is_special(entry.path):
                     found.append(entry.path)
     return sorted(found)
+
+
+def _places_around(folder: Path) -> frozenset[tuple[int, int]]:
+    """Where a folder and its parents lie on disk."""
+    resolved = folder.resolve()
+    return frozenset(_place(path.stat()) for path in (resolved, *resolved.parents))
+
+
+def _place(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
 
 
 def _is_special(path: str) -> bool:

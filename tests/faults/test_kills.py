@@ -14,7 +14,7 @@ from tests.faults.helpers import (
     steps_saved,
     wait_for_step,
 )
-from tests.helpers import REPOSITORY, scalars_of, summary_of, train
+from tests.helpers import REPOSITORY, scalars_of, summary_of, train, workers_of
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_killed_ranks_and_workers_come_back_three_times_with_the_same_weights(
             wait_for_step(run, step)
             assert steps_saved(run)[-1] < NUM_STEPS
             victim = torchrun.rank(rank)
-            (victim if what == "rank" else victim.children()[0]).kill()
+            (victim if what == "rank" else workers_of(victim)[0]).kill()
         assert torchrun.wait() == 0, torchrun.text()
         torchrun.all_gone(5)
     assert torchrun.text().count("resumed from") == 3
