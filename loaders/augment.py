@@ -7,13 +7,12 @@ acts on finished batches, on the device and once for all backends: `apply` on pi
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from conf.schema import DataConfig
 from loaders.augment_both import Affine, GaussianBlur, Mixing, RandomErasing
-from loaders.augmentation import Augmentation, Random
-from loaders.randaugment import RandAugment
+from loaders.augmentation import Augmentation, Random, on_device
+from loaders.randaugment import RandAugment, brightness, colour, contrast
 
 
 class RandomCrop(Augmentation):
@@ -76,22 +75,13 @@ class ColourJitter(Augmentation):
             rows[name] = 1 + strength * (2 * random(name, 1)[:, 0] - 1)
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        def factor(name: str) -> Tensor:
-            return torch.from_numpy(rows[name].copy()).to(images.device).view(-1, 1, 1, 1)
-
-        def grey() -> Tensor:
-            if images.shape[1] != 3:
-                return images.mean(dim=1, keepdim=True)
-            weights = images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-            return (images * weights).sum(dim=1, keepdim=True)
-
-        if (rows["brightness"] != 1).any():
-            images = images.mul(factor("brightness")).clamp_(0, 1)
-        if (rows["contrast"] != 1).any():
-            mean = grey().mean(dim=(2, 3), keepdim=True)
-            images = torch.lerp(mean, images, factor("contrast")).clamp_(0, 1)
-        if (rows["saturation"] != 1).any():
-            images = torch.lerp(grey(), images, factor("saturation")).clamp_(0, 1)
+        names = [name for name, *_ in self.columns]
+        factors = on_device(images.device, *(rows[name][:, None] for name in names))
+        for name, factor, change in zip(
+            names, factors, (brightness, contrast, colour), strict=True
+        ):
+            if (rows[name] != 1).any():
+                images = change(images, factor[..., None, None])
         return images
 
 
