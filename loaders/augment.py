@@ -77,11 +77,11 @@ class ColourJitter(Augmentation):
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
         names = [name for name, *_ in self.columns]
         factors = on_device(images.device, *(rows[name][:, None] for name in names))
-        for name, factor, operation in zip(
+        for name, factor, change in zip(
             names, factors, (brightness, contrast, colour), strict=True
         ):
             if (rows[name] != 1).any():
-                images = operation(images, factor.view(-1, 1, 1, 1))
+                images = change(images, factor[..., None, None])
         return images
 
 

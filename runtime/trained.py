@@ -94,7 +94,7 @@ def read_trained(folder: Path, overrides: list[str]) -> Trained:
             OmegaConf.structured(Config),
             OmegaConf.load(folder / "config.yaml"),
             # The run's own weights are loaded, and nothing learns.
-            {"model": {"weights": None, "freeze": None}},
+            {"model": {"weights": None, "freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}},
             OmegaConf.from_dotlist(overrides),
         )
     except (OmegaConfBaseException, YAMLError) as error:

@@ -3,6 +3,7 @@ every backend, on any number of ranks and after any resume."""
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,11 +23,12 @@ from loaders.augment_both import (
     probabilities,
     symmetric_beta,
 )
+from loaders.augmentation import Augmentation, on_device
 from loaders.index import Labels, Masks, Numbers, SeveralLabels, Target, TargetImages
 from loaders.plan import neutral_rows
 from loaders.randaugment import OPERATIONS, RandAugment, amount_of
 from tasks import build_task
-from tests.helpers import make_config
+from tests.helpers import REPOSITORY, make_config
 from tests.test_bad_data import cut_short
 from tests.test_datasets import loaders_of, save, smooth
 
@@ -298,6 +300,20 @@ def test_what_cannot_be_augmented_so_is_refused(
     with pytest.raises(ValueError, match=message):
         for augmentation in AUGMENTATIONS:
             augmentation.check(data, TARGETS[target][0], batch, world_size)
+
+
+def test_the_recipe_for_an_augmentation_of_ones_own_works() -> None:
+    text = (REPOSITORY / "docs" / "recipes.md").read_text()
+    code = text.partition("```python\nclass Invert")[2].partition("```")[0]
+    names: dict = {"Augmentation": Augmentation, "on_device": on_device}
+    exec("class Invert" + code, names)
+    invert, rows = names["Invert"](), np.zeros(4, [("inverted", "?")])
+    chances = np.array([[0.1], [0.9], [0.4], [0.6]])
+    assert invert.is_neutral(rows)
+    invert.draw(rows, rows, SimpleNamespace(invert=0.5), lambda name, num: chances)
+    images = some_images()[:4]
+    expected = torch.stack([1 - images[0], images[1], 1 - images[2], images[3]])
+    assert torch.equal(invert.apply(images, rows), expected)
 
 
 # in every backend, on any number of ranks, after any resume

@@ -56,9 +56,7 @@ class Recipe:
         """
         active = [key for a in AUGMENTATIONS for key in a.active_keys(data)]
         if more := [f"data.{key}" for key in active if key not in AUGMENTS_BY]:
-            raise ValueError(
-                f"{', '.join(more)} not part of the comparison; leave out what sets it"
-            )
+            raise ValueError(f"{', '.join(more)}: not part of the comparison; leave it out")
         low, high = data.value_range
         size: Any = data.resize
         crop: Any = data.crop
