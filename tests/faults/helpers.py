@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -15,7 +13,9 @@ from typing import Any
 import psutil
 import torch
 
-from tests.helpers import ENVIRONMENT, REPOSITORY, checkpoint_of, folder_with, fork
+from tests.helpers import REPOSITORY, checkpoint_of, folder_with, fork
+from tests.torchrun import TWO_RANKS as TWO_RANKS
+from tests.torchrun import torchrun
 
 NUM_TRAIN = 64
 NUM_STEPS = 16
@@ -74,7 +74,7 @@ def run_to_end(
     return join(processes), [path.read_text() for path in prints]
 
 
-def send(process: ForkServerProcess, number: int) -> None:
+def send(process: ForkServerProcess | psutil.Process, number: int) -> None:
     assert process.pid is not None
     os.kill(process.pid, number)
 
@@ -93,26 +93,23 @@ class Torchrun:
     """An entry point under torchrun, all of whose processes can be found."""
 
     def __init__(
-        self, folder: Path, output_dir: Path, script: str, launcher: list[str], *overrides: str
+        self,
+        folder: Path,
+        output_dir: Path,
+        script: str,
+        launcher: list[str],
+        *overrides: str,
+        is_forked: bool = True,
     ) -> None:
         self.mark = uuid.uuid4().hex
         self.prints = output_dir.with_name(f"{output_dir.name}-{self.mark[:6]}.txt")
-        with self.prints.open("w") as file:
-            self.agent = subprocess.Popen(
-                [
-                    *[sys.executable, "-m", "torch.distributed.run", *launcher],
-                    *[script, f"output_dir={output_dir}", *overrides],
-                ],
-                cwd=folder,
-                env={
-                    **os.environ,
-                    **ENVIRONMENT,
-                    "TEST_MARK": self.mark,
-                    "PYTHONFAULTHANDLER": "1",
-                },
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        self.agent = torchrun(
+            [*launcher, script, f"output_dir={output_dir}", *overrides],
+            folder,
+            self.prints,
+            {"TEST_MARK": self.mark, "PYTHONFAULTHANDLER": "1"},
+            is_forked=is_forked,
+        )
 
     def __enter__(self) -> "Torchrun":
         return self
@@ -120,7 +117,8 @@ class Torchrun:
     def __exit__(self, *unused: object) -> None:
         for process in self.processes():
             process.kill()
-        self.agent.wait()
+        self.agent.kill()
+        self.agent.join()
 
     def processes(self) -> list[psutil.Process]:
         """The agent, its ranks and their workers, as far as they live."""
@@ -173,14 +171,11 @@ class Torchrun:
 def wait_for_end(*launchers: Torchrun, timeout: float) -> list[int]:
     """The exit codes; if one of them hangs, where all processes stand."""
     try:
-        wait_for(lambda: all(one.agent.poll() is not None for one in launchers), "the end", timeout)
+        wait_for(lambda: not any(one.agent.is_alive() for one in launchers), "the end", timeout)
     except AssertionError as error:
         texts = [launcher.text_with_stacks() for launcher in launchers]
         raise AssertionError("\n".join([str(error), *texts])) from error
-    return [launcher.agent.wait() for launcher in launchers]
-
-
-TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
+    return [launcher.agent.exitcode or 0 for launcher in launchers]
 
 
 def assert_same(one: Any, other: Any, where: str = "") -> None:

@@ -179,8 +179,8 @@ def test_ranks_that_tell_where_they_stand_to_the_last_moment_end_well(options, t
         "runtime.watch.HEARTBEAT_S, before = 0.0, runtime.watch.HEARTBEAT_S",
         "time.sleep(before)",  # until the thread notices
     )
-    run = tmp_path / "run"
-    with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *options, "max_steps=2") as torchrun:
+    job = folder, tmp_path / "run", "train_ddp.py", TWO_RANKS
+    with Torchrun(*job, *options, "max_steps=2", is_forked=False) as torchrun:
         assert torchrun.wait() == 0, torchrun.text()
 
 

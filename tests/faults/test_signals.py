@@ -89,7 +89,7 @@ def test_sigterm_under_torchrun_saves_one_common_step_and_leaves_no_process(
         wait_for_step(run, 4)
         assert len(torchrun.processes()) == 3 + 2 * num_workers
         victim = torchrun.agent if target == "agent" else torchrun.rank(1)
-        victim.send_signal(signal.SIGTERM)
+        send(victim, signal.SIGTERM)
         assert torchrun.wait(40) != 0
         torchrun.all_gone(5)
     step = checkpoint_of(run)["step"]
