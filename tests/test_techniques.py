@@ -8,22 +8,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 
-from loaders import build_loaders
-from models import build_model
-from runtime import evaluate
 from runtime.preemption import EXIT_CODE
-from tasks import build_task
 from tests.faults.helpers import assert_same, assert_same_state, run_to_end, script_with
 from tests.helpers import (
     checkpoint_of,
     folder_with,
-    make_config,
+    published,
     scalars_of,
     summary_of,
     train,
+    validated,
 )
 
 NUM_TRAIN = 64
@@ -100,21 +96,6 @@ def difference(one: Path, other: Path) -> float:
 
 def values_of(run: Path, tag: str) -> list[float]:
     return [value for _, value in scalars_of(run, tag)]
-
-
-def validated(weights: dict[str, Tensor], overrides: list[str]) -> dict[str, float]:
-    """The validation metrics of these weights, by one process."""
-    cfg = make_config(*overrides)
-    _, loader = build_loaders(cfg, torch.device("cpu"))
-    task = build_task(cfg, loader)
-    model = build_model(cfg.model, loader.in_channels, task.num_outputs)
-    model.load_state_dict(weights)
-    metrics = task.metrics(evaluate(model, task, loader)[0])
-    return {f"val/{name}": value for name, value in metrics.items()}
-
-
-def published(run: Path) -> dict[str, Tensor]:
-    return load_file(run / "checkpoints" / "model.safetensors")
 
 
 # Gradient accumulation

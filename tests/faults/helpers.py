@@ -68,10 +68,11 @@ def run_to_end(
     *overrides: str,
     folder: Path = REPOSITORY,
     num_ranks: int | None = None,
+    timeout: float = 60,
 ) -> tuple[list[int | None], list[str]]:
     """Exit codes and prints of all ranks."""
     processes, prints = fork(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
-    return join(processes), [path.read_text() for path in prints]
+    return join(processes, timeout), [path.read_text() for path in prints]
 
 
 def send(process: ForkServerProcess | psutil.Process, number: int) -> None:
