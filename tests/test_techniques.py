@@ -440,10 +440,16 @@ def test_each_rank_drops_other_units_and_the_same_again_after_a_resume(
 # The end of a run
 
 
-@pytest.mark.parametrize("script", ["train.py", "train_ddp.py", "train_accumulate.py"])
 @pytest.mark.parametrize(
-    ("last", "epoch", "step"),
-    [("epochs=1", 1, 8), ("max_steps=11", 1, 11), ("max_steps=16", 2, 16)],
+    ("script", "last", "epoch", "step"),
+    [
+        ("train.py", "epochs=1", 1, 8),
+        ("train.py", "max_steps=11", 1, 11),
+        ("train.py", "max_steps=16", 2, 16),
+        ("train_ddp.py", "epochs=1", 1, 8),
+        ("train_ddp.py", "max_steps=11", 1, 11),
+        ("train_accumulate.py", "max_steps=16", 2, 16),
+    ],
 )
 def test_a_run_stopped_in_its_last_step_is_validated_when_it_is_started_again(
     script: str, last: str, epoch: int, step: int, runs, data, tmp_path
