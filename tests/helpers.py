@@ -16,10 +16,17 @@ import hydra
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
+from benchmarks.turns import PRELOAD
 from compose import compose
 from conf.schema import Config
+from loaders import build_loaders
+from models import build_model
+from runtime import evaluate
+from tasks import build_task
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("conf", "loaders", "models", "runtime", "tasks", "data")
@@ -34,11 +41,11 @@ NEEDS_CUDA = [
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
-# Children are forked from a process that has imported torch already, which saves 10 s a run.
+# Children are forked from a process that has imported torch already, which saves 10 s a run; there is
+# one such process, which the benchmarks' programs are forked from, too.
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed.fsdp", "runtime.run", "nvidia.dali.fn"]
-)
+PRELOAD += ["torch.distributed.fsdp", "runtime.run", "loaders.pytorch", "nvidia.dali.fn"]
+FORKSERVER.set_forkserver_preload(PRELOAD)
 
 
 def make_config(*overrides: str) -> Config:
@@ -170,3 +177,18 @@ def events_of(output_dir: Path) -> EventAccumulator:
 def scalars_of(output_dir: Path, tag: str) -> list[tuple[int, float]]:
     """(step, value) of a TensorBoard scalar."""
     return [(event.step, event.value) for event in events_of(output_dir).Scalars(tag)]
+
+
+def published(run: Path) -> dict[str, Tensor]:
+    return load_file(run / "checkpoints" / "model.safetensors")
+
+
+def validated(weights: dict[str, Tensor], overrides: list[str]) -> dict[str, float]:
+    """The validation metrics of these weights, by one process."""
+    cfg = make_config(*overrides)
+    train_loader, val_loader = build_loaders(cfg, torch.device("cpu"))
+    task = build_task(cfg, train_loader)
+    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
+    model.load_state_dict(weights)
+    metrics = task.metrics(evaluate(model, task, val_loader)[0])
+    return {f"val/{name}": value for name, value in metrics.items()}

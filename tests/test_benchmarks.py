@@ -32,6 +32,7 @@ from benchmarks import (
     records,
     report,
     scale,
+    turns,
 )
 from benchmarks.__main__ import BENCHMARKS, function_of, main, split
 from benchmarks.agreement import AGREEMENTS
@@ -43,7 +44,9 @@ from benchmarks.template import make_config
 from benchmarks.turns import Program, measure
 from runtime.timing import verdict
 from tests import busy
-from tests.helpers import REPOSITORY
+from tests.helpers import PRELOAD, REPOSITORY
+
+turns.PRELOAD[:] = PRELOAD  # the first test that forks starts the one server of them all
 
 TINY = Sizes(
     data={"caltech256": 24, "cells": 80, "deblur": 6, "lowlight": 20},

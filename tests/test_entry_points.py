@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from loaders import build_loaders
 from models import build_model
-from runtime import evaluate
-from tasks import build_task
+from tests.faults.helpers import run_to_end
 from tests.helpers import (
     SCRIPTS,
     checkpoint_of,
@@ -21,14 +18,18 @@ from tests.helpers import (
     folder_with,
     has_ranks,
     make_config,
+    published,
     scalars_of,
     start,
     summary_of,
     train,
+    validated,
 )
+from tests.torchrun import train_with_torchrun
 
-SHORT = ["epochs=1", "optimizer.warmup_epochs=0", "max_steps=2"]
+SHORT = ["epochs=1", "optimizer.warmup_epochs=0", "max_steps=2", "data.crop=[16,16]"]
 TWENTY_STEPS = [
+    "model.kwargs.width=8",
     "model.kwargs.batch_norm=false",
     "max_steps=20",
     "log.every_steps=1",
@@ -54,20 +55,12 @@ def runs(tmp_path_factory):
     return folder_of
 
 
-AS_USERS_DO = ("train.py", "train_ddp.py", "train_fsdp.py")
-"""Started with python or torchrun; the others quicker."""
-
-
 @pytest.mark.parametrize("loader", ["pytorch", "dali", "synthetic"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_path) -> None:
     output = tmp_path / "run"
-    if loader == "pytorch" and script in AS_USERS_DO:
-        result = start(script, f"output_dir={output}", *SHORT)
-        assert result.returncode == 0, result.stdout + result.stderr
-        printed = result.stdout
-    else:
-        printed = train(script, output, *SHORT, f"loader={loader}")
+    quickly = train_with_torchrun if loader == "pytorch" and has_ranks(script) else train
+    printed = quickly(script, output, *SHORT, f"loader={loader}")
     assert f"TensorBoard logs and checkpoints: {output}" in printed
     names = {
         path.name for path in output.iterdir() if not path.name.startswith(("events", ".lock"))
@@ -96,23 +89,12 @@ def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_
     if loader == "pytorch":
         assert summary["val/top1"] <= summary["val/top5"]
         is_low = "amp" in script
-        for name, value in validated(output, *SHORT).items():
+        for name, value in validated(published(output), SHORT).items():
             expected = pytest.approx(value, rel=0.02 if is_low else 1e-4, abs=0.01 * is_low)
             assert summary[name] == expected, name
 
 
 NUM_PARAMETERS = sum(p.numel() for p in build_model(make_config().model, 1, 10).parameters())
-
-
-def validated(output: Path, *overrides: str) -> dict[str, float]:
-    """The validation metrics of the weights that a run has published, by one process."""
-    cfg = make_config(*overrides)
-    _, loader = build_loaders(cfg, torch.device("cpu"))
-    task = build_task(cfg, loader)
-    model = build_model(cfg.model, loader.in_channels, task.num_outputs)
-    model.load_state_dict(load_file(output / "checkpoints" / "model.safetensors"))
-    metrics = task.metrics(evaluate(model, task, loader)[0])
-    return {f"val/{name}": value for name, value in metrics.items()}
 
 
 def weights_differ_by(one, other) -> float:
@@ -148,8 +130,14 @@ def test_data_parallel_is_the_baseline_without_two_gpus(runs) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="on the CPU, compiling needs g++")
-def test_a_compiled_model_trains_like_the_plain_one(runs) -> None:
-    plain, compiled = runs("train_ddp.py"), runs("train_ddp.py", "model.compile=true")
+def test_a_compiled_model_trains_like_the_plain_one(tmp_path) -> None:
+    """In a group of one rank, as each would compile the same; and no batch is shorter, for which it
+    would compile again."""
+    plain, compiled = (tmp_path / name for name in ("plain", "compiled"))
+    for run in (plain, compiled):
+        options = [*TWENTY_STEPS, "global_batch_size=80", f"model.compile={run == compiled}"]
+        codes, texts = run_to_end("train_ddp.py", run, *options, num_ranks=1, timeout=240)
+        assert codes == [0], texts
     assert losses_of(compiled) == pytest.approx(losses_of(plain), abs=1e-4)
     assert weights_differ_by(compiled, plain) < 1e-3  # and the names of the weights are the same
 
@@ -207,7 +195,7 @@ def test_resume_auto_goes_on_in_its_own_folder(tmp_path) -> None:
 
 def test_best_and_last_checkpoint_are_kept(tmp_path) -> None:
     output = tmp_path / "run"
-    train("train.py", output, "epochs=2", "global_batch_size=500")
+    train("train.py", output, "model.kwargs.width=8", "epochs=2", "global_batch_size=500")
     last, best = checkpoint_of(output), checkpoint_of(output, "best.pt")
     top1 = [value for _, value in scalars_of(output, "val/top1")]
     assert last["run"]["best"] == last["run"]["best_metrics"]["val/top1"]
@@ -249,6 +237,7 @@ def test_the_table_of_runs_has_what_was_changed(runs) -> None:
         "script": "train_ddp.py",
         "world_size": 2,
         "precision": "float32",
+        "model.kwargs.width": 8,
         "model.kwargs.batch_norm": False,
         "max_steps": 20,
         "log.every_steps": 1,
@@ -272,10 +261,16 @@ def test_the_line_of_an_epoch_tells_training_and_validation(runs) -> None:
     assert f"INFO epoch 1 of 4: {listed}\n" in (output / "train.log").read_text()
 
 
+TEN_STEPS_AN_EPOCH = [
+    *("global_batch_size=1000", "log.every_steps=1", "loader=synthetic"),
+    *("model.kwargs.width=2", "data.crop=[8,8]"),
+]
+
+
 def test_learning_rate_warms_up_and_decays_to_zero(tmp_path) -> None:
     output = tmp_path / "run"
-    options = ["global_batch_size=1000", "epochs=2", "log.every_steps=1", "optimizer.lr=0.1"]
-    train("train.py", output, *options, "optimizer.name=sgd", "loader=synthetic")
+    options = ["epochs=2", "optimizer.lr=0.1", "optimizer.name=sgd"]
+    train("train.py", output, *TEN_STEPS_AN_EPOCH, *options)
     rates = [value for _, value in scalars_of(output, "train/lr")]
     assert len(rates) == 20
     assert rates[0] == pytest.approx(0.001)
@@ -285,7 +280,7 @@ def test_learning_rate_warms_up_and_decays_to_zero(tmp_path) -> None:
 
 
 def test_a_run_resumed_with_more_epochs_follows_their_schedule(tmp_path) -> None:
-    options = ["global_batch_size=1000", "log.every_steps=1", "loader=synthetic"]
+    options = TEN_STEPS_AN_EPOCH
     train("train.py", tmp_path / "short", *options, "epochs=2")
     train("train.py", tmp_path / "whole", *options, "epochs=3")
     train("train.py", tmp_path / "more", *options, "epochs=3", f"resume={tmp_path / 'short'}")
@@ -319,15 +314,14 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_
 
 
 def test_a_checkpoint_of_another_model_is_refused(runs, tmp_path) -> None:
-    result = start(
-        "train.py", f"output_dir={tmp_path}", f"resume={runs('train.py')}", "model.kwargs.width=8"
-    )
-    assert result.returncode != 0
-    assert "holds another model than model=small_cnn" in result.stderr
+    options = [f"resume={runs('train.py')}", "model.kwargs.width=16"]
+    codes, [printed] = run_to_end("train.py", tmp_path / "run", *options)
+    assert codes == [2]
+    assert "holds another model than model=small_cnn" in printed
 
 
 def run_in(folder: Path, script: str, *overrides: str) -> tuple[Path, str]:
-    """The run's default folder, made by a script that is started in `folder`, and what it printed."""
+    """Start a script as users do, with python or torchrun; its default folder and what it printed."""
     result = start(script, *overrides, *SHORT, folder=folder_with(folder, script))
     assert result.returncode == 0, result.stderr
     (run,) = (folder / "outputs" / Path(script).stem).iterdir()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.faults.helpers import Torchrun, script_with
+from tests.faults.helpers import TWO_RANKS, Torchrun, run_to_end, script_with
 from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, has_ranks, train
 
 # Arguments, and words of the message. PHOTOS is a folder of images, FOLDER the test's own.
@@ -298,8 +298,6 @@ def test_one_int_is_a_square_crop_or_the_shorter_side(tmp_path) -> None:
 
 def test_a_bug_still_shows_its_traceback(tmp_path) -> None:
     folder = script_with(tmp_path / "s", "train.py", "raise KeyError('ouch')")
-    from tests.faults.helpers import run_to_end
-
     codes, [text] = run_to_end("train.py", tmp_path / "run", folder=folder)
     assert codes == [1]
     assert "Traceback" in text
@@ -331,8 +329,9 @@ def test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts(
     line, message, tmp_path
 ) -> None:
     script, *overrides = line.split()
-    launcher = ["--standalone", "--nproc_per_node=2", "--max-restarts=3"]
-    with Torchrun(REPOSITORY, tmp_path / "run", script, launcher, *overrides) as torchrun:
+    job = REPOSITORY, tmp_path / "run", script, [*TWO_RANKS, "--max-restarts=3"]
+    is_first = line == UNDER_TORCHRUN[0][0]  # with Pythons that really start
+    with Torchrun(*job, *overrides, is_forked=not is_first) as torchrun:
         assert torchrun.wait() != 0
         torchrun.all_gone(15)
         text = torchrun.text()

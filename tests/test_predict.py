@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from tests.helpers import (
     summary_of,
     train,
 )
+from tests.torchrun import TWO_RANKS, torchrun
 
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -174,19 +174,13 @@ def test_torchrun_starts_it_with_any_backend_that_meets_a_broken_file(
     shutil.copytree(photos[0], root)
     whole = (root / "part 1" / "050.png").read_bytes()
     (root / "part 1" / "050.png").write_bytes(whole[: len(whole) // 2])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    out = tmp_path / "predictions.csv"
+    out, prints = tmp_path / "predictions.csv", tmp_path / "prints.txt"
     arguments = [f"run={run}", f"data.root={root}", f"out={out}", f"loader={loader}"]
-    done = subprocess.run(
-        [*torchrun, "--nproc_per_node=2", "predict.py", *arguments, f"data.cache_dir={tmp_path}"],
-        cwd=REPOSITORY,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("101 images, 1 of them broken") == 1
+    arguments = [*TWO_RANKS, "predict.py", *arguments, f"data.cache_dir={tmp_path}"]
+    process = torchrun(arguments, REPOSITORY, prints)
+    process.join(240)
+    assert process.exitcode == 0, prints.read_text()
+    assert prints.read_text().count("101 images, 1 of them broken") == 1
     assert [row["path"] for row in table(out) if row["error"]] == [str(root / "part 1" / "050.png")]
     assert len(table(out)) == 101
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import REPOSITORY, start, summary_of
+from tests.helpers import REPOSITORY, summary_of, train
 
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 
@@ -27,10 +27,7 @@ def folder(tmp_path_factory) -> Path:
     """Two real runs, one that learnt more, and what is left of one that never ended."""
     root = tmp_path_factory.mktemp("outputs")
     for name, steps in [("short", 5), ("long", 60)]:
-        said = start(
-            "train.py", f"output_dir={root / 'train' / name}", *SMALL, f"max_steps={steps}"
-        )
-        assert said.returncode == 0, said.stderr
+        train("train.py", root / "train" / name, *SMALL, f"max_steps={steps}")
     (root / "killed").mkdir()
     (root / "killed" / "config.yaml").write_text("epochs: 4\n")
     start_of_it = {"script": "train.py", "settings": {"optimizer": "sgd"}}

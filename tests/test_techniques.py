@@ -8,22 +8,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 
-from loaders import build_loaders
-from models import build_model
-from runtime import evaluate
 from runtime.preemption import EXIT_CODE
-from tasks import build_task
 from tests.faults.helpers import assert_same, assert_same_state, run_to_end, script_with
 from tests.helpers import (
     checkpoint_of,
     folder_with,
-    make_config,
+    published,
     scalars_of,
     summary_of,
     train,
+    validated,
 )
 
 NUM_TRAIN = 64
@@ -100,21 +96,6 @@ def difference(one: Path, other: Path) -> float:
 
 def values_of(run: Path, tag: str) -> list[float]:
     return [value for _, value in scalars_of(run, tag)]
-
-
-def validated(weights: dict[str, Tensor], overrides: list[str]) -> dict[str, float]:
-    """The validation metrics of these weights, by one process."""
-    cfg = make_config(*overrides)
-    _, loader = build_loaders(cfg, torch.device("cpu"))
-    task = build_task(cfg, loader)
-    model = build_model(cfg.model, loader.in_channels, task.num_outputs)
-    model.load_state_dict(weights)
-    metrics = task.metrics(evaluate(model, task, loader)[0])
-    return {f"val/{name}": value for name, value in metrics.items()}
-
-
-def published(run: Path) -> dict[str, Tensor]:
-    return load_file(run / "checkpoints" / "model.safetensors")
 
 
 # Gradient accumulation
@@ -459,10 +440,16 @@ def test_each_rank_drops_other_units_and_the_same_again_after_a_resume(
 # The end of a run
 
 
-@pytest.mark.parametrize("script", ["train.py", "train_ddp.py", "train_accumulate.py"])
 @pytest.mark.parametrize(
-    ("last", "epoch", "step"),
-    [("epochs=1", 1, 8), ("max_steps=11", 1, 11), ("max_steps=16", 2, 16)],
+    ("script", "last", "epoch", "step"),
+    [
+        ("train.py", "epochs=1", 1, 8),
+        ("train.py", "max_steps=11", 1, 11),
+        ("train.py", "max_steps=16", 2, 16),
+        ("train_ddp.py", "epochs=1", 1, 8),
+        ("train_ddp.py", "max_steps=11", 1, 11),
+        ("train_accumulate.py", "max_steps=16", 2, 16),
+    ],
 )
 def test_a_run_stopped_in_its_last_step_is_validated_when_it_is_started_again(
     script: str, last: str, epoch: int, step: int, runs, data, tmp_path

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -15,7 +13,9 @@ from typing import Any
 import psutil
 import torch
 
-from tests.helpers import ENVIRONMENT, REPOSITORY, checkpoint_of, folder_with, fork
+from tests.helpers import REPOSITORY, checkpoint_of, folder_with, fork
+from tests.torchrun import TWO_RANKS as TWO_RANKS
+from tests.torchrun import torchrun
 
 NUM_TRAIN = 64
 NUM_STEPS = 16
@@ -68,13 +68,14 @@ def run_to_end(
     *overrides: str,
     folder: Path = REPOSITORY,
     num_ranks: int | None = None,
+    timeout: float = 60,
 ) -> tuple[list[int | None], list[str]]:
     """Exit codes and prints of all ranks."""
     processes, prints = fork(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
-    return join(processes), [path.read_text() for path in prints]
+    return join(processes, timeout), [path.read_text() for path in prints]
 
 
-def send(process: ForkServerProcess, number: int) -> None:
+def send(process: ForkServerProcess | psutil.Process, number: int) -> None:
     assert process.pid is not None
     os.kill(process.pid, number)
 
@@ -99,26 +100,18 @@ class Torchrun:
         script: str,
         launcher: list[str],
         *overrides: str,
-        environment: dict[str, str] = ENVIRONMENT,
+        environment: dict[str, str] | None = None,
+        is_forked: bool = True,
     ) -> None:
         self.mark = uuid.uuid4().hex
         self.prints = output_dir.with_name(f"{output_dir.name}-{self.mark[:6]}.txt")
-        with self.prints.open("w") as file:
-            self.agent = subprocess.Popen(
-                [
-                    *[sys.executable, "-m", "torch.distributed.run", *launcher],
-                    *[script, f"output_dir={output_dir}", *overrides],
-                ],
-                cwd=folder,
-                env={
-                    **os.environ,
-                    **environment,
-                    "TEST_MARK": self.mark,
-                    "PYTHONFAULTHANDLER": "1",
-                },
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        self.agent = torchrun(
+            [*launcher, script, f"output_dir={output_dir}", *overrides],
+            folder,
+            self.prints,
+            {"TEST_MARK": self.mark, "PYTHONFAULTHANDLER": "1", **(environment or {})},
+            is_forked=is_forked,
+        )
 
     def __enter__(self) -> "Torchrun":
         return self
@@ -126,7 +119,8 @@ class Torchrun:
     def __exit__(self, *unused: object) -> None:
         for process in self.processes():
             process.kill()
-        self.agent.wait()
+        self.agent.kill()
+        self.agent.join()
 
     def processes(self) -> list[psutil.Process]:
         """The agent, its ranks and their workers, as far as they live."""
@@ -179,14 +173,11 @@ class Torchrun:
 def wait_for_end(*launchers: Torchrun, timeout: float) -> list[int]:
     """The exit codes; if one of them hangs, where all processes stand."""
     try:
-        wait_for(lambda: all(one.agent.poll() is not None for one in launchers), "the end", timeout)
+        wait_for(lambda: not any(one.agent.is_alive() for one in launchers), "the end", timeout)
     except AssertionError as error:
         texts = [launcher.text_with_stacks() for launcher in launchers]
         raise AssertionError("\n".join([str(error), *texts])) from error
-    return [launcher.agent.wait() for launcher in launchers]
-
-
-TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
+    return [launcher.agent.exitcode or 0 for launcher in launchers]
 
 
 def assert_same(one: Any, other: Any, where: str = "") -> None:

@@ -90,7 +90,7 @@ def test_sigterm_under_torchrun_saves_one_common_step_and_leaves_no_process(
         workers = [worker for rank in (0, 1) for worker in workers_of(torchrun.rank(rank))]
         assert len(workers) == 2 * num_workers
         victim = torchrun.agent if target == "agent" else torchrun.rank(1)
-        victim.send_signal(signal.SIGTERM)
+        send(victim, signal.SIGTERM)
         assert torchrun.wait(40) != 0
         torchrun.all_gone(5)
     step = checkpoint_of(run)["step"]
