@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -174,6 +175,8 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
             "or nccl on CUDA"
         )
     faulthandler.enable()
+    # The argument of DDP whose newer name torch 2.11 does not know.
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
     folder = Path(cfg.output_dir).absolute()
