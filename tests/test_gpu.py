@@ -102,6 +102,11 @@ DATA = {
         *("data=imagefolder", "data.resize=null", "data.crop=[48,56]", JITTER),
         *("data.random_resized_crop=[0.3,1]", "model.channels_last=true"),
     ],
+    "photos, mixed": [
+        *("data=imagefolder", "data.resize=72", "data.crop=[60,52]", "data.rotation=20"),
+        *("data.gaussian_blur=[0.5,0.1,2]", "data.random_erasing=0.5"),
+        *("data.mixup=0.4", "data.cutmix=1"),
+    ],
     "pairs": ["data=pairs", "data.resize=64", "data.crop=[48,48]", *CUT],
     "uint8": ["data=cells", "data.resize=null", f"data.crop=[{SIDE},{SIDE}]", "data.hflip=0.5"],
     "uint8, enlarged": ["data=cells", "data.resize=60", "data.crop=[56,56]", *CUT],
