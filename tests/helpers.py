@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from benchmarks.turns import PRELOAD
 from compose import compose
 from conf.schema import Config
 from loaders import build_loaders
@@ -32,8 +31,11 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 # Children are forked from a process that has imported torch already, which saves 10 s a run; there is
 # one such process, which the benchmarks' programs are forked from, too.
+PRELOAD = [
+    *("torch", "torch._dynamo", "torch.distributed.fsdp", "runtime.run", "nvidia.dali.fn"),
+    *("loaders.pytorch", "benchmarks.loading", "benchmarks.bottleneck", "train"),
+]
 FORKSERVER = multiprocessing.get_context("forkserver")
-PRELOAD += ["torch.distributed.fsdp", "runtime.run", "loaders.pytorch", "nvidia.dali.fn"]
 FORKSERVER.set_forkserver_preload(PRELOAD)
 
 

@@ -21,7 +21,16 @@ import torch.distributed as dist
 from PIL import Image
 from torchvision.transforms import v2
 
-from benchmarks import agreement, bottleneck, entry_points, loading, readme, records, report
+from benchmarks import (
+    agreement,
+    bottleneck,
+    entry_points,
+    loading,
+    readme,
+    records,
+    report,
+    turns,
+)
 from benchmarks.__main__ import BENCHMARKS, function_of, main, split
 from benchmarks.agreement import AGREEMENTS
 from benchmarks.baselines import Job, Recipe, dataloader, limits
@@ -32,7 +41,9 @@ from benchmarks.template import make_config
 from benchmarks.turns import Program, measure
 from runtime.timing import verdict
 from tests import busy
-from tests.helpers import REPOSITORY
+from tests.helpers import PRELOAD, REPOSITORY
+
+turns.PRELOAD[:] = PRELOAD  # the first test that forks starts the one server of them all
 
 TINY = Sizes(
     data={"caltech256": 24, "cells": 80, "deblur": 6, "lowlight": 20},
