@@ -181,7 +181,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
     folder = Path(cfg.output_dir).absolute()
     os.environ.setdefault(watch.FLIGHT_RECORD, f"{folder}/flight_record_rank_")
-    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")  # collectives
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives
     dist.init_process_group(
         # With NCCL, gloo carries the small messages that lie on the host.
         "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",

@@ -22,7 +22,7 @@ LEFT_OUT = [
     *("docs/benchmarks.md", "docs/experiments.md", "docs/side_by_side.svg"),
     *("tests/busy.py", "tests/test_benchmarks.py", "tests/test_experiments.py"),
     *("tests/test_generate.py", "tests/test_guide.py", "tests/test_project.py"),
-    "tests/test_gpu_check.py",
+    *("tests/test_gpu_check.py", "launch/gpu_wheels.sh"),
 ]
 # In a hook that runs this, they tell of the hook's own repository.
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")

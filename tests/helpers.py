@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from compose import compose
+from conf.mistakes import end_in_a_few_lines
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
@@ -151,6 +152,7 @@ def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) 
     os.dup2(file, 1)
     os.dup2(file, 2)
     try:
+        end_in_a_few_lines()  # as conf.schema does, which this process has imported already
         runpy.run_path(str(folder / arguments[0]), run_name="__main__")
     except Exception as error:  # as Python does at the end of a script
         sys.excepthook(type(error), error, error.__traceback__)

@@ -296,7 +296,10 @@ def test_a_root_with_other_data_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "mnist"}, "name='mnist' is no known data set; use one of caltech256, deblur"),
+        (
+            {"name": "mnist"},
+            "name='mnist' is no known data set; use one of caltech256, photographs, d",
+        ),
         ({"name": "deblur", "size": 2}, "size=2 is too small for deblur.*use 3 or more"),
         ({"name": "lowlight", "size": 0}, "size=0 is too small for lowlight.*use 2 or more"),
         ({"size": 3}, "size=3 is too small for caltech256.*use 4 or more"),

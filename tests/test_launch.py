@@ -127,9 +127,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize(
-    "script", [SBATCH, SBATCH.with_name("gpu_wheels.sh")], ids=["slurm", "wheels"]
-)
+@pytest.mark.parametrize("script", sorted(SBATCH.parent.glob("*.s*")), ids=lambda path: path.stem)
 def test_shellcheck_finds_nothing_in_a_script(script):
     shellcheck = shutil.which("shellcheck", path=f"{BIN}:{os.environ['PATH']}")
     if shellcheck is None:

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -339,3 +340,8 @@ def test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts(
     assert "Traceback" not in text
     assert len(text.strip().splitlines()) <= 3, text
     assert has_ranks(script) == (script != "train.py")
+
+
+def test_a_command_without_arguments_is_no_mistake() -> None:
+    code = "import sys; sys.argv = ['train.py']; import conf.schema"
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
