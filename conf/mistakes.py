@@ -175,7 +175,7 @@ def _of_dashes(arguments: list[str]) -> str:
     kinds = "".join("-" if a.startswith("-") else "=" if "=" in a else "" for a in arguments)
     if "=-=" in kinds:  # which argparse would not understand
         return "options such as -m stand before the first KEY=VALUE or behind the last one"
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
         key, equals, value = argument.lstrip("-").partition("=")
         if argument.startswith("-") and key not in OF_HYDRA:
             if not equals and following and "=" not in following and following[0] != "-":
