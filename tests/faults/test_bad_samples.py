@@ -27,8 +27,8 @@ def test_bad_samples_are_counted_over_ranks_and_a_resume(
     script: str, options, data, tmp_path
 ) -> None:
     run = tmp_path / "run"
-    options = [*options, f"data.root={data}", "data.on_error=skip", "resume=auto"]
-    for last_step in (5, 12):
+    options = [*options, f"data.root={data}", "data.on_error=skip", "resume=auto", "epochs=3"]
+    for last_step in (5, 14):
         codes, texts = run_to_end(script, run, *options, f"max_steps={last_step}")
         assert set(codes) == {0}, texts
     assert summary_of(run)["bad_samples"] == {"train": 5, "val": 0}
