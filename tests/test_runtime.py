@@ -341,7 +341,8 @@ def test_memory_is_kept_for_the_next_step_on_a_cpu() -> None:
     # Of a server that computes nothing, so that what this process did to malloc is not inherited.
     with multiprocessing.get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
         default, kept, on_a_gpu = pool.map(page_faults, ["", "cpu", "cuda"], chunksize=1)
-    assert kept < 100 < 10_000 < min(default, on_a_gpu)
+    # Some are those of every fork.
+    assert kept < 1_000 < 10_000 < min(default, on_a_gpu)
 
 
 LEAVE = """
