@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def command_line() -> argparse.Namespace:
-    """The options, with `overrides` as Hydra reads them and with the number of ranks.
+    """What the user has asked for.
 
     Raises:
         Mistake: they do not fit each other or this machine.

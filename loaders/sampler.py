@@ -9,12 +9,13 @@ from conf.schema import DataConfig
 from loaders.augment import AUGMENTATIONS
 from loaders.index import BadFileError, Index
 from loaders.plan import distinct_shapes, has_random_shapes, output_size, plan
+from loaders.randomness import HALF_ROUNDS
 
 log = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 8192
 """Planned in one go, which costs less per row than batch by batch."""
-ORDER = "shuffled() of 16 half rounds"
+ORDER = f"shuffled() of {HALF_ROUNDS} half rounds"
 """Which function makes the plan: a checkpoint of another one cannot go on within an epoch."""
 
 
