@@ -30,6 +30,10 @@ class DataConfig:
     cache_dir: str = "data/cache"
     """Where derived files go: image sizes, and what `loader.num_workers=auto` found."""
 
+    retry_s: float = 300.0
+    """Seconds for which a web server or bucket may fail or not answer, request by request, before the run
+    ends; what it forbids or lacks ends it at once."""
+
     val_fraction: float = 0.1
     """Share of the samples that validates, where there are no folders `train` and `val` (or `test`)."""
 
