@@ -30,6 +30,10 @@ class DataConfig:
     cache_dir: str = "data/cache"
     """Where derived files go: image sizes, and what `loader.num_workers=auto` found."""
 
+    cache_gb: float = 0.0
+    """Gigabytes (1e9 bytes) of copies of what is read from a web server or bucket, kept whole in
+    `cache_dir`/shards and shared by all runs of the machine; the least recently used go first. 0: none."""
+
     retry_s: float = 300.0
     """Seconds for which a web server or bucket may fail or not answer, request by request, before the run
     ends; what it forbids or lacks ends it at once."""

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 FAULTS = ("reset", "500", "503", "slow", "cut", "short", "trickle", "whole")
 """Connection reset; an error of the server; no answer; half of the body; a whole answer with half of the
@@ -64,6 +65,21 @@ def web_server(latency_s: float = 0.0) -> Iterator[WebServer]:
         server.close()
 
 
+@contextmanager
+def bucket_server(bucket: str = "bucket") -> Iterator[str]:
+    """An S3-compatible server with an empty bucket; its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    try:
+        urlopen(Request(f"{url}/{bucket}", method="PUT")).close()
+        yield url
+    finally:
+        server.stop()
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -90,6 +106,10 @@ class _Server(ThreadingHTTPServer):
         """Clients that go away are no errors."""
 
 
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'
+
+
 def _reset(connection: socket.socket) -> None:
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -113,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self._begin()
         if fault != "500":
             self.web.files[self._path()] = body
-        self._answer(500 if fault == "500" else 201)
+        self._answer(500 if fault == "500" else 201, {"ETag": _tag(body)})
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -138,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         headers = {
-            "ETag": f'"{hashlib.md5(whole).hexdigest()}"',
+            "ETag": _tag(whole),
             "Last-Modified": formatdate(0, usegmt=True),
             "Accept-Ranges": "bytes",
         }
