@@ -84,9 +84,9 @@ class Bucket(Storage):
         self.root = root
         self.scheme = is_remote(root)
         self.retry_s = retry_s
-        self.tags: dict[str, str | None] = {}
-        """What tells apart the states of a file, of each that was seen: its ETag, or when it was changed."""
-        self.has_answered = False
+        self.states: dict[str, str] = {}
+        """Of each file that was seen, its size and ETag, or when it was changed: another file, another state."""
+        self.knows_ranges = False
 
     def __reduce__(self) -> Any:
         return Bucket, (self.root, self.retry_s)
@@ -119,9 +119,10 @@ class Bucket(Storage):
 
         async def ask() -> bytes:
             answer = await obstore.get_async(self._store, name, options={"range": (start, end)})
+            self.knows_ranges = True
+            self._check_same(name, answer.meta)
             if answer.meta["size"] < end:
                 raise too_short(self.address(name), answer.meta["size"], end)
-            self._check_same(name, answer.meta)
             read = bytes(await answer.bytes_async())
             if len(read) != end - start:
                 raise _Wrong(f"{len(read):,} bytes instead of {end - start:,}")
@@ -172,14 +173,14 @@ class Bucket(Storage):
             await obstore.put_async(self._store, name, path, use_multipart=in_parts)
 
         await self._until_it_works(name, ask)
-        self.tags.pop(name, None)
+        self.states.pop(name, None)
 
     def _check_same(self, name: str, meta: Any) -> None:
-        tag = meta["e_tag"] or str(meta["last_modified"])
-        if self.tags.setdefault(name, tag) != tag:
+        state = f"{meta['size']:,} bytes, {meta['e_tag'] or meta['last_modified']}"
+        if self.states.setdefault(name, state) != state:
             raise StorageError(
-                f"{self.address(name)} has changed since this run began to read it: {self.tags[name]}, "
-                f"now {tag}; data that is in use has to stay as it is",
+                f"{self.address(name)} has changed since this run began to read it: {self.states[name]}; "
+                f"now {state}; data that is in use has to stay as it is",
                 may_pass=False,
             )
 
@@ -189,9 +190,7 @@ class Bucket(Storage):
             tries += 1
             try:
                 async with slots:
-                    answer = await ask()
-                self.has_answered = True
-                return answer
+                    return await ask()
             except (said.BaseError, FileNotFoundError, ValueError, TimeoutError, _Wrong) as error:
                 failure, seen = error, f"{self.address(name)}: {_seen(error)}"
             if isinstance(failure, FileNotFoundError):
@@ -214,7 +213,7 @@ class Bucket(Storage):
         lacks_credentials = any(place in str(error) for place in METADATA)
         if lacks_credentials or (status and status[1][:3] in ("401", "403")):
             return CREDENTIALS[self.scheme]
-        if isinstance(error, said.NotSupportedError) and not self.has_answered:
+        if isinstance(error, said.NotSupportedError) and not self.knows_ranges:
             return "use a server that answers requests for ranges of bytes, such as nginx"
         if status and status[1][:3] == "416":
             return CUT

@@ -100,7 +100,7 @@ class CachedBucket(Storage):
                 self._say(f"{self.bucket.address(name)} alone has {size / 1e9:.3g} GB")
             self._too_large.add(name)
             return None
-        copy = self.folder / self._key(name, size)
+        copy = self.folder / self._key(name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             while not _touch(copy):
@@ -135,11 +135,11 @@ class CachedBucket(Storage):
             os.rename(partial, copy)
             return True
 
-    def _key(self, name: str, size: int) -> str:
+    def _key(self, name: str) -> str:
         """Of one state of a file: another one is another copy."""
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-        state = [endpoint, self.bucket.address(name), str(size), str(self.bucket.tags.get(name))]
-        return hashlib.sha256("\n".join(state).encode()).hexdigest()[:KEY_LENGTH]
+        state = f"{endpoint}\n{self.bucket.address(name)}\n{self.bucket.states[name]}"
+        return hashlib.sha256(state.encode()).hexdigest()[:KEY_LENGTH]
 
     def _say(self, why: str) -> None:
         log.warning("data.cache_gb=%g: %s; read without a copy", self.most_bytes / 1e9, why)

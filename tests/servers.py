@@ -18,7 +18,7 @@ FAULTS = ("reset", "500", "503", "slow", "cut", "short", "trickle", "whole")
 """Connection reset; an error of the server; no answer; half of the body; a whole answer with half of the
 bytes; the body byte by byte; all of the file, with 200, to a request for a range."""
 
-STALL_S = 1.5
+STALL_S = 0.6
 """For which `slow` stays silent, and `trickle` takes."""
 
 
@@ -36,6 +36,7 @@ class WebServer:
         """Method, path with query, and Authorization of each request."""
         self.fault: Callable[[str, int], str | None] = lambda path, number: None
         """The fault, if any, that a request of a path meets; its number counts the requests from 0."""
+        self.numbers: dict[str, int] = {}
         self.most_at_once = self.at_once = 0
         self._server = self._serve(0)
         self.port = self._server.server_address[1]
@@ -174,8 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self) -> str | None:
         path, web = self._path(), self.web
-        number = sum(urlsplit(seen).path == path for _, seen, _ in web.requests)
         web.requests.append((self.command, self.path, self.headers.get("Authorization")))
+        number = web.numbers[path] = web.numbers.get(path, -1) + 1
         time.sleep(web.latency_s)
         fault = web.fault(path, number)
         if fault == "slow":
@@ -192,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         body: bytes = b"",
         fault: str | None = None,
     ) -> None:
-        if fault == "short":
+        if fault == "short" and self.command == "GET":
             body = body[: len(body) // 2]
         self.send_response(status)
         for key, value in (headers or {}).items():
