@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from loaders.bucket import TRY_S, Bucket, submit
-from loaders.storage import OpenFile, Storage, StorageError, close_files, in_a_thread, read_range
+from loaders.storage import OpenFile, Storage, StorageError, in_a_thread, kept_open, read_range
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class CachedBucket(Storage):
         self._copies: dict[str, Path] = {}
         self._sizes: dict[str, int] = {}
         self._too_large: set[str] = set()
-        self._arriving: dict[str, asyncio.Task[Path | None]] = {}
+        self._arriving: dict[str, asyncio.Task[OpenFile | None]] = {}
         self._bound: OpenFile | None = None
         """Its lock says that a process with this bound lives."""
         self._is_off = False
@@ -54,12 +54,14 @@ class CachedBucket(Storage):
     def __reduce__(self) -> Any:
         return CachedBucket, (self.bucket, self.folder, self.most_bytes)
 
+    def read(self, name: str, start: int, end: int) -> bytes:
+        file = _use(self._copies.get(name))
+        return read_range(file, start, end) if file else super().read(name, start, end)
+
     def begin(self, name: str, start: int, end: int) -> Future[bytes]:
-        copy = self._copies.get(name)
-        if copy:
-            if _touch(copy):
-                return in_a_thread(read_range, copy, start, end)
-            close_files()  # so that the disk gets back what other processes have removed
+        file = _use(self._copies.get(name))
+        if file:
+            return in_a_thread(read_range, file, start, end)
         if self._is_off or name in self._too_large:
             return self.bucket.begin(name, start, end)
         return submit(self._fetch(name, start, end))
@@ -84,13 +86,12 @@ class CachedBucket(Storage):
             self._arriving[name] = asyncio.create_task(self._copy(name))
             self._arriving[name].add_done_callback(lambda _: self._arriving.pop(name))
         # Others wait for it, too, when this read is cancelled.
-        copy = await asyncio.shield(self._arriving[name])
-        with suppress(FileNotFoundError):  # it had to go at once
-            if copy:
-                return await asyncio.to_thread(read_range, copy, start, end)
-        return await self.bucket.fetch(name, start, end)
+        file = await asyncio.shield(self._arriving[name])
+        if file is None:
+            return await self.bucket.fetch(name, start, end)
+        return await asyncio.to_thread(read_range, file, start, end)
 
-    async def _copy(self, name: str) -> Path | None:
+    async def _copy(self, name: str) -> OpenFile | None:
         """The copy of a file, which is fetched unless it is there; None where it cannot be."""
         if name not in self._sizes:
             self._sizes[name] = await self.bucket.head(name)
@@ -103,7 +104,7 @@ class CachedBucket(Storage):
         copy = self.folder / self._key(name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            while not _touch(copy):
+            while not (file := _use(copy)):
                 if not await self._try_to_fetch(name, size, copy):
                     return None
         except StorageError:
@@ -113,7 +114,7 @@ class CachedBucket(Storage):
             self._say(f"data.cache_dir={self.folder.parent}: {error.strerror}")
             return None
         self._copies[name] = copy
-        return copy
+        return file
 
     async def _try_to_fetch(self, name: str, size: int, copy: Path) -> bool:
         """Fetch a file, or wait a moment for the process that does; False if it cannot be copied now."""
@@ -122,7 +123,7 @@ class CachedBucket(Storage):
             if file is None:
                 await asyncio.sleep(POLL_S)
                 return not _has_stalled(partial)
-            if _touch(copy):  # another process was faster
+            if copy.exists():  # another process was faster
                 return True
             if not await asyncio.to_thread(self._make_room, file, size):
                 return False
@@ -226,12 +227,14 @@ def _has_stalled(partial: Path) -> bool:
     return False
 
 
-def _touch(copy: Path) -> bool:
-    """Note that a copy is used now; whether it is there."""
+def _use(copy: Path | None) -> OpenFile | None:
+    """A copy, opened and noted as used now; None if it is not there."""
+    if copy is None:
+        return None
     try:
-        os.utime(copy)
+        file = kept_open(copy)
     except FileNotFoundError:
-        return False
-    except PermissionError:  # that of another user
-        pass
-    return True
+        return None
+    with suppress(PermissionError):  # that of another user
+        os.utime(file.number)
+    return file

@@ -128,6 +128,7 @@ class OpenFile:
     """A descriptor that is closed when nobody uses it any more, in whatever thread."""
 
     def __init__(self, path: str | Path, flags: int = os.O_RDONLY) -> None:
+        self.path = path
         self.number = os.open(path, flags | os.O_CLOEXEC, 0o666)
 
     def __del__(self) -> None:
@@ -138,9 +139,13 @@ class OpenFile:
 _open = lru_cache(OPEN_FILES)(OpenFile)
 
 
-def close_files() -> None:
-    """Forget the files that this process keeps open to read them again."""
-    _open.cache_clear()
+def kept_open(path: str | Path) -> OpenFile:
+    """A file of this machine, which stays open to be read again, unless it is removed or replaced."""
+    file = _open(path)
+    if os.fstat(file.number).st_nlink:
+        return file
+    _open.cache_clear()  # also of others that are gone, and take up the disk as long as they are open
+    return _open(path)
 
 
 def in_a_thread(read: Callable[..., bytes], *arguments: Any) -> Future[bytes]:
@@ -165,7 +170,7 @@ class Folder(Storage):
         return Folder, (self.root,)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        return self._named(name, lambda path: read_range(path, start, end))
+        return self._named(name, lambda path: read_range(kept_open(path), start, end))
 
     def begin(self, name: str, start: int, end: int) -> Future[bytes]:
         return in_a_thread(self.read, name, start, end)
@@ -198,14 +203,13 @@ class Folder(Storage):
             raise MissingError(f"{path} does not exist; {fix}") from None
 
 
-def read_range(path: str | Path, start: int, end: int) -> bytes:
-    """The bytes of a file of this machine, which stays open."""
-    file = _open(path)
+def read_range(file: OpenFile, start: int, end: int) -> bytes:
+    """The bytes of an open file from `start` up to `end`, exactly so many."""
     read = os.pread(file.number, end - start, start)
     while len(read) < end - start:  # a signal, or more than 2 GiB
         more = os.pread(file.number, end - start - len(read), start + len(read))
         if not more:
-            raise too_short(str(path), os.fstat(file.number).st_size, end)
+            raise too_short(str(file.path), os.fstat(file.number).st_size, end)
         read += more
     return read
 
