@@ -284,8 +284,9 @@ def _loop() -> asyncio.AbstractEventLoop:
         with _starting:
             if _of_process is None:
                 loop = asyncio.new_event_loop()
-                Thread(target=loop.run_forever, name="storage", daemon=True).start()
-                atexit.register(_stop, loop)
+                thread = Thread(target=loop.run_forever, name="storage", daemon=True)
+                thread.start()
+                atexit.register(_stop, loop, thread)
                 _of_process = os.getpid(), loop
     if _of_process[0] != os.getpid():
         raise RuntimeError(
@@ -295,8 +296,8 @@ def _loop() -> asyncio.AbstractEventLoop:
     return _of_process[1]
 
 
-def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    """End what is under way, before Python ends and its callbacks meet nothing."""
+def _stop(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
+    """End what is under way before Python ends, whose remains obstore's threads would otherwise call."""
     if _of_process is None or _of_process[0] != os.getpid():
         return
 
@@ -307,5 +308,6 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     with suppress(TimeoutError):
-        asyncio.run_coroutine_threadsafe(cancel(), loop).result(timeout=2)
+        asyncio.run_coroutine_threadsafe(cancel(), loop).result(timeout=TRY_S)
     loop.call_soon_threadsafe(loop.stop)
+    thread.join(timeout=STALL_S)

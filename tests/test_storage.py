@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,7 @@ def test_a_server_that_stays_away_is_named_without_credentials(
     assert web.requests == [("GET", "/folder/a?signature=secret", "Basic d2hvOnNlY3JldA==")]
     messages = {}
     for fault in (*FAULTS, "401", "403", "404", "408", "429", "416", "400"):
-        web.fault = lambda path, number, fault=fault: fault
+        web.fault = partial(lambda fault, path, number: fault, fault)
         with pytest.raises(StorageError) as away:
             open_storage(root, data).read("a", 0, 300_000)
         messages[fault] = str(away.value)
