@@ -81,6 +81,7 @@ def test_what_was_written_is_read_by_ranges(storage: Storage, tmp_path: Path) ->
     put(storage, "shards/a b.tar", b"old", tmp_path)
     assert storage.read("shards/a b.tar", 0, 3) == b"old"
     put(storage, "shards/a b.tar", CONTENT, tmp_path)
+    assert storage.read("shards/a b.tar", 0, 250_000) == CONTENT[:250_000]
     put(storage, "empty", b"", tmp_path)
     storage = pickle.loads(pickle.dumps(storage))
     assert storage.exists("shards/a b.tar")
