@@ -189,7 +189,7 @@ def test_names_that_are_no_utf8_work(photos, tmp_path) -> None:
     options = ["data=imagefolder", f"data.root={photos}", f"data.cache_dir={tmp_path / 'c'}"]
     for _ in range(2):  # the second time from the cache
         train, val = build_index(make_config(*options).data)
-        assert os.fsdecode(name) in train.files[0] + val.files[0]
+        assert os.fsdecode(name) in [*train.files[0], *val.files[0]]
         assert train.fingerprint
 
 

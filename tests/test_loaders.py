@@ -24,6 +24,7 @@ import loaders
 from loaders import build_loaders
 from loaders.index import Index, Labels
 from loaders.loader import Loader
+from loaders.paths import paths_of
 from loaders.pixels import Pixels
 from loaders.pytorch import PyTorchLoader
 from loaders.shared import SharedIndex, mapped
@@ -353,7 +354,7 @@ def test_workers_map_the_index_and_copy_nothing_of_it(tmp_path) -> None:
         channels=1,
         target=Labels(np.arange(3), ("a", "b", "c")),
         packed=((mapped(tmp_path / "pixels.npy"), np.arange(3)),),
-        files=(names,),
+        files=(paths_of(names),),
     )
     shared = SharedIndex(index)
     assert os.fstat(shared.file.fileno()).st_size < 1000
