@@ -176,6 +176,8 @@ def read_photo_header(path: str) -> Header:
     """
     with open(path, "rb", buffering=0) as file:
         start = file.read(JPEG_HEADER_BYTES)
+        if not start:
+            raise OSError("empty file")
         if not start.startswith(JPEG_START):
             return _header_by_pillow(path)
         file.seek(-len(JPEG_END), os.SEEK_END)
@@ -235,7 +237,7 @@ def read_tiff_header(path: str) -> Header:
 
 def read_mask(path: str, header: Header, ignore_index: int) -> Header:
     """The header with what only the pixels of a mask tell."""
-    indices = decode_mask(path, header.orientation)
+    indices = decode_mask(Path(path).read_bytes(), header.orientation)
     height, width, _ = indices.shape
     counted = indices[indices != ignore_index]
     return header._replace(

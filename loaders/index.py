@@ -286,14 +286,26 @@ class Index:
             height, width = (factor * int(size) for size in self.sizes[sample])
             image = pixels[starts[sample] : starts[sample] + height * width * channels]
             return image.reshape(height, width, channels)
-        path = self.files[side][sample]
-        header, content = self.headers[side][sample], self.sides[side].content
+        header, kind = self.headers[side][sample], self.sides[side].content
         try:
-            then = int(header["num_bytes"]), int(header["modified_ns"])
-            compare_stamps(then, stamp_of(os.stat(path)))
-            return decode(path, header, content, num_lines, factor)
+            return decode(self._content(sample, side), header, kind, num_lines, factor)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
-            raise _bad_file(path, error) from error
+            raise _bad_file(self.files[side][sample], error) from error
+
+    def _content(self, sample: int, side: int) -> bytes | bytearray:
+        """All bytes of a file.
+
+        Raises:
+            OSError: it cannot be read, or has changed since it was indexed.
+        """
+        header = self.headers[side][sample]
+        then = int(header["num_bytes"]), int(header["modified_ns"])
+        with open(self.files[side][sample], "rb") as file:
+            compare_stamps(then, stamp_of(os.fstat(file.fileno())))
+            content = bytearray(then[0])  # which, unlike bytes, an array can be without a copy
+            if file.readinto(content) < len(content):
+                raise OSError("it is cut short")
+        return content
 
     def read_rectangle(
         self,
