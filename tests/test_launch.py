@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+
+from launch import rendezvous
+from runtime.distributed import numbers_of_ranks_that_do_not_divide
 
 REPOSITORY = Path(__file__).parents[1]
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
@@ -246,6 +250,24 @@ def test_a_signal_reaches_every_rank_of_two_nodes_and_each_has_the_time_to_save(
     saved = {path.name: path.read_text() for path in run.glob("saved*")}
     assert saved == {f"saved{rank}": "SIGUSR1 4 0" for rank in range(4)}, text
     assert lines_of(tmp_path / "requeue.txt") == [f"requeue {job_id}"]
+
+
+def test_a_port_that_is_taken_is_told():
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"port {port} cannot be used"):
+            rendezvous.main([str(port)])
+
+
+def test_a_batch_that_fewer_machines_cannot_divide_is_known_at_the_start(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setenv("ELASTIC_NNODES", "1:4")
+    assert numbers_of_ranks_that_do_not_divide(96) == ""
+    assert numbers_of_ranks_that_do_not_divide(64) == "24"
+    monkeypatch.delenv("ELASTIC_NNODES")
+    assert numbers_of_ranks_that_do_not_divide(64) == ""
 
 
 def described(**properties: Any) -> dict[str, Any]:
