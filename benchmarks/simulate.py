@@ -135,7 +135,8 @@ def shares(cluster: Cluster, count: int) -> dict[str, float]:
 def main(run: Run) -> None:
     """Measure the constants on the CPU, with gloo and a thread for each rank; check the model; simulate."""
     published = "ResNet-50 on GPUs, published and assumed constants"
-    if run.is_done("simulate", published, map(subject, SIMULATED_RANKS), EFFICIENCY):
+    copied = f"{published}, each machine with a copy of the data"
+    if run.is_done("simulate", copied, map(subject, SIMULATED_RANKS), EFFICIENCY):
         return
     programs: dict[tuple[int, int], Program] = {(0, 0): partial(load, run)}
     for count in (1, *MEASURED_RANKS):
@@ -148,14 +149,16 @@ def main(run: Run) -> None:
     seconds = {what: 1 / max(map(float, found)) for what, found in speeds.items()}
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         alone = pool.apply(one_rank_alone, (run,))
-    fitted, share = FITTED_RANKS, max(1.0, FITTED_RANKS / len(cores()))
-    alpha_s, longest_s = (
-        seconds[fitted, kib] / (2 * (fitted - 1) * share) for kib in (KIB[0], KIB[-1])
+    num_messages = 2 * (FITTED_RANKS - 1) * max(1.0, FITTED_RANKS / len(cores()))
+    short, long = (
+        (kib * 1024 / FITTED_RANKS, seconds[FITTED_RANKS, kib] / num_messages)
+        for kib in (KIB[0], KIB[-1])
     )
+    beta = (long[0] - short[0]) / max(long[1] - short[1], 1e-9)
     here = Cluster(
         step_s=seconds[1, 0],
-        alpha_s=alpha_s,
-        beta=KIB[-1] * 1024 / fitted / max(longest_s - alpha_s, 1e-9),
+        alpha_s=max(0.0, short[1] - short[0] / beta),
+        beta=beta,
         load_s=seconds[0, 0] * make_config(*run.overrides).global_batch_size,
         has_trees=False,
         **alone,
@@ -173,10 +176,11 @@ def main(run: Run) -> None:
             run.record("simulate", case, subject(count), found)
     tell(run, f"{run.title}, constants of this machine", here)
     tell(run, published, GPUS)
+    tell(run, copied, replace(GPUS, storage=math.inf))
 
 
 def subject(count: int) -> Subject:
-    return Subject(f"{count:,} ranks", num_devices=count)
+    return Subject(f"{count:,} ranks")
 
 
 def tell(run: Run, case: str, cluster: Cluster) -> None:
