@@ -1,58 +1,86 @@
 """What the number of samples costs a rank: time to the first batch and to go on in the middle, and memory.
 
-The index is sparse: every sample is the same image, held once. What grows with the number of samples is
-then the plan's doing. `samples=1e9` measures that number alone. The figures of each are also printed as a line of JSON.
+Of a sparse index, in which every sample is the same image, held once: what grows with the number of samples
+is then the plan's doing. And of an index on disk with the names of up to ten million files, which are a
+thousand JPEGs again and again. `samples=1e9` measures that number alone. The figures of the sparse index are also
+printed as a line of JSON.
 """
 
 import json
 import multiprocessing
 import statistics
 import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import psutil
 import torch
+from PIL import Image
 
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
+from loaders.columns import SPLITS, open_index, write_index
+from loaders.headers import read_headers
 from loaders.index import Index, Labels
+from loaders.layouts.files import file_index
+from loaders.paths import Paths
 from loaders.pytorch import PyTorchLoader
 from loaders.sampler import PlanSampler
 
 FIRST_BATCH, RESUME, GROWTH = "first batch", "first batch at 70 %", "memory growth"
 BATCH_SIZE = 256
+MAX_FILES = 10**7
 
 
 def main(run: Run) -> None:
     for count in run.sizes.samples:
-        samples: dict[tuple[str, str], list[float]] = {}
-        for _ in range(run.sizes.repeats):
-            # A process of its own, whose memory nothing else has grown.
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                for what, value in pool.apply(measure, (count,)).items():
-                    samples.setdefault(what, []).append(value)
-        run.record("scale", "a sparse index", Subject(f"{count:,} samples"), samples)
+        if count <= MAX_FILES:
+            with TemporaryDirectory() as folder:
+                options = write_files(count, Path(folder))
+                run.record("scale", "an index of files", *measured(run, count, options))
+        subject, samples = measured(run, count, None)
+        run.record("scale", "a sparse index", subject, samples)
         names = {FIRST_BATCH: "first_batch_s", GROWTH: "rss_growth_mb", RESUME: "resume_s"}
         medians = {names[what]: statistics.median(samples[what, unit]) for what, unit in samples}
         print(json.dumps({"samples": count} | medians), flush=True)
 
 
-def measure(count: int) -> dict[tuple[str, str], float]:
-    """By quantity and unit, what so many samples cost this process."""
-    cfg = make_config("loader.num_threads=1")
-    before = psutil.Process().memory_info().rss
-    found = {}
+def measured(
+    run: Run, count: int, options: list[str] | None
+) -> tuple[Subject, dict[tuple[str, str], list[float]]]:
+    """By quantity and unit, what so many samples cost a process of its own, whose memory nothing else has grown."""
+    samples: dict[tuple[str, str], list[float]] = {}
+    for _ in range(run.sizes.repeats):
+        with multiprocessing.get_context("forkserver").Pool(1) as pool:
+            for what, value in pool.apply(measure, (count, options)).items():
+                samples.setdefault(what, []).append(value)
+    return Subject(f"{count:,} samples"), samples
+
+
+def measure(count: int, options: list[str] | None) -> dict[tuple[str, str], float]:
+    """Of a sparse index, or of the one that these options open."""
+    cfg = make_config("loader.num_threads=1", f"global_batch_size={BATCH_SIZE}", *(options or ()))
+    before, found = private_bytes(), {}
     for what, position in ((FIRST_BATCH, 0), (RESUME, count * 7 // 10 // BATCH_SIZE * BATCH_SIZE)):
         start = time.perf_counter()
-        sampler = PlanSampler(sparse_index(count), cfg.data, 0, BATCH_SIZE, 0, 1, train=True)
+        index = sparse_index(count) if options is None else open_index(cfg.data)[0]
+        sampler = PlanSampler(index, cfg.data, 0, BATCH_SIZE, 0, 1, train=True)
         loader = PyTorchLoader(sampler, cfg, torch.device("cpu"))
         loader.load_state_dict({"epoch": 0, "position": position})
         inputs, _ = next(iter(loader))
         assert len(inputs) == BATCH_SIZE
         found[what, "s"] = time.perf_counter() - start
-    found[GROWTH, "MB"] = (psutil.Process().memory_info().rss - before) / 1e6
+    found[GROWTH, "MB"] = (private_bytes() - before) / 1e6
     return found
+
+
+def private_bytes() -> int:
+    """Memory of this process, without the pages of files that it shares with others."""
+    memory = psutil.Process().memory_info()
+    return memory.rss - memory.shared
 
 
 def sparse_index(count: int) -> Index:
@@ -64,3 +92,35 @@ def sparse_index(count: int) -> Index:
         target=Labels(np.broadcast_to(np.int64(0), count), ("all",)),
         images=np.broadcast_to(np.zeros((28, 28, 1), np.uint8), (count, 28, 28, 1)),
     )
+
+
+def write_files(count: int, folder: Path) -> list[str]:
+    """The index on disk of so many training files, and the options that open it."""
+    root, num_files = folder / "images", min(count, 1000)
+    root.mkdir()
+    for number in range(num_files):
+        Image.new("RGB", (64, 64), (number % 256, 0, 0)).save(root / f"{number:03}.jpg")
+    options = [
+        *("data=imagefolder", f"data.root={root}", f"data.index={folder / 'index'}"),
+        *("data.check_files=false", "data.resize=null", "data.crop=[56,56]"),
+    ]
+    data = make_config(*options, f"data.cache_dir={folder}").data
+    files = [str(root / f"{number:03}.jpg") for number in range(num_files)]
+    headers = read_headers(files, data, "rgb")
+    index = file_index("files", (files,), (headers,), Labels(np.zeros(num_files, int), ("all",)))
+    [paths], times = index.files, -(-count // num_files)
+    many = replace(
+        index,
+        sizes=np.tile(index.sizes, (times, 1))[:count],
+        target=Labels(np.zeros(count, np.int64), ("all",)),
+        files=(
+            Paths(
+                paths.folder,
+                np.tile(paths.names, times)[: count * len("000.jpg")],
+                np.arange(count + 1) * len("000.jpg"),
+            ),
+        ),
+        headers=(np.tile(headers, times)[:count],),
+    )
+    write_index(dict(zip(SPLITS, (many, index), strict=True)), data, folder / "index")
+    return options

@@ -30,6 +30,14 @@ class DataConfig:
     cache_dir: str = "data/cache"
     """Where derived files go: image sizes, and what `loader.num_workers=auto` found."""
 
+    index: str | None = None
+    """Folder that `python -m loaders.index ... out=DIR` wrote: training starts from it without a look at the
+    data set's folders; null: they are gone through at each start."""
+
+    check_files: bool = True
+    """Compare size and time of change of every file at start with what is known of it; false: only when it
+    is read."""
+
     val_fraction: float = 0.1
     """Share of the samples that validates, where there are no folders `train` and `val` (or `test`)."""
 

@@ -42,7 +42,7 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
         if isinstance(header, str):
             return header
         try:
-            decode(path, np.array([tuple(header)], HEADER)[0], content)
+            decode(Path(path).read_bytes(), np.array([tuple(header)], HEADER)[0], content)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             return reason_of(error, path)
         return None

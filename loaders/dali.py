@@ -97,20 +97,15 @@ class DALILoader(Loader):
         masks = {n: sizes[n] for n in by_threads}
         self.masks = PlannedImages(index, masks, num_threads, pin_memory=False, reduces=False)
         self.masks_begun: deque[Future[Executed]] = deque()
-        self.paths = [
-            [np.frombuffer(os.fsencode(path), np.uint8) for path in paths] for paths in index.files
-        ]
         # DALI decodes the upper lines of a JPEG that is cut short without an error.
-        self.doubtful: set[int] = set()
-        for headers in index.headers:
-            self.doubtful.update(np.flatnonzero(~headers["ends"]).tolist())
+        self.doubtful = set(index.doubtful.tolist())
         # What the pipeline has to do: less where the plan never asks for it.
         self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())
         self.resizes = shapes is None or bool((shapes != self.read_size).any())
         self.flips = sampler.train and cfg.data.hflip + cfg.data.vflip > 0
         self.copies = index.can_copy
         num_sides = len(self.factors)
-        readable = all(headers["dali_reads"].all() for headers in index.headers[:num_sides])
+        readable = all(index.dali_reads[:num_sides])
         self.decodes = bool(index.files) and readable and not self.copies
         if not readable:
             log.info("%s: tifffile decodes, because DALI does not read these TIFFs", index.name)
@@ -168,7 +163,10 @@ class DALILoader(Loader):
         if self.decodes:
             for reason in self.index.changed(rows["sample"]).values():
                 raise BadFileError(reason)
-            paths = [self.paths[side][sample] for side, sample in samples]
+            paths = [
+                np.frombuffer(os.fsencode(self.index.files[side][sample]), np.uint8)
+                for side, sample in samples
+            ]
             return (*inputs, paths, start, shape) if self.cuts else (*inputs, paths)
         images: np.ndarray | list[np.ndarray]
         if self.copies:

@@ -100,7 +100,7 @@ class NativeDALILoader(Loader):
         else:
             resize = {"size": [float(length) for length in data.resize]}
         self.pipeline = native_images(
-            list(self.index.files),
+            list(map(list, self.index.files)),
             types.GRAY if self.in_channels == 1 else types.RGB,
             decoding(cfg, device),
             resize,

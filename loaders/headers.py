@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from tqdm.contrib.concurrent import thread_map
 from conf.schema import DataConfig
 from loaders import png
 from loaders.decode import JPEG_START, decode_mask, reason_of
-from loaders.index import common_folder
+from loaders.paths import common_folder
 from loaders.stamps import Stamp, stamp_of
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ TIFF_SIZE = (256, 257)  # tags of the width and height as stored
 JPEG_TAGS, JPEG_END = b"\xff\xe1", b"\xff\xd9"
 JPEG_HEADER_BYTES = 1 << 14  # enough for most
 NAMED_IN_ERRORS = 10
+AT_ONCE = 1 << 16  # headers that are kept together while there are further ones to read
+PART = ".part.npz"
 NOT_KEPT = "data.cache_dir=%s cannot be written to (%s): the headers are read again next time"
 
 
@@ -93,49 +95,65 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
     headers = np.zeros(len(files), HEADER)
     if not files:
         return headers
-    stamps = _in_threads(_stamp, files, "looking at files")
+    stamps = in_threads(_stamp, files, "looking at files") if data.check_files else None
     kind = f"{common_folder(files)} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
     kept = Path(data.cache_dir, f"index-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}.npz")
+    broken = {}
     with _one_process_if_possible(kept) as can_keep:
-        is_known = _fill_with_kept(headers, kept, files, stamps)
-        unread = np.flatnonzero(~is_known).tolist()
-        if not unread:
+        parts = _parts_of(kept)
+        is_known = np.zeros(len(files), bool)
+        for part in (kept, *parts):
+            is_known |= _fill_with_kept(headers, part, files, stamps)
+        unread = np.flatnonzero(~is_known)
+        if not len(unread):
             return headers
-        answers = _in_threads(
-            lambda i: header_or_reason(files[i], data, content),
-            unread,
-            "reading headers",
-        )
-        broken = {}
-        for i, answer in zip(unread, answers, strict=True):
-            if isinstance(answer, Header):
-                num_bytes, modified_ns = stamps[i]
-                stamped = answer._replace(num_bytes=num_bytes, modified_ns=modified_ns)
-                headers[i], is_known[i] = tuple(stamped), True
-            else:
-                broken[files[i]] = answer
-        if can_keep and is_known.any():
-            names = "\0".join(files[i] for i in np.flatnonzero(is_known))
-            unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
-            try:
-                with unfinished.open("wb") as file:
-                    np.savez(
-                        file,
-                        names=np.frombuffer(os.fsencode(names), np.uint8),
-                        headers=headers[is_known],
-                    )
-                unfinished.rename(kept)
-            except OSError as error:  # a full disk
-                log.warning(NOT_KEPT, data.cache_dir, error)
-                unfinished.unlink(missing_ok=True)
+        for some_unread in np.split(unread, range(AT_ONCE, len(unread), AT_ONCE)):
+            named = [files[i] for i in some_unread]
+            answers = in_threads(
+                lambda path: header_or_reason(path, data, content), named, "reading headers"
+            )
+            for i, answer in zip(some_unread, answers, strict=True):
+                if isinstance(answer, Header):
+                    headers[i], is_known[i] = tuple(answer), True
+                else:
+                    broken[files[i]] = answer
+            now_known = some_unread[is_known[some_unread]]
+            # If this is stopped, it goes on from here.
+            if can_keep and len(unread) > AT_ONCE and len(now_known):
+                parts.append(kept.with_suffix(f".{len(parts)}{PART}"))
+                can_keep = _keep(parts[-1], files, headers, now_known)
+        if can_keep and is_known.any() and _keep(kept, files, headers, np.flatnonzero(is_known)):
+            for part in parts:
+                part.unlink(missing_ok=True)
     if broken and data.on_error != "skip":
         raise BadHeadersError(broken, len(files))
     return headers
 
 
+def _parts_of(kept: Path) -> list[Path]:
+    """Those that a reading of headers that was stopped has left."""
+    return sorted(kept.parent.glob(f"{kept.stem}.*{PART}"))
+
+
+def _keep(kept: Path, files: list[str], headers: np.ndarray, rows: np.ndarray) -> bool:
+    """Write these files' headers; whether there was room for them."""
+    names = "\0".join(files[i] for i in rows)
+    unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with unfinished.open("wb") as file:
+            np.savez(file, names=np.frombuffer(os.fsencode(names), np.uint8), headers=headers[rows])
+        unfinished.rename(kept)
+    except OSError as error:  # a full disk
+        log.warning(NOT_KEPT, kept.parent, error)
+        unfinished.unlink(missing_ok=True)
+        return False
+    return True
+
+
 def header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
     """What the header says, or why it cannot be used."""
     max_pixels = data.max_pixels
+    num_bytes, modified_ns = _stamp(path)
     try:
         header = read_tiff_header(path) if content == "stored" else read_photo_header(path)
         if content == "indices" and header.height * header.width <= max_pixels:
@@ -147,7 +165,7 @@ def header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
             f"{header.height}x{header.width} pixels are more than data.max_pixels={max_pixels}; "
             "raise it if the file is meant"
         )
-    return header
+    return header._replace(num_bytes=num_bytes, modified_ns=modified_ns)
 
 
 def read_photo_header(path: str) -> Header:
@@ -158,6 +176,8 @@ def read_photo_header(path: str) -> Header:
     """
     with open(path, "rb", buffering=0) as file:
         start = file.read(JPEG_HEADER_BYTES)
+        if not start:
+            raise OSError("empty file")
         if not start.startswith(JPEG_START):
             return _header_by_pillow(path)
         file.seek(-len(JPEG_END), os.SEEK_END)
@@ -217,7 +237,7 @@ def read_tiff_header(path: str) -> Header:
 
 def read_mask(path: str, header: Header, ignore_index: int) -> Header:
     """The header with what only the pixels of a mask tell."""
-    indices = decode_mask(path, header.orientation)
+    indices = decode_mask(Path(path).read_bytes(), header.orientation)
     height, width, _ = indices.shape
     counted = indices[indices != ignore_index]
     return header._replace(
@@ -255,7 +275,7 @@ def some(names: "set[str] | list[str]") -> str:
 
 
 def _fill_with_kept(
-    headers: np.ndarray, kept: Path, files: list[str], stamps: list[Stamp]
+    headers: np.ndarray, kept: Path, files: list[str], stamps: list[Stamp] | None
 ) -> np.ndarray:
     """Fill in the kept headers of files that did not change; (N,) bool: which these are."""
     try:
@@ -264,12 +284,15 @@ def _fill_with_kept(
     except (OSError, EOFError, ValueError, KeyError, BadZipFile):
         # There is none, or the machine went down before it was whole on the disk.
         return np.zeros(len(files), bool)
+    if not len(kept_headers):
+        return np.zeros(len(files), bool)
     row_of = {name: row for row, name in enumerate(os.fsdecode(names.tobytes()).split("\0"))}
     rows = np.array([row_of.get(name, -1) for name in files])
-    known, now = kept_headers[rows], np.array(stamps)
-    is_same = (known["num_bytes"] == now[:, 0]) & (known["modified_ns"] == now[:, 1])
-    is_known = (rows >= 0) & is_same
-    headers[is_known] = kept_headers[rows[is_known]]
+    known, is_known = kept_headers[rows], rows >= 0
+    if stamps is not None:
+        now = np.array(stamps)
+        is_known &= (known["num_bytes"] == now[:, 0]) & (known["modified_ns"] == now[:, 1])
+    headers[is_known] = known[is_known]
     return is_known
 
 
@@ -280,7 +303,7 @@ def _stamp(path: str) -> Stamp:
         return 0, 0
 
 
-def _in_threads(answer: Callable[[T], R], questions: list[T], what: str) -> list[R]:
+def in_threads(answer: Callable[[T], R], questions: Sequence[T], what: str) -> list[R]:
     """The answers, with a progress bar once it takes more than two seconds."""
     parts = [questions[start : start + 256] for start in range(0, len(questions), 256)]
     bar = {"desc": what, "unit": "x256", "delay": 2, "leave": False}

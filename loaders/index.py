@@ -12,6 +12,7 @@ import numpy as np
 
 from loaders.decode import decode, reason_of
 from loaders.limits import cpus_per_rank
+from loaders.paths import Paths
 from loaders.reduced import factor_for, resized_rectangle
 from loaders.stamps import ChangedError, Stamp, compare_stamps, stamp_of
 
@@ -219,7 +220,7 @@ class Index:
     packed: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     """For each side: flat pixels, and (N,) where in them each image starts."""
 
-    files: tuple[list[str], ...] = ()
+    files: tuple[Paths, ...] = ()
     """For each side: the paths."""
 
     headers: tuple[np.ndarray, ...] = ()
@@ -285,14 +286,26 @@ class Index:
             height, width = (factor * int(size) for size in self.sizes[sample])
             image = pixels[starts[sample] : starts[sample] + height * width * channels]
             return image.reshape(height, width, channels)
-        path = self.files[side][sample]
-        header, content = self.headers[side][sample], self.sides[side].content
+        header, kind = self.headers[side][sample], self.sides[side].content
         try:
-            then = int(header["num_bytes"]), int(header["modified_ns"])
-            compare_stamps(then, stamp_of(os.stat(path)))
-            return decode(path, header, content, num_lines, factor)
+            return decode(self._content(sample, side), header, kind, num_lines, factor)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
-            raise _bad_file(path, error) from error
+            raise _bad_file(self.files[side][sample], error) from error
+
+    def _content(self, sample: int, side: int) -> bytes | bytearray:
+        """All bytes of a file.
+
+        Raises:
+            OSError: it cannot be read, or has changed since it was indexed.
+        """
+        header = self.headers[side][sample]
+        then = int(header["num_bytes"]), int(header["modified_ns"])
+        with open(self.files[side][sample], "rb") as file:
+            compare_stamps(then, stamp_of(os.fstat(file.fileno())))
+            content = bytearray(then[0])  # which, unlike bytes, an array can be without a copy
+            if file.readinto(content) < len(content):
+                raise OSError("it is cut short")
+        return content
 
     def read_rectangle(
         self,
@@ -397,27 +410,28 @@ class Index:
             yield sample, self.files[side][sample], then
 
     @functools.cached_property
+    def dali_reads(self) -> list[bool]:
+        """For each side: whether DALI can decode all files."""
+        return [bool(headers["dali_reads"].all()) for headers in self.headers]
+
+    @functools.cached_property
+    def doubtful(self) -> np.ndarray:
+        """(M,) int64: samples with a JPEG that may be cut short, as far as the headers tell."""
+        may_be = [~headers["ends"] for headers in self.headers]
+        return np.flatnonzero(np.any(may_be, axis=0)) if may_be else np.zeros(0, np.int64)
+
+    @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all that the plan depends on and of the file names: 16 hexadecimal digits."""
-        digest = hashlib.sha256(self.sizes.astype(np.int32).tobytes())
-        digest.update(f"{self.name} {self.channels} {self.dtype} {self.size_factors}".encode())
-        if isinstance(self.target, Labels):
-            digest.update(self.target.values.astype(np.int64).tobytes())
-        elif isinstance(self.target, SeveralLabels | Numbers):
-            digest.update(self.target.values.tobytes())
-        elif isinstance(self.target, Masks):
-            digest.update(f"{len(self.target.classes)} {self.target.ignore_index}".encode())
-        if self.images is not None:
-            digest.update(self.images.tobytes())
-        for names in self.files:
-            root = common_folder(names)
-            digest.update(os.fsencode("\n".join(name.removeprefix(root) for name in names)))
-        return digest.hexdigest()[:16]
-
-
-def common_folder(files: list[str]) -> str:
-    """The longest path below which all files lie; the first and the last in order tell it."""
-    return os.path.commonpath([min(files), max(files)])
+        """Hash of the hashes of all that the plan depends on, and of the file names: 16 hexadecimal digits."""
+        target = {k: v for k, v in describe_target(self.target).items() if k != "predicted"}
+        facts = f"{self.name} {self.channels} {self.dtype} {self.size_factors} {target}"
+        values = getattr(self.target, "values", None)
+        parts = [np.frombuffer(facts.encode(), np.uint8), self.sizes.astype(np.int32)]
+        parts += [array for array in (values, self.images) if array is not None]
+        for paths in self.files:
+            parts += [paths.names, paths.ends]
+        hashes = [hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in parts]
+        return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
 
 
 def _listed(what: str, names: tuple[str, ...]) -> str:
@@ -431,3 +445,9 @@ def _bad_file(path: str, error: Exception) -> BadFileError:
     if isinstance(error, ChangedError):
         return BadFileError(f"{path} has changed ({error}); start again, which indexes it anew")
     return BadFileError(f"{path} cannot be decoded ({reason_of(error, path)}); repair or remove it")
+
+
+if __name__ == "__main__":
+    from loaders.columns import main
+
+    main()

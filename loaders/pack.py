@@ -22,11 +22,12 @@ from tqdm import tqdm
 from conf.check import check
 from conf.mistakes import Mistake, end_in_a_few_lines
 from conf.schema import Config, DataConfig
+from loaders.columns import SPLITS, settings_of
 from loaders.execute import nearest
 from loaders.index import Index, Labels, Numbers, SeveralLabels, Side
 from loaders.layouts import build_index
 from loaders.limits import cpus_per_rank
-from loaders.packed import FORMAT, SPLITS, describe_split, settings_of
+from loaders.packed import FORMAT, SETTINGS, describe_split
 from loaders.plan import resized_sizes
 
 CHUNK = 1024  # samples that are written before they count as done
@@ -41,7 +42,7 @@ def pack(data: DataConfig, out: Path) -> None:
     indexes = dict(zip(SPLITS, build_index(data), strict=True))
     description = {
         "format": FORMAT,
-        "settings": settings_of(data),
+        "settings": settings_of(data, SETTINGS),
         "splits": {split: describe_split(index) for split, index in indexes.items()},
     }
     text = json.dumps(description, indent=2, default=list) + "\n"

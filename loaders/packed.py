@@ -11,35 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from conf.schema import Config, DataConfig
+from conf.schema import Config
+from loaders import columns
+from loaders.columns import SPLITS, differences
 from loaders.index import Index, describe_target, target_of
 from loaders.layouts import build_index
 from loaders.shared import mapped
 
-# What decides the content of a pack; all other keys of `data` only choose what is done with it.
-SETTINGS = (
-    "layout",
-    "input_dir",
-    "target_dir",
-    "table",
-    "path_column",
-    "label_columns",
-    "label_kind",
-    "num_classes",
-    "ignore_index",
-    "val_fraction",
-    "val_count",
-    "split_seed",
-    "resize",
-    "reduced_decoding",
-)
-SPLITS = ("train", "val")
-FORMAT = 4  # changes when what a pack holds does
-
-
-def settings_of(data: DataConfig) -> dict[str, Any]:
-    """The settings that a pack is made with."""
-    return {key: getattr(data, key) for key in SETTINGS}
+SETTINGS = (*columns.SETTINGS, "resize", "reduced_decoding")
+"""Keys of `data` that decide the content of a pack; all others only choose what is done with it."""
+FORMAT = 5  # changes when what a pack holds does
 
 
 def open_pack(cfg: Config) -> tuple[Index, Index]:
@@ -59,16 +40,10 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
     made = json.loads((folder / "pack.json").read_text())
     if made["format"] != FORMAT:
         raise ValueError(f"{folder} was packed by another version; pack again into another folder")
-    wanted = settings_of(cfg.data)
-    differing = [
-        f"data.{key}={wanted[key]} (the pack: {made['settings'][key]})"
-        for key in SETTINGS
-        if wanted[key] != made["settings"][key]
-    ]
-    if differing:
+    if differing := differences(cfg.data, made["settings"]):
         raise ValueError(
-            f"{folder} was packed with other settings: {', '.join(differing)}; use those of the pack, "
-            "or pack again into another folder"
+            f"{folder} was packed with other settings: {differing}; use those of the pack, or pack again "
+            "into another folder"
         )
     if Path(
         cfg.data.root

@@ -10,18 +10,18 @@ import struct
 import zlib
 from typing import BinaryIO
 
-START, CHECKSUM_BYTES = b"\x89PNG\r\n\x1a\n", 4
+START, CHECKSUM_BYTES, BITS = b"\x89PNG\r\n\x1a\n", 4, 24
 HEIGHT, HEADER, HEADER_CHECKSUM = slice(20, 24), slice(12, 29), slice(29, 33)
 # Bit depth, colour type, compression, filter, and not interlaced.
 PIXELS, PLAIN_RGB = slice(24, 29), b"\x08\x02\0\0\0"
 
 
-def is_plain_rgb(content: bytes) -> bool:
+def is_plain_rgb(content: bytes | bytearray) -> bool:
     """Whether these are the bytes of a PNG of 8-bit RGB that stores one line behind another."""
     return content.startswith(START) and content[PIXELS] == PLAIN_RGB
 
 
-def upper_lines(content: bytes, num_lines: int) -> bytes:
+def upper_lines(content: bytes | bytearray, num_lines: int) -> bytes | bytearray:
     """The same PNG with a header that tells `num_lines` lines, where libspng stops.
 
     Since it would not see damage in what is then left of the last chunk, all checksums are compared
@@ -38,7 +38,7 @@ def upper_lines(content: bytes, num_lines: int) -> bytes:
     upper = bytearray(content)
     upper[HEIGHT] = num_lines.to_bytes(4)
     upper[HEADER_CHECKSUM] = zlib.crc32(upper[HEADER]).to_bytes(4)
-    return bytes(upper)
+    return upper
 
 
 def exif(file: BinaryIO) -> bytes:

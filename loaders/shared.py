@@ -4,8 +4,6 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing import reduction
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -32,7 +30,6 @@ class SharedIndex:
     """
 
     def __init__(self, index: Index) -> None:
-        index = replace(index, files=tuple(map(Paths, index.files)))  # type: ignore[arg-type]
         arrays: list[pickle.PickleBuffer] = []
         pickled = io.BytesIO()
         _Pickler(pickled, protocol=5, buffer_callback=arrays.append).dump(index)
@@ -59,26 +56,10 @@ def _unpickled(file: Any, pickled: bytes, spans: list[tuple[int, int]]) -> Index
 
 
 class _Pickler(pickle.Pickler):
-    """Arrays of a pack are mapped again, not copied."""
+    """Arrays that are mapped from files of their own are mapped again, not copied."""
 
     def reducer_override(self, value: Any) -> Any:
         file = getattr(value, "base", None) if isinstance(value, np.ndarray) else None
         if isinstance(file, np.memmap):
             return mapped, (file.filename,)
         return NotImplemented
-
-
-class Paths(Sequence[str]):
-    """Paths as one array, which is smaller than so many strings and can be shared."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        encoded = [os.fsencode(path) for path in paths]
-        self.bytes = np.frombuffer(b"".join(encoded), np.uint8)
-        self.ends = np.cumsum([0, *map(len, encoded)])
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, number: Any) -> Any:
-        start, end = self.ends[number], self.ends[number + 1]
-        return os.fsdecode(self.bytes[start:end].tobytes())

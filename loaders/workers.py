@@ -13,6 +13,7 @@ from collections import deque
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.util import is_exiting
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from types import ModuleType
@@ -112,7 +113,8 @@ def _wait_for_deaths(sentinels: dict[int, Any], told_to_end: Any) -> None:
         for ended in cast(list[int], wait(list(sentinels))):
             worker = sentinels.pop(ended)
             os.close(ended)
-            if not told_to_end.is_set():
+            # At its end a process ends its workers itself, and reads their exit codes, which can be read once.
+            if not (told_to_end.is_set() or is_exiting()):
                 _died.append(worker)
                 # So that it ends what the main thread waits for, too.
                 signal.pthread_kill(cast(int, main_thread().ident), signal.SIGCHLD)

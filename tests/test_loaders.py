@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,19 @@ from PIL import Image
 import loaders
 from loaders import build_loaders
 from loaders.index import Index, Labels
+from loaders.loader import Loader
+from loaders.paths import paths_of
 from loaders.pixels import Pixels
 from loaders.pytorch import PyTorchLoader
 from loaders.shared import SharedIndex, mapped
-from tests.helpers import REPOSITORY, make_config
+from tests.helpers import FORKSERVER, REPOSITORY, make_config
 
 CPU = torch.device("cpu")
 WORK = torch.utils.data._utils.worker._worker_loop
 BACKENDS = ["pytorch", "dali", "synthetic"]
 PIXELS = ["pytorch", "dali"]
 COUNT = 13
+KEPT: list[Loader] = []
 
 
 @pytest.fixture
@@ -319,6 +323,27 @@ def test_workers_do_not_inherit_what_the_training_process_holds(monkeypatch, tmp
         gc.enable()
 
 
+def end_while_workers_live() -> None:
+    loader, _ = build_loaders(make_config("loader.num_workers=1"), CPU)
+    KEPT.append(loader)
+    next(iter(loader))
+    read = forkserver.read_signed
+
+    def read_and_wait(fd: int) -> Any:
+        code = read(fd)
+        time.sleep(0.5)  # long enough for whoever else asks for the exit code
+        return code
+
+    forkserver.read_signed = read_and_wait
+
+
+def test_a_process_that_ends_while_its_workers_live_reports_no_death() -> None:
+    process = FORKSERVER.Process(target=end_while_workers_live)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+
+
 def test_workers_map_the_index_and_copy_nothing_of_it(tmp_path) -> None:
     pixels = np.arange(10_000, dtype=np.uint8)
     np.save(tmp_path / "pixels.npy", pixels)
@@ -329,7 +354,7 @@ def test_workers_map_the_index_and_copy_nothing_of_it(tmp_path) -> None:
         channels=1,
         target=Labels(np.arange(3), ("a", "b", "c")),
         packed=((mapped(tmp_path / "pixels.npy"), np.arange(3)),),
-        files=(names,),
+        files=(paths_of(names),),
     )
     shared = SharedIndex(index)
     assert os.fstat(shared.file.fileno()).st_size < 1000

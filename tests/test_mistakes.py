@@ -178,6 +178,9 @@ OF_PLACES = [
     ("-m loaders.check data=imagefolder data.root=nowhere", "data.root=nowhere is not a folder"),
     ("-m loaders.check --out=x", "--out=x: there is no such option"),
     ("-m loaders.pack data=imagefolder data.root=PHOTOS", "out=DIR is missing"),
+    ("-m loaders.index data=imagefolder data.root=PHOTOS", "out=DIR is missing"),
+    ("-m loaders.index data=imagefolder data.root=PHOTOS out=PHOTOS", "PHOTOS holds no index"),
+    ("train.py data=imagefolder data.root=PHOTOS data.index=PHOTOS", "PHOTOS is no index; make it"),
     ("-m loaders.pack data.crop=[1, 2] out=FOLDER", "the shell has split this"),
 ]
 # Of the published experiments, which a project made of the template does not have.

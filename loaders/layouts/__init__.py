@@ -6,6 +6,7 @@ A layout takes `cfg.data` and returns the `Index` of the training and of the val
 from collections.abc import Callable
 
 from conf.schema import DataConfig
+from loaders.columns import open_index
 from loaders.index import Index
 from loaders.layouts.class_folders import caltech256, cells, imagefolder
 from loaders.layouts.digits import mnist, mnist_mini
@@ -26,10 +27,10 @@ LAYOUTS: dict[str, Callable[[DataConfig], tuple[Index, Index]]] = {
 
 
 def build_index(data: DataConfig) -> tuple[Index, Index]:
-    """Index of the training and of the validation split.
+    """Index of the training and of the validation split, opened where `data.index` has it, or made.
 
     Raises:
         ValueError: the files do not have that layout.
         FileNotFoundError: the data is not there; the message says how to get it.
     """
-    return LAYOUTS[data.layout](data)
+    return open_index(data) if data.index is not None else LAYOUTS[data.layout](data)

@@ -9,6 +9,7 @@ import numpy as np
 
 from conf.schema import DataConfig
 from loaders.index import Index, Labels, Numbers, SeveralLabels, Target
+from loaders.paths import paths_of
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 VALIDATION_FOLDERS = ("val", "test")
@@ -139,7 +140,7 @@ def file_index(
         channels=channels,
         target=target,
         dtype=f"uint{bits}",
-        files=files,
+        files=tuple(map(paths_of, files)),
         headers=headers,
         as_stored=as_stored,
         left_out=left_out,
