@@ -17,6 +17,7 @@ from benchmarks.plots import LIMIT, OTHERS, OURS, Panel
 from benchmarks.records import Measurement, Subject, Summary, latest, ratio
 from benchmarks.run import SPEED, STEP_TIME, number, span
 from benchmarks.scale import FIRST_BATCH, GROWTH, RESUME
+from benchmarks.simulate import EFFICIENCY, ERROR
 from benchmarks.ways import DECODING
 
 Rows = list[Measurement]
@@ -37,6 +38,7 @@ TITLES = {
     "scale": "Number of samples",
     "augmentations": "Augmentations of a finished batch",
     "agreement": "Agreement of ranks in each step",
+    "simulate": "Many ranks, simulated",
 }
 FACTS = """\
 {cpu}, {cores} cores, {memory_gib:g} GiB memory; {gpu}.
@@ -174,7 +176,17 @@ def panels(name: str, rows: Rows) -> list[Panel]:
             bars = [(str(row.who), overhead(row, group), colour(row)) for row in others]
             found.append((case, "% of the bare loop's time per step, on top of it", bars))
             continue
-        for quantity in (SPEED, STEP_TIME, WAIT, PACKING, FIRST_BATCH, RESUME, GROWTH):
+        for quantity in (
+            SPEED,
+            STEP_TIME,
+            WAIT,
+            PACKING,
+            FIRST_BATCH,
+            RESUME,
+            GROWTH,
+            EFFICIENCY,
+            ERROR,
+        ):
             chosen = [row for row in group if row.quantity == quantity]
             # What reads pixels is so much faster that no other bar could be seen beside it.
             pixels = [row for row in chosen if name == "alternatives" and from_pixels(row)]
