@@ -37,6 +37,9 @@ class DataConfig:
     check_files: bool = True
     """Compare size and time of change of every file at start with what is known of it; false: only when it
     is read."""
+    retry_s: float = 300.0
+    """Seconds for which a web server or bucket may fail or not answer, request by request, before the run
+    ends; what it forbids or lacks ends it at once."""
 
     val_fraction: float = 0.1
     """Share of the samples that validates, where there are no folders `train` and `val` (or `test`)."""
