@@ -108,7 +108,7 @@ def decode_tiff(content: bytes | bytearray, header: np.void) -> np.ndarray:
         if len(content) < start + num_bytes:
             raise OSError("it is cut short")
         pixels = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape)
-        return np.require(pixels, requirements="AW")
+        return np.require(pixels, requirements=["A", "W"])
     from tifffile import imread
 
     image = imread(BytesIO(content), maxworkers=1)  # other threads read other files
