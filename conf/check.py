@@ -84,6 +84,7 @@ SIZE = either(
 A_LIST = numbers(lambda *values: len(values) > 0, "a list of one number for each channel")
 
 RULES: dict[str, Rule] = {
+    "data.cache_gb": NOT_NEGATIVE,
     "data.retry_s": NOT_NEGATIVE,
     "data.val_fraction": share("(", ")"),
     "data.val_count": optional(whole(1)),

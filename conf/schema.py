@@ -37,6 +37,11 @@ class DataConfig:
     check_files: bool = True
     """Compare size and time of change of every file at start with what is known of it; false: only when it
     is read."""
+
+    cache_gb: float = 0.0
+    """Gigabytes (1e9 bytes) of copies of what is read from a web server or bucket, kept whole in
+    `cache_dir`/shards and shared by all runs of the machine; the least recently used go first. 0: none."""
+
     retry_s: float = 300.0
     """Seconds for which a web server or bucket may fail or not answer, request by request, before the run
     ends; what it forbids or lacks ends it at once."""

@@ -43,8 +43,8 @@ except ModuleNotFoundError:
 IN_FLIGHT = 64
 """Requests of a process that are under way at once."""
 
-PART, PARTS_IN_FLIGHT = 8 << 20, 8
-"""Bytes of each of the ranges that a whole file is fetched in, and how many of them at once."""
+PART, PARTS_IN_FLIGHT = 4 << 20, 16
+"""Bytes of each of the ranges that whole files are fetched in, and how many of them a process has at once."""
 
 CONNECT_S, STALL_S, TRY_S = 5, 10, 60
 """Seconds after which a try is given up: no connection; no further byte; not whole."""
@@ -84,9 +84,9 @@ class Bucket(Storage):
         self.root = root
         self.scheme = is_remote(root)
         self.retry_s = retry_s
-        self.tags: dict[str, str | None] = {}
-        """What tells apart the states of a file, of each that was seen: its ETag, or when it was changed."""
-        self.has_answered = False
+        self.states: dict[str, str] = {}
+        """Of each file that was seen, its size and ETag, or when it was changed: another file, another state."""
+        self.knows_ranges = False
 
     def __reduce__(self) -> Any:
         return Bucket, (self.root, self.retry_s)
@@ -119,9 +119,10 @@ class Bucket(Storage):
 
         async def ask() -> bytes:
             answer = await obstore.get_async(self._store, name, options={"range": (start, end)})
+            self.knows_ranges = True
+            self._check_same(name, answer.meta)
             if answer.meta["size"] < end:
                 raise too_short(self.address(name), answer.meta["size"], end)
-            self._check_same(name, answer.meta)
             read = bytes(await answer.bytes_async())
             if len(read) != end - start:
                 raise _Wrong(f"{len(read):,} bytes instead of {end - start:,}")
@@ -140,13 +141,30 @@ class Bucket(Storage):
         return await self._until_it_works(name, ask)
 
     async def _fetch_whole(self, name: str) -> bytes:
-        size, parts = await self.head(name), asyncio.Semaphore(PARTS_IN_FLIGHT)
+        size = await self.head(name)
+        whole = bytearray(size)
 
-        async def part(start: int) -> bytes:
+        async def keep(start: int, part: bytes) -> None:
+            whole[start : start + len(part)] = part
+
+        await self.fetch_parts(name, size, keep)
+        return bytes(whole)
+
+    async def fetch_parts(
+        self, name: str, size: int, keep: Callable[[int, bytes], Awaitable[None]]
+    ) -> None:
+        """Fetch a file of this size in parts, several at once; `keep` gets the start of each and its bytes."""
+
+        async def fetch_part(start: int) -> None:
             async with parts:
-                return await self.fetch(name, start, min(start + PART, size))
+                await keep(start, await self.fetch(name, start, min(start + PART, size)))
 
-        return b"".join(await asyncio.gather(*map(part, range(0, size, PART))))
+        tasks = [asyncio.create_task(fetch_part(start)) for start in range(0, size, PART)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _put(self, name: str, path: Path) -> None:
         in_parts = None if self.scheme in ("s3", "gs") else False
@@ -155,14 +173,14 @@ class Bucket(Storage):
             await obstore.put_async(self._store, name, path, use_multipart=in_parts)
 
         await self._until_it_works(name, ask)
-        self.tags.pop(name, None)
+        self.states.pop(name, None)
 
     def _check_same(self, name: str, meta: Any) -> None:
-        tag = meta["e_tag"] or str(meta["last_modified"])
-        if self.tags.setdefault(name, tag) != tag:
+        state = f"{meta['size']:,} bytes, {meta['e_tag'] or meta['last_modified']}"
+        if self.states.setdefault(name, state) != state:
             raise StorageError(
-                f"{self.address(name)} has changed since this run began to read it: {self.tags[name]}, "
-                f"now {tag}; data that is in use has to stay as it is",
+                f"{self.address(name)} has changed since this run began to read it: {self.states[name]}; "
+                f"now {state}; data that is in use has to stay as it is",
                 may_pass=False,
             )
 
@@ -171,10 +189,8 @@ class Bucket(Storage):
         while True:
             tries += 1
             try:
-                async with slots():
-                    answer = await ask()
-                self.has_answered = True
-                return answer
+                async with slots:
+                    return await ask()
             except (said.BaseError, FileNotFoundError, ValueError, TimeoutError, _Wrong) as error:
                 failure, seen = error, f"{self.address(name)}: {_seen(error)}"
             if isinstance(failure, FileNotFoundError):
@@ -197,11 +213,12 @@ class Bucket(Storage):
         lacks_credentials = any(place in str(error) for place in METADATA)
         if lacks_credentials or (status and status[1][:3] in ("401", "403")):
             return CREDENTIALS[self.scheme]
-        if isinstance(error, said.NotSupportedError) and not self.has_answered:
+        if isinstance(error, said.NotSupportedError) and not self.knows_ranges:
             return "use a server that answers requests for ranges of bytes, such as nginx"
         if status and status[1][:3] == "416":
             return CUT
-        if status and status[1][0] == "4" and status[1][:3] not in ("408", "429"):
+        is_refused = status and status[1][0] == "4" and status[1][:3] not in ("408", "429")
+        if is_refused or "builder error" in str(error):
             return "see whether data.root names what is meant"
         return ""
 
@@ -215,12 +232,10 @@ class Bucket(Storage):
         user, at, host = address.netloc.rpartition("@")
         bare = address._replace(netloc=host, path=address.path.rstrip("/")).geturl()
         basic = b64encode(unquote(user).encode()).decode()
-        endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-        plain = self.scheme == "http" or (self.scheme == "s3" and endpoint.startswith("http://"))
         return from_url(
             bare,
             client_options={
-                **({"allow_http": True} if plain else {}),
+                "allow_http": self.scheme != "https",  # for s3 and gs, the environment says
                 **({"default_headers": {"authorization": f"Basic {basic}"}} if at else {}),
                 "connect_timeout": timedelta(seconds=CONNECT_S),
                 "read_timeout": timedelta(seconds=STALL_S),
@@ -238,9 +253,7 @@ def _seen(error: Exception) -> str:
         return status[1] + (f" ({code[1]})" if code else "")
     if "TimedOut" in text:
         return f"no answer within {CONNECT_S} to {TRY_S} s"
-    cause = re.search(r'message: "([^"]+)"', text) or re.search(
-        r"\((Incomplete\w+)|error: (\w+)", text
-    )
+    cause = re.search(r'message: "([^"]+)"|(Incomplete\w+)', text)
     first = without_credentials(text.partition("\n")[0]).rpartition(" - ")[2]
     return f"{first} ({cause[1] or cause[2]})" if cause else first
 
@@ -248,7 +261,8 @@ def _seen(error: Exception) -> str:
 # The loop of the process
 
 _starting = Lock()
-_of_process: tuple[int, asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+_of_process: tuple[int, asyncio.AbstractEventLoop] | None = None
+slots, parts = asyncio.Semaphore(IN_FLIGHT), asyncio.Semaphore(PARTS_IN_FLIGHT)
 
 
 def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -257,15 +271,14 @@ def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     Raises:
         RuntimeError: the process was forked from one whose loop had begun; obstore would hang.
     """
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()[1])
+    try:
+        return asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    except RuntimeError:
+        coroutine.close()
+        raise
 
 
-def slots() -> asyncio.Semaphore:
-    """One for each request that may be under way."""
-    return _loop()[2]
-
-
-def _loop() -> tuple[int, asyncio.AbstractEventLoop, asyncio.Semaphore]:
+def _loop() -> asyncio.AbstractEventLoop:
     global _of_process
     if _of_process is None:
         with _starting:
@@ -273,13 +286,13 @@ def _loop() -> tuple[int, asyncio.AbstractEventLoop, asyncio.Semaphore]:
                 loop = asyncio.new_event_loop()
                 Thread(target=loop.run_forever, name="storage", daemon=True).start()
                 atexit.register(_stop, loop)
-                _of_process = os.getpid(), loop, asyncio.Semaphore(IN_FLIGHT)
+                _of_process = os.getpid(), loop
     if _of_process[0] != os.getpid():
         raise RuntimeError(
             f"this process was forked from process {_of_process[0]}, which has read from a server, and what "
             "does so does not survive a fork; use multiprocessing's spawn or forkserver"
         )
-    return _of_process
+    return _of_process[1]
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:

@@ -94,8 +94,12 @@ def open_storage(root: str, data: DataConfig) -> Storage:
     if not scheme:
         return Folder(root)
     from loaders.bucket import Bucket
+    from loaders.shard_cache import CachedBucket
 
-    return Bucket(root, data.retry_s)
+    bucket = Bucket(root, data.retry_s)
+    if not data.cache_gb:
+        return bucket
+    return CachedBucket(bucket, Path(data.cache_dir, "shards"), int(data.cache_gb * 1e9))
 
 
 def is_remote(root: str) -> str:
@@ -120,18 +124,33 @@ def without_credentials(text: str) -> str:
     return re.sub(r"(\w://)(?:[^\s/?#]*@)?([^\s?#)\"']*)[^\s)\"']*", r"\1\2", text)
 
 
-class _OpenFile:
-    """A descriptor that is closed when nobody uses it any more."""
+class OpenFile:
+    """A descriptor that is closed when nobody uses it any more, in whatever thread."""
 
-    def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, path: str | Path, flags: int = os.O_RDONLY) -> None:
+        self.path = path
+        self.number = os.open(path, flags | os.O_CLOEXEC, 0o666)
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
             os.close(self.number)
 
 
-_open = lru_cache(OPEN_FILES)(_OpenFile)
+_open = lru_cache(OPEN_FILES)(OpenFile)
+
+
+def kept_open(path: str | Path) -> OpenFile:
+    """A file of this machine, which stays open to be read again, unless it is removed or replaced."""
+    file = _open(path)
+    if os.fstat(file.number).st_nlink:
+        return file
+    _open.cache_clear()  # also of others that are gone, and take up the disk as long as they are open
+    return _open(path)
+
+
+def in_a_thread(read: Callable[..., bytes], *arguments: Any) -> Future[bytes]:
+    """Read from a disk in one of the threads that this process has for it."""
+    return _readers(os.getpid()).submit(read, *arguments)
 
 
 @cache
@@ -151,10 +170,10 @@ class Folder(Storage):
         return Folder, (self.root,)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        return self._named(name, lambda path: _range(path, start, end))
+        return self._named(name, lambda path: read_range(kept_open(path), start, end))
 
     def begin(self, name: str, start: int, end: int) -> Future[bytes]:
-        return _readers(os.getpid()).submit(self.read, name, start, end)
+        return in_a_thread(self.read, name, start, end)
 
     def read_whole(self, name: str) -> bytes:
         return self._named(name, lambda path: Path(path).read_bytes())
@@ -184,13 +203,13 @@ class Folder(Storage):
             raise MissingError(f"{path} does not exist; {fix}") from None
 
 
-def _range(path: str, start: int, end: int) -> bytes:
-    file = _open(path)
+def read_range(file: OpenFile, start: int, end: int) -> bytes:
+    """The bytes of an open file from `start` up to `end`, exactly so many."""
     read = os.pread(file.number, end - start, start)
     while len(read) < end - start:  # a signal, or more than 2 GiB
         more = os.pread(file.number, end - start - len(read), start + len(read))
         if not more:
-            raise too_short(path, os.fstat(file.number).st_size, end)
+            raise too_short(str(file.path), os.fstat(file.number).st_size, end)
         read += more
     return read
 

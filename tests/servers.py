@@ -12,12 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 FAULTS = ("reset", "500", "503", "slow", "cut", "short", "trickle", "whole")
 """Connection reset; an error of the server; no answer; half of the body; a whole answer with half of the
 bytes; the body byte by byte; all of the file, with 200, to a request for a range."""
 
-STALL_S = 1.5
+STALL_S = 0.6
 """For which `slow` stays silent, and `trickle` takes."""
 
 
@@ -35,6 +36,7 @@ class WebServer:
         """Method, path with query, and Authorization of each request."""
         self.fault: Callable[[str, int], str | None] = lambda path, number: None
         """The fault, if any, that a request of a path meets; its number counts the requests from 0."""
+        self.numbers: dict[str, int] = {}
         self.most_at_once = self.at_once = 0
         self._server = self._serve(0)
         self.port = self._server.server_address[1]
@@ -64,6 +66,21 @@ def web_server(latency_s: float = 0.0) -> Iterator[WebServer]:
         server.close()
 
 
+@contextmanager
+def bucket_server(bucket: str = "bucket") -> Iterator[str]:
+    """An S3-compatible server with an empty bucket; its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    try:
+        urlopen(Request(f"{url}/{bucket}", method="PUT")).close()
+        yield url
+    finally:
+        server.stop()
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -90,6 +107,10 @@ class _Server(ThreadingHTTPServer):
         """Clients that go away are no errors."""
 
 
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'
+
+
 def _reset(connection: socket.socket) -> None:
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -113,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self._begin()
         if fault != "500":
             self.web.files[self._path()] = body
-        self._answer(500 if fault == "500" else 201)
+        self._answer(500 if fault == "500" else 201, {"ETag": _tag(body)})
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -138,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         headers = {
-            "ETag": f'"{hashlib.md5(whole).hexdigest()}"',
+            "ETag": _tag(whole),
             "Last-Modified": formatdate(0, usegmt=True),
             "Accept-Ranges": "bytes",
         }
@@ -154,8 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self) -> str | None:
         path, web = self._path(), self.web
-        number = sum(urlsplit(seen).path == path for _, seen, _ in web.requests)
         web.requests.append((self.command, self.path, self.headers.get("Authorization")))
+        number = web.numbers[path] = web.numbers.get(path, -1) + 1
         time.sleep(web.latency_s)
         fault = web.fault(path, number)
         if fault == "slow":
@@ -172,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         body: bytes = b"",
         fault: str | None = None,
     ) -> None:
-        if fault == "short":
+        if fault == "short" and self.command == "GET":
             body = body[: len(body) // 2]
         self.send_response(status)
         for key, value in (headers or {}).items():
