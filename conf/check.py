@@ -89,6 +89,8 @@ RULES: dict[str, Rule] = {
     "data.val_fraction": share("(", ")"),
     "data.val_count": optional(whole(1)),
     "data.split_seed": whole(0),
+    "data.shuffle": one_of("full", "window"),
+    "data.shuffle_window": whole(1),
     "data.max_pixels": whole(1),
     "data.on_error": one_of("raise", "skip"),
     "data.max_bad_samples": whole(0),
@@ -261,7 +263,10 @@ def _combinations(cfg: "Config") -> Iterable[tuple[bool, str]]:
     )
     root, name = Path(data.root), (data.layout, data.input_dir)
     yield (
-        data.layout in NEED_A_FOLDER and loader.name != "packed" and not root.is_dir(),
+        data.layout in NEED_A_FOLDER
+        and loader.name != "packed"
+        and "://" not in data.root
+        and not root.is_dir(),
         f"data.root={root} is not a folder; set data.root to the data set's folder"
         + (or_generate(GENERATED[name].format(root=root)) if name in GENERATED else ""),
     )

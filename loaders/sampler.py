@@ -62,6 +62,11 @@ class PlanSampler:
                 + (f"global_batch_size={needed}" if train else f"world_size={needed}")
                 + "; use a smaller value or more data"
             )
+        if train and data.shuffle == "window" and index.shards is None:
+            raise ValueError(
+                f"data.shuffle=window goes through shards, and {index.name} has none; use data.shuffle=full, "
+                "or write shards with python -m loaders.pack format=shards"
+            )
         for augmentation in AUGMENTATIONS if train else ():
             augmentation.check(data, index.target, global_batch_size, world_size)
         self.index, self.data, self.seed, self.train = index, data, seed, train
@@ -93,8 +98,11 @@ class PlanSampler:
         """All that the plan of an epoch depends on: equal descriptions give equal plans."""
         keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
+        order, shards = ORDER, self.index.shards
+        if self.train and self.data.shuffle == "window" and shards is not None:
+            order += f", windows of {self.data.shuffle_window} shards of {shards.fingerprint}"
         files = self.index.fingerprint
-        return {"files": files, "seed": str(self.seed), "order": ORDER} | settings
+        return {"files": files, "seed": str(self.seed), "order": order} | settings
 
     @property
     def num_rows(self) -> int:

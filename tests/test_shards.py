@@ -1,0 +1,241 @@
+"""Shards hold what the files held, and every promise of the loaders holds on them, too."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+from conf.mistakes import Mistake
+from loaders import build_loaders
+from loaders.layouts import build_index
+from loaders.pack import pack
+from loaders.pack_shards import LOSSLESS, Part, pack_shards, part_of
+from tests.helpers import make_config
+from tests.test_bad_data import make_photos
+from tests.test_datasets import save, smooth
+from tests.test_masks import IGNORED, scene
+
+CPU, WHOLE = torch.device("cpu"), Part(1, 1)
+WAYS = {
+    "threads": ["loader=pytorch"],
+    "workers": ["loader=pytorch", "loader.num_workers=2"],
+    "dali": ["loader=dali"],
+}
+
+
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory) -> dict[str, list[str]]:
+    """Of each kind of targets a small data set, and the overrides that read it."""
+    root = tmp_path_factory.mktemp("data")
+    make_photos(root / "labels", 40)
+    lines = {"several": ["path,label"], "numbers": ["path,age,size"]}
+    for number in range(20):
+        image = smooth(number, 50 + number % 4, 64)
+        save(root / "images" / f"{number}.{('jpg', 'png', 'webp')[number % 3]}", image)
+        name = f"{number}.{('jpg', 'png', 'webp')[number % 3]}"
+        lines["several"].append(f"{name},{('cat;dog', 'dog', 'cow', ';')[number % 4]}")
+        lines["numbers"].append(f"{name},{number / 4},{-number}")
+        save(root / "pairs" / "input" / "a" / f"{number}.png", image)
+        save(
+            root / "pairs" / "target" / "a" / f"{number}.jpg", smooth(number + 1, *image.shape[:2])
+        )
+        picture, mask = scene(number)
+        save(root / "masks" / "images" / f"{number}.png", picture)
+        save(root / "masks" / "masks" / f"{number}.png", mask)
+        folder = root / "cells" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 65536, (20, 22, 5), dtype=np.uint16)
+        tifffile.imwrite(
+            folder / f"{number}.tif", pixels, photometric="minisblack", planarconfig="contig"
+        )
+    for kind, rows in lines.items():
+        (root / f"{kind}.csv").write_text("\n".join(rows))
+    photo = ["data.resize=null", "data.crop=[40,40]", "data.random_crop=true", "data.hflip=0.5"]
+    table = ["data=table", f"data.root={root / 'images'}", *photo]
+    return {
+        "labels": ["data=imagefolder", f"data.root={root / 'labels'}", *photo],
+        "several": [*table, f"data.table={root / 'several.csv'}"],
+        "numbers": [*table, f"data.table={root / 'numbers.csv'}", "data.label_columns=[age,size]"],
+        "images": ["data=pairs", f"data.root={root / 'pairs'}", *photo],
+        "masks": [
+            "data=masks",
+            f"data.root={root / 'masks'}",
+            f"data.ignore_index={IGNORED}",
+            *photo,
+        ],
+        "cells": [
+            "data=cells",
+            f"data.root={root / 'cells'}",
+            "data.mean=[0.5]",
+            "data.std=[0.25]",
+        ],
+    }
+
+
+def options_of(overrides: list[str], tmp_path: Path, *more: str) -> list[str]:
+    common = ["data.val_count=6", "global_batch_size=4", f"data.cache_dir={tmp_path / 'cache'}"]
+    return [*overrides, *common, *more]
+
+
+def packed(options: list[str], out: Path, shard_mb=0.02, part=WHOLE, quality=None) -> list[str]:
+    """The options, with the data in shards."""
+    pack_shards(make_config(*options).data, str(out), shard_mb, part, quality)
+    return [*options, f"data.root={out}"]
+
+
+def epoch_of(loader, epoch: int = 0) -> list[tuple[list[str], torch.Tensor, torch.Tensor]]:
+    """Of each batch the files, inputs and targets."""
+    loader.set_epoch(epoch)
+    names = lambda: [Path(name).name for name in loader.names(loader.last_rows)]  # noqa: E731
+    return [(names(), inputs.clone(), targets.clone()) for inputs, targets in loader]
+
+
+def assert_equal(one: list, other: list) -> None:
+    assert len(one) == len(other) > 0
+    for (names, *tensors), (other_names, *others) in zip(one, other, strict=True):
+        assert names == other_names
+        assert all(map(torch.equal, tensors, others))
+
+
+@pytest.mark.parametrize("kind", ["labels", "several", "numbers", "images", "masks", "cells"])
+def test_shards_give_the_batches_that_the_files_gave(kind: str, data_sets, tmp_path: Path) -> None:
+    """In the same order, to the bit, by every backend; a run may even go on from the one on the other."""
+    options = options_of(data_sets[kind], tmp_path)
+    sharded = packed(options, tmp_path / "shards")
+    for way in ("threads", "dali"):
+        files = build_loaders(make_config(*options, *WAYS[way]), CPU)
+        shards = build_loaders(make_config(*sharded, *WAYS[way]), CPU)
+        for one, other in zip(files, shards, strict=True):
+            assert len(other.index.shards.starts) > 2 or other is shards[1]
+            assert_equal(epoch_of(one, 1), epoch_of(other, 1))
+        assert files[0].state_dict() == shards[0].state_dict()
+    workers = build_loaders(make_config(*sharded, *WAYS["workers"]), CPU)[0]
+    threads = build_loaders(make_config(*sharded, *WAYS["threads"]), CPU)[0]
+    assert_equal(epoch_of(workers), epoch_of(threads))
+
+
+def test_shards_are_tar_files_that_other_tools_read(data_sets, tmp_path: Path) -> None:
+    """As WebDataset names them: what stands before the first dot is the sample's."""
+    options = options_of(data_sets["labels"], tmp_path)
+    index = build_index(make_config(*packed(options, tmp_path / "labels")).data)[0]
+    seen = {}
+    for path in sorted((tmp_path / "labels" / "train").iterdir()):
+        assert path.stat().st_size < 60_000
+        with tarfile.open(path) as tar:
+            members = tar.getmembers()
+            for image, label in zip(members[::2], members[1::2], strict=True):
+                key = image.name.removesuffix(".jpg")
+                assert label.name == f"{key}.cls"
+                content = tar.extractfile(image).read()
+                seen[int(key)] = content, int(tar.extractfile(label).read())
+    assert sorted(seen) == list(range(len(index)))
+    for sample, (content, label) in seen.items():
+        source = Path(data_sets["labels"][1].partition("=")[2], index.files[0][sample])
+        assert content == source.read_bytes() == bytes(index.content(sample, 0))
+        assert label == index.target.values[sample]
+    for kind, endings, labels in [
+        ("images", {"input.png", "target.jpg"}, {}),
+        ("numbers", {"jpg", "png", "webp", "json"}, {"age": 1.75, "size": -7.0}),
+        ("several", {"jpg", "png", "webp", "json"}, []),
+    ]:
+        index = build_index(
+            make_config(*packed(options_of(data_sets[kind], tmp_path), tmp_path / kind)).data
+        )[0]
+        members = {}
+        for path in (tmp_path / kind / "train").iterdir():
+            with tarfile.open(path) as tar:
+                members |= {name: tar.extractfile(name).read() for name in tar.getnames()}
+        assert {name.partition(".")[2] for name in members} == endings
+        assert len(members) == 2 * len(index)
+        if "json" in endings:
+            [sample] = [i for i, name in enumerate(index.files[0]) if Path(name).stem == "7"]
+            assert json.loads(members[f"{sample:09d}.json"]) == labels
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_parts_make_what_one_makes_however_often_they_are_killed(
+    data_sets, tmp_path: Path, capsys
+) -> None:
+    options = options_of(data_sets["labels"], tmp_path)
+    packed(options, tmp_path / "whole")
+    out = tmp_path / "parts"
+    packed(options, out, part=Part(3, 3))
+    packed(options, out, part=Part(1, 3))
+    printed = capsys.readouterr().out
+    assert "part 1/3 is whole; train/000001.tar of part 2/3 is not there yet" in printed
+    with pytest.raises(
+        FileNotFoundError, match=f"data.root={out} is not a folder|no .whole. shards"
+    ):
+        build_index(make_config(*options, f"data.root=file://{out}").data)
+    # Killed between a shard and what says that it is whole, and while another was copied.
+    (out / "pieces" / "train" / "000000.npy").unlink()
+    (out / "train" / "000000.tar").write_bytes(b"another attempt's")
+    (out / "train" / "000003.tar").unlink()
+    packed(options, out, part=Part(2, 3))
+    assert "train/000000.tar of part 1/3 is not there yet" in capsys.readouterr().out
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*.tar")}
+    packed(options, out)
+    assert all_bytes(out) == all_bytes(tmp_path / "whole")
+    kept = [path for path, time in times.items() if path.stat().st_mtime_ns == time]
+    assert len(kept) == len(times) - 1
+    packed(options, out, part=Part(2, 3))
+    assert "is packed already" in capsys.readouterr().out
+    with pytest.raises(Mistake, match="holds shards of other data or settings"):
+        packed([*options, "data.val_count=7"], out)
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "part"),
+    [
+        (None, {}, "1/1"),
+        ("3/64", {"RANK": "1", "WORLD_SIZE": "2"}, "3/64"),
+        (None, {"RANK": "1", "WORLD_SIZE": "2"}, "2/2"),
+        (None, {f"SLURM_ARRAY_TASK_{k}": v for k, v in [("ID", "7"), ("MIN", "5"), ("COUNT", "4")]}, "3/4"),
+        *((wrong, {}, "") for wrong in ("0/3", "4/3", "3", "a/b", "1/0", "-1/2")),
+    ],
+)  # fmt: skip
+def test_which_part_a_process_writes(text, environment, part: str) -> None:
+    if part:
+        assert str(part_of(text, environment)) == part
+    else:
+        with pytest.raises(Mistake, match=f"part={text} is not possible"):
+            part_of(text, environment)
+
+
+@pytest.mark.parametrize("kind", ["labels", "images", "masks", "cells"])
+def test_resized_shards_are_like_a_pack(kind: str, data_sets, tmp_path: Path) -> None:
+    more = ["data.resize=30", "data.crop=[24,24]", "data.reduced_decoding=false"]
+    options = options_of(data_sets[kind], tmp_path, *more)
+    sharded = packed(options, tmp_path / "shards", quality=LOSSLESS)
+    pack(make_config(*options).data, tmp_path / "pack")
+    pack_options = [*options, "loader=packed", f"loader.pack={tmp_path / 'pack'}"]
+    for one, other in zip(
+        build_loaders(make_config(*pack_options), CPU),
+        build_loaders(make_config(*sharded, "loader=pytorch"), CPU),
+        strict=True,
+    ):
+        for (_, *tensors), (_, *others) in zip(epoch_of(one), epoch_of(other), strict=True):
+            assert all(map(torch.equal, tensors, others))
+    with pytest.raises(
+        ValueError, match=r"packed with other settings: data.resize=32 \(there: 30\)"
+    ):
+        build_index(make_config(*sharded, "data.resize=32").data)
+
+
+def test_resized_photos_become_jpegs(data_sets, tmp_path: Path) -> None:
+    options = options_of(data_sets["labels"], tmp_path, "data.resize=32", "data.crop=[32,32]")
+    sharded = packed(options, tmp_path / "shards", quality="95")
+    with tarfile.open(tmp_path / "shards" / "train" / "000000.tar") as tar:
+        assert tar.getnames()[0].endswith(".jpg")
+    for way in ("threads", "dali"):
+        one = build_loaders(make_config(*options, *WAYS[way]), CPU)[1]
+        other = build_loaders(make_config(*sharded, *WAYS[way]), CPU)[1]
+        for (_, inputs, _), (_, others, _) in zip(epoch_of(one), epoch_of(other), strict=True):
+            assert (inputs - others).abs().mean() < 0.05
