@@ -115,7 +115,6 @@ class DALILoader(Loader):
         if not readable:
             log.info("%s: tifffile decodes, because DALI does not read these TIFFs", index.name)
         self.waiting: Iterator[tuple[np.ndarray, Begun]] = iter(())
-        self.failed: StorageError | None = None
         self.running: deque[np.ndarray] = deque()
         self.pipeline = self._build()
 
@@ -125,7 +124,6 @@ class DALILoader(Loader):
     def raw_batches(self) -> Iterator[RawBatch]:
         """The rows of each batch and their images, still to be finished."""
         self._leave_epoch()
-        self.failed = None
         self.waiting = self._begun(self.sampler)
         while (images := self._run()) is not None:
             yield self.running.popleft(), images
@@ -215,11 +213,10 @@ class DALILoader(Loader):
                 masks = self._masks()
                 break
             except StopIteration:
-                if self.failed is not None:
-                    raise self.failed from None
                 return None
-            except StorageError:
-                raise
+            except StorageError as error:  # of masks
+                self.failed = error
+                return None
             except (RuntimeError, OSError) as error:
                 self._recover(error)
         num_sides = len(self.factors)

@@ -40,7 +40,7 @@ class Loader:
         dropped_per_epoch: samples of the tail of each epoch that training leaves out.
         samplers: of all splits, this loader's first; their bad samples are part of its state.
         description: of training loaders: data set, numbers of samples, classes; for the log.
-        failed: why there are no further batches, if the storage of the data stays away.
+        failed: why a backend's batches have ended early: the storage of the data stays away.
         last_rows: the rows of the batch that was yielded last.
         read_size: (height, width) of the images that the backend delivers. This is the size of the
             inputs, but where every row enlarges a rectangle of the same size, that size: the enlarging
@@ -73,7 +73,7 @@ class Loader:
         self.pixels = Pixels(self.index, self.output_size, cfg, device)
 
     def finished_batches(self) -> Iterator[Finished]:
-        """The sampler's rows, batch by batch, with inputs and targets."""
+        """The sampler's rows, batch by batch, with inputs and targets; they end where `failed` is set."""
         raise NotImplementedError
 
     def read_sizes(self) -> dict[int, tuple[int, int]]:
@@ -159,14 +159,12 @@ class Loader:
     def _held_back(self) -> Iterator[Finished]:
         """The finished batches; of a storage that may stay away, some stay behind until it has done so."""
         count = HELD_BACK if self.sampler.train and self.index.is_remote else 0
+        self.failed = None
         ready: deque[Finished] = deque()
-        try:
-            for finished in self.finished_batches():
-                ready.append(finished)
-                if len(ready) > count:
-                    yield ready.popleft()
-        except StorageError as error:
-            self.failed = error
+        for finished in self.finished_batches():
+            ready.append(finished)
+            if len(ready) > count:
+                yield ready.popleft()
         yield from ready
         if self.failed is not None:
             raise self.failed

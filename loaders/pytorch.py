@@ -79,6 +79,8 @@ class PyTorchLoader(Loader):
             executed = self._by_threads(_as_it_is)
         for batch in executed:
             yield from self._without_bad(batch)
+            if self.failed is not None:
+                break
 
     def _finished_by_threads(self) -> Iterator[Finished]:
         """By the threads that fill the batches: a further one would take the CPU from them."""
@@ -91,6 +93,8 @@ class PyTorchLoader(Loader):
         for answer in self._by_threads(finish):
             if isinstance(answer, Executed):
                 yield from starmap(self.pixels.finish, self._without_bad(answer))
+                if self.failed is not None:
+                    break
             else:
                 yield answer
 
@@ -109,17 +113,13 @@ class PyTorchLoader(Loader):
                 future.cancel()
 
     def _without_bad(self, executed: Executed) -> Iterator[RawBatch]:
-        """The batch without its bad samples, if any others are left.
-
-        Raises:
-            StorageError: the place where the data lies stays away.
-        """
+        """The batch without its bad samples, if any others are left and it has not failed."""
         while executed.bad and not executed.failed:
             self.sampler.set_aside(executed.bad)
             executed = self.dataset.__getitems__(self.sampler.without_bad(executed.rows))
-        for error in executed.failed:
-            raise error
-        if len(executed.rows):
+        if executed.failed:
+            self.failed = executed.failed[0]
+        elif len(executed.rows):
             yield executed.rows, executed.images
 
 

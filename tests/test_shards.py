@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,16 @@ import tifffile
 import torch
 
 from conf.mistakes import Mistake
-from loaders import build_loaders
+from loaders import bucket, build_loaders
+from loaders.index import BadFileError, Labels
 from loaders.layouts import build_index
 from loaders.pack import pack
 from loaders.pack_shards import LOSSLESS, Part, pack_shards, part_of
-from tests.helpers import make_config
+from loaders.shards import Shards
+from loaders.storage import Folder, StorageError
+from loaders.window import in_windows
+from tests.helpers import checkpoint_of, fork, make_config, train
+from tests.servers import WebServer, web_server
 from tests.test_bad_data import make_photos
 from tests.test_datasets import save, smooth
 from tests.test_masks import IGNORED, scene
@@ -25,6 +31,14 @@ WAYS = {
     "workers": ["loader=pytorch", "loader.num_workers=2"],
     "dali": ["loader=dali"],
 }
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    """A web server that is asked again soon."""
+    monkeypatch.setattr(bucket, "FIRST_PAUSE_S", 0.02)
+    with web_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +124,19 @@ def test_shards_give_the_batches_that_the_files_gave(kind: str, data_sets, tmp_p
         files = build_loaders(make_config(*options, *WAYS[way]), CPU)
         shards = build_loaders(make_config(*sharded, *WAYS[way]), CPU)
         for one, other in zip(files, shards, strict=True):
+            assert other.index.shards
             assert len(other.index.shards.starts) > 2 or other is shards[1]
             assert_equal(epoch_of(one, 1), epoch_of(other, 1))
         assert files[0].state_dict() == shards[0].state_dict()
     workers = build_loaders(make_config(*sharded, *WAYS["workers"]), CPU)[0]
     threads = build_loaders(make_config(*sharded, *WAYS["threads"]), CPU)[0]
     assert_equal(epoch_of(workers), epoch_of(threads))
+
+
+def read(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    assert file
+    return file.read()
 
 
 def test_shards_are_tar_files_that_other_tools_read(data_sets, tmp_path: Path) -> None:
@@ -126,17 +147,17 @@ def test_shards_are_tar_files_that_other_tools_read(data_sets, tmp_path: Path) -
     for path in sorted((tmp_path / "labels" / "train").iterdir()):
         assert path.stat().st_size < 60_000
         with tarfile.open(path) as tar:
-            members = tar.getmembers()
-            for image, label in zip(members[::2], members[1::2], strict=True):
+            files = tar.getmembers()
+            for image, label in zip(files[::2], files[1::2], strict=True):
                 key = image.name.removesuffix(".jpg")
                 assert label.name == f"{key}.cls"
-                content = tar.extractfile(image).read()
-                seen[int(key)] = content, int(tar.extractfile(label).read())
+                seen[int(key)] = read(tar, image.name), int(read(tar, label.name))
     assert sorted(seen) == list(range(len(index)))
-    for sample, (content, label) in seen.items():
+    for sample, (content, number) in seen.items():
         source = Path(data_sets["labels"][1].partition("=")[2], index.files[0][sample])
         assert content == source.read_bytes() == bytes(index.content(sample, 0))
-        assert label == index.target.values[sample]
+        assert isinstance(index.target, Labels)
+        assert number == index.target.values[sample]
     for kind, endings, labels in [
         ("images", {"input.png", "target.jpg"}, {}),
         ("numbers", {"jpg", "png", "webp", "json"}, {"age": 1.75, "size": -7.0}),
@@ -145,10 +166,10 @@ def test_shards_are_tar_files_that_other_tools_read(data_sets, tmp_path: Path) -
         index = build_index(
             make_config(*packed(options_of(data_sets[kind], tmp_path), tmp_path / kind)).data
         )[0]
-        members = {}
+        members: dict[str, bytes] = {}
         for path in (tmp_path / kind / "train").iterdir():
             with tarfile.open(path) as tar:
-                members |= {name: tar.extractfile(name).read() for name in tar.getnames()}
+                members |= {name: read(tar, name) for name in tar.getnames()}
         assert {name.partition(".")[2] for name in members} == endings
         assert len(members) == 2 * len(index)
         if "json" in endings:
@@ -239,3 +260,188 @@ def test_resized_photos_become_jpegs(data_sets, tmp_path: Path) -> None:
         other = build_loaders(make_config(*sharded, *WAYS[way]), CPU)[1]
         for (_, inputs, _), (_, others, _) in zip(epoch_of(one), epoch_of(other), strict=True):
             assert (inputs - others).abs().mean() < 0.05
+
+
+# Windows
+
+
+def shards_of(counts: list[int]) -> Shards:
+    """Shards of so many samples each, which lie in another order than the index's."""
+    total = sum(counts)
+    order = np.random.default_rng(0).permutation(total)
+    return Shards(Folder("."), "train", (), order, np.cumsum([0, *counts]))
+
+
+@pytest.mark.parametrize(
+    ("counts", "window"),
+    [([1], 1), ([5], 8), ([3, 1, 4, 1, 5, 9, 2, 6], 3), ([3, 1, 4, 1, 5, 9], 2), ([7] * 9, 1)],
+)
+def test_a_window_has_the_samples_of_few_shards_and_an_epoch_all_once(counts, window: int) -> None:
+    shards, total = shards_of(counts), sum(counts)
+    shard_of = np.repeat(np.arange(len(counts)), counts)[np.argsort(shards.order)]
+    epochs = [in_windows(np.arange(total), shards, window, 7, epoch) for epoch in (0, 1)]
+    for epoch, samples in enumerate(epochs):
+        assert sorted(samples) == list(range(total))
+        some = np.random.default_rng(1).integers(0, total, 10)
+        assert (in_windows(some, shards, window, 7, epoch) == samples[some]).all()
+        # Runs of positions, as long as the shards in them, which no two windows share.
+        left = list(samples)
+        while left:
+            inside = list(dict.fromkeys(shard_of[left]))[:window]
+            size = sum(counts[shard] for shard in inside)
+            assert set(shard_of[left[:size]]) == set(inside)
+            left = left[size:]
+    if total > 10:
+        assert (epochs[0] != epochs[1]).any()
+        other_seed = in_windows(np.arange(total), shards, window, 8, 0)
+        assert (epochs[0] != other_seed).any()
+
+
+def test_windows_reach_all_orders_alike_often() -> None:
+    """Two shards of two and one sample in one window: each of the six orders in a sixth of the epochs."""
+    shards = shards_of([2, 1])
+    orders = [tuple(in_windows(np.arange(3), shards, 2, 0, epoch)) for epoch in range(3000)]
+    counts = [orders.count(order) for order in set(orders)]
+    assert len(counts) == 6
+    assert max(abs(count - 500) for count in counts) < 5 * np.sqrt(500)
+
+
+def test_windows_need_shards(data_sets, tmp_path: Path) -> None:
+    options = options_of(data_sets["labels"], tmp_path, "data.shuffle=window")
+    with pytest.raises(ValueError, match="goes through shards, and .* has none"):
+        build_loaders(make_config(*options), CPU)
+
+
+# Promises
+
+
+def shard_of(loader, sample: int) -> int:
+    return int(loader.index.shards.spans[0]["shard"][sample])
+
+
+def names_of(loader) -> list[str]:
+    return [name for names, *_ in epoch_of(loader, loader.epoch) for name in names]
+
+
+@pytest.mark.parametrize("shuffle", ["full", "window"])
+@pytest.mark.parametrize("way", ["threads", "dali"])
+def test_from_a_bad_server_every_sample_comes_once_on_any_ranks(
+    way: str, shuffle: str, data_sets, tmp_path: Path, web: WebServer
+) -> None:
+    """One rank starts the epoch, two end it; every third request fails in one way or another."""
+    options = options_of(data_sets["labels"], tmp_path, f"data.shuffle={shuffle}", *WAYS[way])
+    options += ["data.shuffle_window=2", "data.retry_s=20"]
+    local = packed(options, tmp_path / "shards")
+    web.files = all_bytes(tmp_path / "shards")
+    faults = ("reset", "500", "cut", "short", "503")
+    remote = [*options, f"data.root={web.url}"]
+    expected = epoch_of(build_loaders(make_config(*local), CPU)[0])
+    web.fault = lambda path, number: faults[number % 5] if number % 3 == 0 else None
+    begun = build_loaders(make_config(*remote), CPU)[0]
+    seen = []
+    for inputs, labels in begun:
+        seen.append(([Path(n).name for n in begun.names(begun.last_rows)], inputs.clone(), labels))
+        if len(seen) == 3:
+            break
+    assert_equal(seen, expected[:3])
+    state = begun.state_dict()
+    ranks = [build_loaders(make_config(*remote), CPU, rank, 2)[0] for rank in (0, 1)]
+    for loader in ranks:
+        loader.load_state_dict(state)
+    halves = [epoch_of(loader) for loader in ranks]
+    for (names, inputs, labels), *parts in zip(expected[3:], *halves, strict=True):
+        for rank, (half, some_inputs, some_labels) in enumerate(parts):
+            assert half == names[rank::2]
+            assert torch.equal(some_inputs, inputs[rank::2])
+            assert torch.equal(some_labels, labels[rank::2])
+    assert len({name for names, *_ in expected for name in names}) == 32
+    other = build_loaders(make_config(*remote, "data.shuffle_window=3"), CPU)[0]
+    changes = begun.sampler.description() != other.sampler.description()
+    assert changes == (shuffle == "window")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_damaged_shard_makes_bad_samples(way: str, data_sets, tmp_path: Path) -> None:
+    """Told with the shard and the sample; skipped, as if the file itself was bad."""
+    options = options_of(data_sets["labels"], tmp_path, *WAYS[way])
+    sharded = packed(options, tmp_path / "shards")
+    train = build_loaders(make_config(*sharded), CPU)[0]
+    clean = names_of(train)
+    bad = train.sampler.plan(np.array([5]))["sample"].item()
+    assert train.index.shards
+    shard, start, length, _ = train.index.shards.spans[0][bad].item()
+    path = tmp_path / "shards" / "train" / f"{shard:06d}.tar"
+    content = bytearray(path.read_bytes())
+    content[start + length - 10] ^= 1  # which no decoder notices
+    path.write_bytes(content)
+    with pytest.raises(BadFileError) as error:
+        names_of(build_loaders(make_config(*sharded), CPU)[0])
+    assert str(error.value).startswith(f"{path}: {bad:09d} (")
+    assert "its bytes are not those that were packed); mend it and pack the data again" in str(
+        error.value
+    )
+    skipping = build_loaders(make_config(*sharded, "data.on_error=skip"), CPU)[0]
+    assert names_of(skipping) == [*clean[:5], clean[6], *clean[6:]]
+    assert list(skipping.sampler.bad) == [bad]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_storage_that_stays_away_is_no_bad_sample(way, data_sets, tmp_path, web) -> None:
+    """What was read until then is handed out; of that, the last two batches come after it is known."""
+    options = options_of(
+        data_sets["labels"], tmp_path, *WAYS[way], "data.on_error=skip", "data.retry_s=0"
+    )
+    packed(options, tmp_path / "shards")
+    web.files = all_bytes(tmp_path / "shards")
+    train = build_loaders(make_config(*options, f"data.root={web.url}"), CPU)[0]
+    samples = train.sampler.plan(np.arange(32))["sample"]
+    away = shard_of(train, samples[25])
+    first = next(at for at, sample in enumerate(samples) if shard_of(train, sample) == away)
+    shard = f"train/{away:06d}.tar"
+    web.fault = lambda path, number: "500" if path == shard else None
+    known = []
+    with pytest.raises(StorageError, match=f"{web.url}/{shard}: 500 .*tried 1 times"):
+        for _ in train:
+            known.append(train.failed is not None)
+    assert len(known) == first // 4
+    assert known == [*[False] * (len(known) - 2), *[True] * min(2, len(known))]
+    assert not train.sampler.bad
+
+
+def test_ranks_whose_bucket_stays_away_save_and_go_on_to_the_same_bits(
+    data_sets, tmp_path: Path, web: WebServer
+) -> None:
+    options = options_of(data_sets["labels"], tmp_path, "model=small_cnn", "epochs=2", "device=cpu")
+    options += ["data.retry_s=0", "log.images=0", "data.shuffle=window", "data.shuffle_window=1"]
+    local = packed(options, tmp_path / "shards")
+    web.files = all_bytes(tmp_path / "shards")
+    train("train_ddp.py", tmp_path / "whole", *local)
+    remote = [*options, f"data.root={web.url}"]
+    # In the second epoch the shard of the batch in its middle is away.
+    loader = build_loaders(make_config(*local), CPU)[0]
+    shards = []
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        shards.append(
+            [[shard_of(loader, sample) for sample in rows["sample"]] for rows in loader.sampler]
+        )
+    away = shards[1][4][0]
+    first = next(number for number, batch in enumerate(shards[1]) if away in batch)
+    before = sum(batch.count(away) for batch in shards[0])
+    shard = f"train/{away:06d}.tar"
+    web.fault = lambda path, number: "500" if path == shard and number >= before else None
+    processes, prints = fork("train_ddp.py", tmp_path / "run", *remote)
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [1, 1]
+    text = prints[0].read_text()
+    assert "Traceback" not in text
+    assert f"{web.url}/{shard}: 500 Internal Server Error, tried 1 times" in text
+    step = checkpoint_of(tmp_path / "run")["step"]
+    assert step == 8 + first
+    assert f"saved at step {step}; go on with output_dir={tmp_path / 'run'} resume=auto" in text
+    assert not (tmp_path / "run" / "requeue").exists()
+    web.fault = lambda path, number: None
+    train("train_ddp.py", tmp_path / "run", *remote, "resume=auto")
+    one, other = (checkpoint_of(tmp_path / name)["model"] for name in ("whole", "run"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
