@@ -5,7 +5,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -125,8 +125,11 @@ class DALILoader(Loader):
         """The rows of each batch and their images, still to be finished."""
         self._leave_epoch()
         self.waiting = self._begun(self.sampler)
-        while (images := self._run()) is not None:
-            yield self.running.popleft(), images
+        try:
+            while (images := self._run()) is not None:
+                yield self.running.popleft(), images
+        except StorageError as error:
+            self.failed = error
 
     def _build(self) -> Any:
         photo_type = types.GRAY if self.in_channels == 1 else types.RGB
@@ -193,10 +196,8 @@ class DALILoader(Loader):
                 raise BadFileError(reason)
         else:
             images = [
-                self.index.read(
-                    sample, side, begun=begun[number % len(rows)][side] if begun else None
-                )
-                for number, (sample, side) in enumerate(sides)
+                self.index.read(sample, side, begun=content)
+                for (sample, side), content in zip(sides, contents or repeat(None), strict=False)
             ]
         if self.cuts or not self.copies:
             images = [
@@ -214,9 +215,8 @@ class DALILoader(Loader):
                 break
             except StopIteration:
                 return None
-            except StorageError as error:  # of masks
-                self.failed = error
-                return None
+            except StorageError:  # of masks
+                raise
             except (RuntimeError, OSError) as error:
                 self._recover(error)
         num_sides = len(self.factors)

@@ -10,6 +10,7 @@ from loaders.augment import AUGMENTATIONS
 from loaders.index import BadFileError, Index
 from loaders.plan import distinct_shapes, has_random_shapes, output_size, plan
 from loaders.randomness import HALF_ROUNDS
+from loaders.window import fetch_ahead
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +128,15 @@ class PlanSampler:
             end = min(start + num_rows, self.num_rows)
             rows = self.plan(np.arange(start + self.rank, end, self.world_size))
             for first in range(0, len(rows), batch):
+                self._fetch_ahead(int(rows["position"][first]))
                 if len(shard := self.without_bad(rows[first : first + batch])):
                     yield shard
+
+    def _fetch_ahead(self, position: int) -> None:
+        """Let a cache of shards fetch those of the next window, if there is one."""
+        shards = self.index.shards
+        if self.train and self.data.shuffle == "window" and shards and shards.is_cached:
+            fetch_ahead(position, shards, self.data.shuffle_window, self.seed, self.epoch)
 
     def set_aside(self, failed: dict[int, str]) -> None:
         """Add samples to `bad`, with the reasons.

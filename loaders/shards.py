@@ -52,6 +52,15 @@ class Shards:
         hashes = [hashlib.sha256(part.data).digest() for part in (self.order, self.starts)]
         return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether whole shards are fetched when something of them is read."""
+        return self.storage.origin is not self.storage
+
+    def fetch(self, number: int) -> None:
+        """Let the cache begin to fetch a shard."""
+        self.storage.begin(shard_name(self.split, number), 0, 1)
+
     def begin(self, sample: int, side: int) -> Callable[[], bytes]:
         """Begin to read the content of a file; the answer waits for it.
 

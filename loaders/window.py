@@ -24,7 +24,7 @@ def in_windows(
         seed, epoch: with the position, all that the order depends on.
     """
     turns, begins = _turns(shards, seed, epoch)
-    windows = np.append(begins[:-1:num_shards], begins[-1])
+    windows = _windows(begins, num_shards)
     window_of = np.searchsorted(windows, positions, side="right") - 1
     mixed = np.empty(len(positions), np.int64)
     for window in np.unique(window_of).tolist():
@@ -33,6 +33,22 @@ def in_windows(
         mixed[inside] = first + shuffled(positions[inside] - first, count, key)
     turn = np.searchsorted(begins, mixed, side="right") - 1
     return np.asarray(shards.order[shards.starts[turns[turn]] + mixed - begins[turn]])
+
+
+def fetch_ahead(position: int, shards: Shards, num_shards: int, seed: int, epoch: int) -> None:
+    """Let the cache fetch as much of the window behind that of a position as of this one is used."""
+    turns, begins = _turns(shards, seed, epoch)
+    windows = _windows(begins, num_shards)
+    window = int(np.searchsorted(windows, position, side="right")) - 1
+    share = (position - windows[window]) / (windows[window + 1] - windows[window])
+    following = turns[num_shards * (window + 1) :][:num_shards]
+    for shard in following[: int(np.ceil(share * len(following)))]:
+        shards.fetch(int(shard))
+
+
+def _windows(begins: np.ndarray, num_shards: int) -> np.ndarray:
+    """The positions at which each window begins, and the end."""
+    return np.append(begins[:-1:num_shards], begins[-1])
 
 
 @lru_cache(maxsize=4)

@@ -3,6 +3,8 @@
 import json
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from loaders.pack import pack
 from loaders.pack_shards import LOSSLESS, Part, pack_shards, part_of
 from loaders.shards import Shards
 from loaders.storage import Folder, StorageError
-from loaders.window import in_windows
+from loaders.window import fetch_ahead, in_windows
 from tests.helpers import checkpoint_of, fork, make_config, train
 from tests.servers import WebServer, web_server
 from tests.test_bad_data import make_photos
@@ -306,6 +308,38 @@ def test_windows_reach_all_orders_alike_often() -> None:
     assert max(abs(count - 500) for count in counts) < 5 * np.sqrt(500)
 
 
+def test_a_cache_fetches_the_next_window_while_one_is_used() -> None:
+    class Cache(Folder):
+        def __init__(self, root: str) -> None:
+            super().__init__(root)
+            self.fetched: set[str] = set()
+
+        def begin(self, name: str, start: int, end: int) -> Future[bytes]:
+            self.fetched.add(name)
+            return Future()
+
+    storage, sizes = Cache("."), [3, 1, 4, 1, 5]
+    shards = replace(shards_of(sizes), storage=storage)
+    order = in_windows(np.arange(14), shards, 2, 0, 0)
+    shard_of = np.repeat(np.arange(5), sizes)[np.argsort(shards.order)][order]
+    turns = list(dict.fromkeys(shard_of))
+    second, third = sizes[turns[0]] + sizes[turns[1]], 14 - sizes[turns[4]]
+
+    def named(numbers: np.ndarray) -> set[str]:
+        return {f"train/{number:06d}.tar" for number in numbers}
+
+    for position, fetched in [
+        (0, set()),
+        (second - 1, named(shard_of[second:third])),
+        (second, set()),
+        (third - 1, named(shard_of[third:])),
+        (13, set()),
+    ]:
+        storage.fetched.clear()
+        fetch_ahead(position, shards, 2, 0, 0)
+        assert storage.fetched == fetched
+
+
 def test_windows_need_shards(data_sets, tmp_path: Path) -> None:
     options = options_of(data_sets["labels"], tmp_path, "data.shuffle=window")
     with pytest.raises(ValueError, match="goes through shards, and .* has none"):
@@ -358,6 +392,26 @@ def test_from_a_bad_server_every_sample_comes_once_on_any_ranks(
     other = build_loaders(make_config(*remote, "data.shuffle_window=3"), CPU)[0]
     changes = begun.sampler.description() != other.sampler.description()
     assert changes == (shuffle == "window")
+
+
+def test_a_cache_fetches_each_shard_once(data_sets, tmp_path: Path, web: WebServer) -> None:
+    """For all ranks of a machine and all epochs."""
+    options = options_of(data_sets["labels"], tmp_path, "loader=pytorch", "data.cache_gb=0.1")
+    options += ["data.shuffle=window", "data.shuffle_window=2"]
+    local = packed(options, tmp_path / "shards")
+    web.files = all_bytes(tmp_path / "shards")
+    expected = [epoch_of(build_loaders(make_config(*local), CPU)[0], epoch) for epoch in (0, 1)]
+    for rank in (0, 1):
+        loader = build_loaders(make_config(*options, f"data.root={web.url}"), CPU, rank, 2)[0]
+        for epoch in (0, 1):
+            for (names, *_), (other, *_) in zip(
+                expected[epoch], epoch_of(loader, epoch), strict=True
+            ):
+                assert other == names[rank::2]
+    gets = [path for method, path, _ in web.requests if method == "GET" and "/train/" in path]
+    assert sorted(p for p in gets if p.endswith(".tar")) == [
+        f"/train/{i:06d}.tar" for i in range(6)
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
