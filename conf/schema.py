@@ -25,7 +25,8 @@ class DataConfig:
     `caltech256`, `mnist_mini` (embedded) or `mnist`."""
 
     root: str = MISSING
-    """Folder of the data set; relative paths start at the folder the script is started in."""
+    """Folder of the data set, relative to the folder that the script is started in; or where shards of it lie:
+    a folder, `http(s)://`, `s3://` or `gs://`."""
 
     cache_dir: str = "data/cache"
     """Where derived files go: image sizes, and what `loader.num_workers=auto` found."""
@@ -80,6 +81,13 @@ class DataConfig:
 
     ignore_index: int = -100
     """masks: the index of pixels that belong to no class, often 255; -100, which no mask holds: none."""
+
+    shuffle: str = "full"
+    """Training order: `full` (any sample may follow any other) or, of shards, `window`: the shards are
+    shuffled, and then the samples within each window of `shuffle_window` of them."""
+
+    shuffle_window: int = 8
+    """Shards from which samples come at a time with `shuffle=window`."""
 
     max_pixels: int = 100_000_000
     """Largest image that is accepted, in pixels; protects from files that explode when decoded."""

@@ -40,7 +40,7 @@ except ModuleNotFoundError:
         "http(s)://, s3:// and gs:// need the package obstore; pip install obstore"
     ) from None
 
-IN_FLIGHT = 64
+IN_FLIGHT = 256
 """Requests of a process that are under way at once."""
 
 PART, PARTS_IN_FLIGHT = 4 << 20, 16

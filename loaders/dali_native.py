@@ -83,7 +83,7 @@ class NativeDALILoader(Loader):
             "target images of another size": max(self.index.size_factors) > 1,
             "masks": self.target.kind == "masks",
             "TIFFs with any number of channels": self.index.as_stored,
-            "data sets without files": not self.index.files,
+            "data sets without files": not self.index.files or self.index.shards is not None,
             "data.on_error=skip": data.on_error == "skip",
         }
         asked_for = [name for name, is_asked_for in unsupported.items() if is_asked_for]

@@ -55,6 +55,10 @@ class CachedBucket(Storage):
     def __reduce__(self) -> Any:
         return CachedBucket, (self.bucket, self.folder, self.most_bytes)
 
+    @property
+    def origin(self) -> Storage:
+        return self.bucket
+
     def read(self, name: str, start: int, end: int) -> bytes:
         file = _use(self._copies.get(name))
         return read_range(file, start, end) if file else super().read(name, start, end)

@@ -55,6 +55,11 @@ class Storage(ABC):
     root: str
     """As it was given; `without_credentials(root)` is what may be shown."""
 
+    @property
+    def origin(self) -> "Storage":
+        """The storage itself, or what it holds copies of."""
+        return self
+
     def read(self, name: str, start: int, end: int) -> bytes:
         """The bytes of a file from `start` up to `end`, which is not among them; exactly so many."""
         return self.begin(name, start, end).result()
