@@ -4,6 +4,7 @@ import errno
 import math
 from contextlib import suppress
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import simplejpeg
@@ -97,6 +98,18 @@ def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     image = stored.swapaxes(0, 1) if orientation >= 5 else stored
     flipped = tuple(axis for axis in (0, 1) if orientation in FLIPPED[axis])
     return np.ascontiguousarray(np.flip(image, flipped))
+
+
+def what_libjpeg_says(path: str) -> str | None:
+    """Its warning of a JPEG, which may be decodable; None: it has none, or the file is no JPEG."""
+    with suppress(OSError):
+        content = Path(path).read_bytes()
+        if content.startswith(JPEG_START):
+            try:
+                simplejpeg.decode_jpeg(content)
+            except ValueError as error:
+                return str(error)
+    return None
 
 
 def decode_tiff(content: bytes | bytearray, header: np.void) -> np.ndarray:
