@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import zlib
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import psutil
@@ -45,15 +46,14 @@ def damaged_photos(root: Path) -> Path:
 
 def logged_of(root: Path, *overrides: str) -> list[str]:
     """The warnings of two epochs of training and one of validation."""
-    logged: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: logged.append(record.getMessage())
-    logging.getLogger("loaders").addHandler(handler)
+    logged = BufferingHandler(1000)
+    logged.setLevel(logging.WARNING)
+    logging.getLogger("loaders").addHandler(logged)
     train, val = build_loaders(make_config(*options_for(root, root.parent, *overrides)), CPU)
     for loader in (train, train, val):
         for _ in loader:
             time.sleep(0.05)  # as a step takes
-    return logged
+    return [record.getMessage() for record in logged.buffer]
 
 
 def read_and_die(terminal: str, root: Path, told: Path, reader: str) -> None:
