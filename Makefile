@@ -25,8 +25,8 @@ test: setup  ## run the tests, in as many processes as there are CPUs; SLOW=1: t
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile $(if $(SLOW),,-m "not slow")
 	@test ! -e /proc/driver/nvidia/version || $(BIN)/python -m pytest -m gpu
 
-test-fast: setup  ## run the tests that start no training
-	$(BIN)/python -m pytest $(addprefix tests/test_,config.py documents.py plan.py index.py tasks.py models.py runtime.py)
+test-fast: setup  ## run the quick tests that start no training
+	$(BIN)/python -m pytest -m "not slow" $(addprefix tests/test_,config.py documents.py plan.py index.py tasks.py models.py runtime.py)
 
 lint: setup  ## check style, format and types
 	$(BIN)/ruff check .

@@ -54,7 +54,7 @@ def measured(
     """By quantity and unit, what so many samples cost a process of its own, whose memory nothing else has grown."""
     samples: dict[tuple[str, str], list[float]] = {}
     for _ in range(run.sizes.repeats):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with multiprocessing.get_context("forkserver").Pool(1) as pool:
             for what, value in pool.apply(measure, (count, options)).items():
                 samples.setdefault(what, []).append(value)
     return Subject(f"{count:,} samples"), samples

@@ -1,6 +1,4 @@
 # Targets that only the template has; the Makefile of a project made from it does without this file.
-SLOW ?= 1
-
 .PHONY: bench gpu-check project
 
 bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes

@@ -5,11 +5,17 @@ import pytest
 # Two ranks or workers on few cores would otherwise fight for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Files and functions, besides the folder `faults`, that take long and prove what a project seldom changes.
+# Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
     *("test_entry_points.py", "test_launch.py", "test_side_by_side.py", "test_techniques.py"),
     "test_a_program_may_end_in_the_middle_of_an_epoch",
+    "test_a_run_is_the_same_whether_it_measures_or_not",
+    "test_memory_is_kept_for_the_next_step_on_a_cpu",
     "test_no_thread_of_gloo_is_left_when_python_ends",
+    "test_no_worker_outlives_a_killed_training",
+    "test_the_guides_path_leads_from_photos_to_predictions",
+    "test_too_small_shared_memory_names_the_setting_and_does_not_hang",
+    "test_two_ranks_train_by_torchrun",
     "test_torchrun_starts_it_with_any_backend_that_meets_a_broken_file",
     "test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts",
 }

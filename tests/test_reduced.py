@@ -125,7 +125,7 @@ def test_a_pack_of_reduced_images_is_another_one(photos, tmp_path) -> None:
     reduced = inputs_of([*options, f"loader.pack={tmp_path / 'reduced'}"], 1)
     difference = reduced - inputs_of([*options, *whole, f"loader.pack={tmp_path / 'whole'}"], 1)
     assert 0 < difference.abs().mean() < 0.6
-    with pytest.raises(ValueError, match=r"data.reduced_decoding=True \(the pack: False\)"):
+    with pytest.raises(ValueError, match=r"data.reduced_decoding=True \(there: False\)"):
         build_loaders(make_config(*options, f"loader.pack={tmp_path / 'whole'}"), CPU)
 
 
