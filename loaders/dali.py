@@ -307,7 +307,7 @@ def log_new_lines(lines: IO[bytes] | None, index: Index, batches: list[np.ndarra
     """Warn of what DALI's decoders have printed, and name the JPEG of these rows of which it is true."""
     for line in decoder_lines.read(lines):
         name = index.name.rpartition("/")[0]  # the split is not sure: lines take a moment to come
-        if "JPEG" in line and batches:
+        if line.startswith("Corrupt JPEG") and batches:
             samples = np.unique(np.concatenate([rows["sample"] for rows in batches])).tolist()
             paths = [files[sample] for files in index.files for sample in samples]
             with ThreadPoolExecutor(cpus_per_rank()) as pool:
