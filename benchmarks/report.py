@@ -29,7 +29,9 @@ PICTURED = (
     FIRST_BATCH,
     RESUME,
     GROWTH,
-    *(CLASSES, ORIGINS, MOVED),
+    CLASSES,
+    ORIGINS,
+    MOVED,
     EFFICIENCY,
     ERROR,
 )
