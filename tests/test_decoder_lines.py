@@ -105,7 +105,7 @@ def test_each_kind_is_logged_once_and_all_else_arrives(reader: str, tmp_path: Pa
     assert profile.startswith("photos: DALI's decoder says: libpng warning: iCCP: too short")
     corrupt = [line.partition(": DALI's")[0] for line in first if "Corrupt JPEG" in line]
     assert corrupt
-    assert all(what_libjpeg_says(path) for path in corrupt)
+    assert all(what_libjpeg_says(Path(path).read_bytes()) for path in corrupt)
     assert not [line for line in again if "libpng" in line]
 
 
