@@ -28,7 +28,7 @@ from torch.export import Dim
 
 from conf.mistakes import Mistake
 from loaders import Loader, build_loaders
-from loaders.index import describe_target
+from loaders.targets import describe_target
 from models import build_model
 from runtime.trained import command_line, read_trained
 from tasks import Task, build_task

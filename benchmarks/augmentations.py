@@ -18,9 +18,9 @@ from benchmarks.template import make_config
 from benchmarks.turns import Count, Program
 from loaders.augment import AUGMENTATIONS
 from loaders.augmentation import parts
-from loaders.index import Labels
 from loaders.plan import neutral_rows
 from loaders.randomness import key_of, uniform
+from loaders.targets import Labels
 
 BATCH_SIZE, SIZE, NUM_CLASSES = 64, 224, 1000
 OURS = "loaders.augment"

@@ -24,11 +24,12 @@ from benchmarks.run import Run
 from benchmarks.template import make_config
 from loaders.columns import SPLITS, open_index, write_index
 from loaders.headers import read_headers
-from loaders.index import Index, Labels
+from loaders.index import Index
 from loaders.layouts.files import file_index
 from loaders.paths import Paths
 from loaders.pytorch import PyTorchLoader
 from loaders.sampler import PlanSampler
+from loaders.targets import Labels
 
 FIRST_BATCH, RESUME, GROWTH = "first batch", "first batch at 70 %", "memory growth"
 BATCH_SIZE = 256

@@ -13,13 +13,14 @@ import importlib
 import torch
 
 from conf.schema import Config
-from loaders.index import Index, Target
+from loaders.index import Index
 from loaders.layouts import build_index
 from loaders.layouts.unlabelled import unlabelled
 from loaders.limits import limits_explained
 from loaders.loader import Loader
 from loaders.packed import open_pack
 from loaders.sampler import PlanSampler
+from loaders.targets import Target
 from loaders.tune import with_fastest_parallelism
 
 # name of the backend -> its class; a backend is imported only when it is asked for

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from conf.schema import DataConfig
 from loaders.augmentation import Augmentation, Random, on_device, parts
-from loaders.index import Labels, Masks, Target, TargetImages
+from loaders.targets import Labels, Masks, Target, TargetImages
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
 

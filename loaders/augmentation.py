@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import DataConfig
-from loaders.index import Target
+from loaders.targets import Target
 
 Random = Callable[[str, int], np.ndarray]
 """(rows, n) float64 in [0, 1) from a column's name and n: each name has numbers of its own, so that

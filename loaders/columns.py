@@ -19,10 +19,11 @@ import numpy as np
 from conf.mistakes import Mistake
 from conf.schema import DataConfig
 from loaders.headers import in_threads, some
-from loaders.index import Index, describe_target, target_of
+from loaders.index import Index
 from loaders.paths import Paths
 from loaders.shards import Shards
 from loaders.shared import mapped
+from loaders.targets import describe_target, target_of
 
 SPLITS = ("train", "val")
 SETTINGS = (

@@ -5,8 +5,8 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,7 @@ from loaders.reduced import factor_for, resized_rectangle
 from loaders.shards import Shards
 from loaders.stamps import ChangedError, Stamp, compare_stamps, stamp_of
 from loaders.storage import StorageError
-
-NO_PIXEL = -100
-"""The `ignore_index` that no mask holds: PyTorch's own default."""
-
+from loaders.targets import Labels, Masks, SeveralLabels, Target, TargetImages, describe_target
 
 Content = Callable[[], bytes | bytearray]
 """Waits for the content of a file."""
@@ -28,154 +25,6 @@ Content = Callable[[], bytes | bytearray]
 
 class BadFileError(OSError):
     """A file that cannot be decoded; the message names it and the reason."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What the targets of a split are: one of the kinds below.
-
-    Attributes:
-        kind: its name, as a task's `takes` and messages say it.
-        dtype: of the targets in a batch.
-        channels: values of a target, at each pixel if it is an image.
-        interpolation: of target images that are resized, `linear` or `nearest`; `none`: they are no images.
-    """
-
-    kind: ClassVar[str] = ""
-    dtype: ClassVar[str] = "float32"
-    interpolation: ClassVar[str] = "none"
-
-    @property
-    def channels(self) -> int:
-        return 1
-
-    def describe(self) -> str:
-        """For the log."""
-        return f"targets are {self.kind}"
-
-
-@dataclass(frozen=True)
-class Labels(Target):
-    """One class per sample; in a batch (B,)."""
-
-    kind = "labels"
-    dtype = "int64"
-
-    values: np.ndarray
-    """(N,) int64: the class of each sample, in [0, len(classes))."""
-
-    classes: tuple[str, ...]
-    """Their names."""
-
-    def describe(self) -> str:
-        return _listed("classes", self.classes)
-
-
-@dataclass(frozen=True)
-class SeveralLabels(Target):
-    """Any number of classes per sample; in a batch (B, len(classes))."""
-
-    kind = "several labels"
-
-    values: np.ndarray
-    """(N, len(classes)) float32: 1 for the classes of each sample, else 0."""
-
-    classes: tuple[str, ...]
-    """Their names."""
-
-    @property
-    def channels(self) -> int:
-        return len(self.classes)
-
-    def describe(self) -> str:
-        return f"any of {_listed('classes', self.classes)} each"
-
-
-@dataclass(frozen=True)
-class Numbers(Target):
-    """Numbers to predict; in a batch (B, len(names))."""
-
-    kind = "numbers"
-
-    values: np.ndarray
-    """(N, len(names)) float32."""
-
-    names: tuple[str, ...]
-    """What they are called."""
-
-    @property
-    def channels(self) -> int:
-        return len(self.names)
-
-    def describe(self) -> str:
-        return _listed("numbers", self.names)
-
-
-@dataclass(frozen=True)
-class TargetImages(Target):
-    """Images of the inputs' dtype: the second side of a pair; in a batch (B, C, f * H, f * W)."""
-
-    kind = "images"
-    interpolation = "linear"
-
-    size_factor: int = 1
-    """f: their height and width, divided by those of the inputs."""
-
-    num_channels: int = 3
-    """C."""
-
-    @property
-    def channels(self) -> int:
-        return self.num_channels
-
-
-@dataclass(frozen=True)
-class Masks(Target):
-    """The class of each pixel of the input; in a batch (B, H, W)."""
-
-    kind = "masks"
-    dtype = "int64"
-    interpolation = "nearest"
-
-    classes: tuple[str, ...]
-    """Their names."""
-
-    ignore_index: int = NO_PIXEL
-    """What marks pixels without a class."""
-
-    stored_dtype: str = "uint8"
-    """`uint8` or `uint16`: type of the masks' pixels in files and packs."""
-
-    def describe(self) -> str:
-        return f"masks of {_listed('classes', self.classes)}"
-
-
-TARGETS: tuple[type[Target], ...] = (Labels, SeveralLabels, Numbers, TargetImages, Masks)
-
-
-@dataclass(frozen=True)
-class NoTarget(Target):
-    """Nothing is known of the samples: they are there to be predicted. In a batch (B,): their numbers."""
-
-    kind = "unknown"
-    dtype = "int64"
-
-    predicted: Target
-    """What the model was trained on, without values."""
-
-
-def describe_target(target: Target) -> dict[str, Any]:
-    """All but its values, which are an array of their own."""
-    return {"kind": target.kind} | {k: v for k, v in vars(target).items() if k != "values"}
-
-
-def target_of(facts: dict[str, Any], values: np.ndarray | None = None) -> Target:
-    """The target that `describe_target` described, without samples if there are no values."""
-    [target_class] = [t for t in TARGETS if t.kind == facts["kind"]]
-    told = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items() if k != "kind"}
-    if "values" in (field.name for field in fields(target_class)):
-        told["values"] = np.zeros(0) if values is None else values
-    return target_class(**told)
 
 
 class Side(NamedTuple):
@@ -497,12 +346,6 @@ class Index:
             parts += [paths.names, paths.ends]
         hashes = [hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in parts]
         return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
-
-
-def _listed(what: str, names: tuple[str, ...]) -> str:
-    """`3 classes (cat, cow, dog)`."""
-    shown = names if len(names) <= 6 else (*names[:3], "...", names[-1])
-    return f"{len(names)} {what} ({', '.join(shown)})"
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.index import NoTarget
 from loaders.limits import limits_explained
 from loaders.overlap import Finished
 from loaders.pixels import Pixels
 from loaders.plan import ROW
 from loaders.sampler import PlanSampler
 from loaders.storage import StorageError
+from loaders.targets import NoTarget
 
 HELD_BACK = 2
 """Batches that are ready when the storage of the training data is found to stay away: ranks agree on what to do
@@ -26,7 +26,7 @@ class Loader:
     """Iterates over this rank's batches of one split.
 
     A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W), and targets as
-    `target` says, see `loaders.index.Target`; with `data.mixup` or `data.cutmix`, labels of training batches
+    `target` says, see `loaders.targets.Target`; with `data.mixup` or `data.cutmix`, labels of training batches
     are (B, classes) float32 probabilities. A backend only implements `finished_batches()`.
 
     Attributes:

@@ -21,13 +21,14 @@ from conf.check import check
 from conf.mistakes import Mistake, end_in_a_few_lines
 from conf.schema import Config, DataConfig
 from loaders.columns import SPLITS, settings_of
-from loaders.index import Index, Labels, Numbers, SeveralLabels
+from loaders.index import Index
 from loaders.layouts import build_index
 from loaders.limits import cpus_per_rank
 from loaders.pack_shards import pack_shards, shard_options
 from loaders.packed import FORMAT, SETTINGS, describe_split
 from loaders.plan import resized_sizes
 from loaders.resize import read_resized
+from loaders.targets import Labels, Numbers, SeveralLabels
 
 CHUNK = 1024  # samples that are written before they count as done
 

@@ -31,7 +31,7 @@ from conf.mistakes import Mistake
 from conf.schema import DataConfig
 from loaders.columns import SETTINGS, SPLITS, settings_of, write_columns
 from loaders.headers import HEADER, Header, read_tiff_header
-from loaders.index import Index, Labels, Numbers, SeveralLabels, Side
+from loaders.index import Index, Side
 from loaders.layouts import build_index
 from loaders.limits import cpus_per_rank
 from loaders.packed import describe_split
@@ -41,6 +41,7 @@ from loaders.resize import read_resized
 from loaders.shard_index import DESCRIPTION, FORMAT
 from loaders.shards import SPAN, key_in_shard, shard_name
 from loaders.storage import open_storage, without_credentials
+from loaders.targets import Labels, Numbers, SeveralLabels
 
 BEGUN = "begun.json"
 PIECE = np.dtype([("span", SPAN), ("header", HEADER)])

@@ -14,9 +14,10 @@ import numpy as np
 from conf.schema import Config
 from loaders import columns
 from loaders.columns import SPLITS, differences
-from loaders.index import Index, describe_target, target_of
+from loaders.index import Index
 from loaders.layouts import build_index
 from loaders.shared import mapped
+from loaders.targets import describe_target, target_of
 
 SETTINGS = (*columns.SETTINGS, "resize", "reduced_decoding")
 """Keys of `data` that decide the content of a pack; all others only choose what is done with it."""

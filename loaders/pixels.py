@@ -7,8 +7,9 @@ from torch import Tensor
 from conf.schema import Config
 from loaders.augment import AUGMENTATIONS, ON_IMAGES
 from loaders.augmentation import parts
-from loaders.index import Index, Labels, NoTarget, Numbers, SeveralLabels
+from loaders.index import Index
 from loaders.memory import BatchMemory
+from loaders.targets import Labels, NoTarget, Numbers, SeveralLabels
 
 RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
 """Rows of dtype `plan.ROW`, and the images of each side: (B, H, W, C) of the index's dtype, cut to the

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from conf.schema import DataConfig
 from loaders.augmentation import Augmentation, Random, on_device
-from loaders.index import Target
+from loaders.targets import Target
 
 MOST_OPERATIONS = 4
 LARGEST_MAGNITUDE = 30

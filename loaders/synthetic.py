@@ -7,10 +7,10 @@ from torch.nn.functional import interpolate
 
 from conf.schema import Config
 from loaders.augment_both import Mixing, probabilities
-from loaders.index import Labels, Masks, Numbers, SeveralLabels, TargetImages
 from loaders.loader import Loader
 from loaders.overlap import Finished
 from loaders.sampler import PlanSampler
+from loaders.targets import Labels, Masks, Numbers, SeveralLabels, TargetImages
 
 
 class SyntheticLoader(Loader):

@@ -11,7 +11,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from loaders.index import describe_target
+from loaders.targets import describe_target
 from runtime.timing import verdict
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from conf.mistakes import Mistake
 from conf.schema import Config
-from loaders.index import Target, target_of
+from loaders.targets import Target, target_of
 from models.weights import read_weights, weights_in
 
 FACTS = ("target", "in_channels", "dtype", "precision")

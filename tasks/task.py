@@ -18,7 +18,7 @@ class Task:
     """The base class of all tasks.
 
     Attributes:
-        takes: the kind of targets (`loaders.index.Target.kind`) that it is for.
+        takes: the kind of targets (`loaders.targets.Target.kind`) that it is for.
         metric_names: of the means at the start of its sums, `loss` first.
         best_metric: the metric that chooses the best epoch; higher is better.
         num_outputs: numbers that the model returns for each image, or for each pixel.

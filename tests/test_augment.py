@@ -24,9 +24,9 @@ from loaders.augment_both import (
     symmetric_beta,
 )
 from loaders.augmentation import Augmentation, on_device
-from loaders.index import Labels, Masks, Numbers, SeveralLabels, Target, TargetImages
 from loaders.plan import neutral_rows
 from loaders.randaugment import OPERATIONS, RandAugment, amount_of
+from loaders.targets import Labels, Masks, Numbers, SeveralLabels, Target, TargetImages
 from tasks import build_task
 from tests.helpers import REPOSITORY, make_config
 from tests.test_bad_data import cut_short

@@ -17,9 +17,10 @@ from loaders import build_loaders
 from loaders.columns import SPLITS
 from loaders.columns import write_index as write_indexes
 from loaders.headers import BadHeadersError, Header
-from loaders.index import BadFileError, Index, describe_target
+from loaders.index import BadFileError, Index
 from loaders.layouts import LAYOUTS, build_index
 from loaders.stamps import Stamp
+from loaders.targets import describe_target
 from tests.helpers import make_config
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ import loaders.headers
 from conf.schema import DataConfig
 from loaders.decode import decode_photo
 from loaders.headers import BadHeadersError, Header, read_photo_header
-from loaders.index import Labels
 from loaders.layouts import build_index
+from loaders.targets import Labels
 from tests.helpers import make_config
 
 

@@ -11,9 +11,10 @@ from PIL import Image
 
 from loaders import build_loaders
 from loaders.check import check
-from loaders.index import Index, Labels, Numbers, SeveralLabels
+from loaders.index import Index
 from loaders.layouts import build_index
 from loaders.pack import pack
+from loaders.targets import Labels, Numbers, SeveralLabels
 from tests.helpers import events_of, make_config, summary_of, train
 
 CPU = torch.device("cpu")

@@ -22,12 +22,13 @@ from PIL import Image
 
 import loaders
 from loaders import build_loaders
-from loaders.index import Index, Labels
+from loaders.index import Index
 from loaders.loader import Loader
 from loaders.paths import paths_of
 from loaders.pixels import Pixels
 from loaders.pytorch import PyTorchLoader
 from loaders.shared import SharedIndex, mapped
+from loaders.targets import Labels
 from tests.helpers import FORKSERVER, REPOSITORY, make_config
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ from PIL import Image
 from loaders import build_loaders
 from loaders.check import check
 from loaders.decode import decode_mask
-from loaders.index import Masks
 from loaders.layouts import build_index
 from loaders.pack import pack
+from loaders.targets import Masks
 from tests.helpers import (
     SCRIPTS,
     checkpoint_of,

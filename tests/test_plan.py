@@ -7,10 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loaders.index import Index, Labels
+from loaders.index import Index
 from loaders.plan import output_size, plan
 from loaders.randomness import key_of, shuffled, uniform
 from loaders.sampler import PlanSampler
+from loaders.targets import Labels
 from tests.helpers import make_config
 
 

@@ -15,12 +15,13 @@ import torch
 from conf.mistakes import Mistake
 from loaders import bucket, build_loaders
 from loaders.check import check
-from loaders.index import BadFileError, Labels
+from loaders.index import BadFileError
 from loaders.layouts import build_index
 from loaders.pack import pack
 from loaders.pack_shards import LOSSLESS, Part, pack_shards, part_of
 from loaders.shards import Shards
 from loaders.storage import Folder, StorageError
+from loaders.targets import Labels
 from loaders.window import fetch_ahead, in_windows
 from tests.helpers import checkpoint_of, fork, make_config, train
 from tests.servers import WebServer, web_server

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from conf.schema import Config, DataConfig, LossConfig, TaskConfig
 from loaders import Loader
-from loaders.index import Labels, Masks, Numbers, SeveralLabels, Target, TargetImages
+from loaders.targets import Labels, Masks, Numbers, SeveralLabels, Target, TargetImages
 from runtime import evaluate
 from tasks import (
     TASKS,

@@ -6,7 +6,7 @@ import numpy as np
 
 from conf.schema import DataConfig
 from loaders.headers import one_process_at_a_time, read_headers, some
-from loaders.index import Index, Labels
+from loaders.index import Index
 from loaders.layouts.files import (
     IMAGE_ENDINGS,
     file_index,
@@ -17,6 +17,7 @@ from loaders.layouts.files import (
     split_by_seed,
     split_folders,
 )
+from loaders.targets import Labels
 
 CALTECH256 = "caltech256/256_ObjectCategories"
 

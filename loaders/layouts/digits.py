@@ -6,8 +6,9 @@ import numpy as np
 
 from conf.schema import DataConfig
 from loaders.headers import one_process_at_a_time
-from loaders.index import Index, Labels
+from loaders.index import Index
 from loaders.layouts.files import refuse_to_fill
+from loaders.targets import Labels
 
 MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema import DataConfig
-from loaders.index import Index, Labels, Numbers, SeveralLabels, Target
+from loaders.index import Index
 from loaders.paths import paths_of
+from loaders.targets import Labels, Numbers, SeveralLabels, Target
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 VALIDATION_FOLDERS = ("val", "test")

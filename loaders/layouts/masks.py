@@ -6,9 +6,10 @@ import numpy as np
 
 from conf.schema import DataConfig
 from loaders.headers import some
-from loaders.index import Index, Masks
+from loaders.index import Index
 from loaders.layouts.files import file_index
 from loaders.layouts.pairs import find_pairs
+from loaders.targets import Masks
 
 
 def masks(data: DataConfig) -> tuple[Index, Index]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from conf.schema import DataConfig
 from loaders.headers import read_headers, some
-from loaders.index import Index, TargetImages
+from loaders.index import Index
 from loaders.layouts.files import (
     IMAGE_ENDINGS,
     file_index,
@@ -15,6 +15,7 @@ from loaders.layouts.files import (
     split_by_seed,
     split_folders,
 )
+from loaders.targets import TargetImages
 
 Sides = tuple[list[str], list[str]]
 """Paths of the inputs and of their targets."""

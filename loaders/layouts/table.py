@@ -11,8 +11,9 @@ import numpy as np
 
 from conf.schema import DataConfig
 from loaders.headers import NAMED_IN_ERRORS, read_headers
-from loaders.index import Index, Labels, Numbers, SeveralLabels
+from loaders.index import Index
 from loaders.layouts.files import VALIDATION_FOLDERS, file_index, split_by_seed
+from loaders.targets import Labels, Numbers, SeveralLabels
 
 SPLIT_COLUMN = "split"
 SEPARATOR = ";"

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from conf.schema import DataConfig
 from loaders.headers import BadHeadersError, read_headers
-from loaders.index import Index, NoTarget, Target
+from loaders.index import Index
 from loaders.layouts.files import IMAGE_ENDINGS, file_index, images_below
+from loaders.targets import NoTarget, Target
 
 
 def unlabelled(data: DataConfig, target: Target, channels: int) -> tuple[Index, dict[str, str]]:
