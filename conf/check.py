@@ -84,9 +84,13 @@ SIZE = either(
 A_LIST = numbers(lambda *values: len(values) > 0, "a list of one number for each channel")
 
 RULES: dict[str, Rule] = {
+    "data.cache_gb": NOT_NEGATIVE,
+    "data.retry_s": NOT_NEGATIVE,
     "data.val_fraction": share("(", ")"),
     "data.val_count": optional(whole(1)),
     "data.split_seed": whole(0),
+    "data.shuffle": one_of("full", "window"),
+    "data.shuffle_window": whole(1),
     "data.max_pixels": whole(1),
     "data.on_error": one_of("raise", "skip"),
     "data.max_bad_samples": whole(0),
@@ -257,9 +261,17 @@ def _combinations(cfg: "Config") -> Iterable[tuple[bool, str]]:
         OmegaConf.is_missing(cast(DictConfig, data), "root"),
         f"data.root is not set; set data.root=FOLDER to the folder of the data ({data.layout})",
     )
+    is_afar = "://" in data.root
+    yield (
+        is_afar and data.index is not None,
+        f"data.index={data.index} is that of files; with shards, which have their own, leave it out",
+    )
     root, name = Path(data.root), (data.layout, data.input_dir)
     yield (
-        data.layout in NEED_A_FOLDER and loader.name != "packed" and not root.is_dir(),
+        data.layout in NEED_A_FOLDER
+        and loader.name != "packed"
+        and not is_afar
+        and not root.is_dir(),
         f"data.root={root} is not a folder; set data.root to the data set's folder"
         + (or_generate(GENERATED[name].format(root=root)) if name in GENERATED else ""),
     )

@@ -25,10 +25,19 @@ class DataConfig:
     `caltech256`, `mnist_mini` (embedded) or `mnist`."""
 
     root: str = MISSING
-    """Folder of the data set; relative paths start at the folder the script is started in."""
+    """Folder of the data set, relative to the folder that the script is started in; or where shards of it lie:
+    a folder, `http(s)://`, `s3://` or `gs://`."""
 
     cache_dir: str = "data/cache"
     """Where derived files go: image sizes, and what `loader.num_workers=auto` found."""
+
+    cache_gb: float = 0.0
+    """Gigabytes (1e9 bytes) of copies of what is read from a web server or bucket, kept whole in
+    `cache_dir`/shards and shared by all runs of the machine; the least recently used go first. 0: none."""
+
+    retry_s: float = 300.0
+    """Seconds for which a web server or bucket may fail or not answer, request by request, before the run
+    ends; what it forbids or lacks ends it at once."""
 
     index: str | None = None
     """Folder that `python -m loaders.index ... out=DIR` wrote: training starts from it without a look at the
@@ -72,6 +81,13 @@ class DataConfig:
 
     ignore_index: int = -100
     """masks: the index of pixels that belong to no class, often 255; -100, which no mask holds: none."""
+
+    shuffle: str = "full"
+    """Training order: `full` (any sample may follow any other) or, of shards, `window`: the shards are
+    shuffled, and then the samples within each window of `shuffle_window` of them."""
+
+    shuffle_window: int = 8
+    """Shards from which samples come at a time with `shuffle=window`."""
 
     max_pixels: int = 100_000_000
     """Largest image that is accepted, in pixels; protects from files that explode when decoded."""

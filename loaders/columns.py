@@ -21,6 +21,7 @@ from conf.schema import DataConfig
 from loaders.headers import in_threads, some
 from loaders.index import Index, describe_target, target_of
 from loaders.paths import Paths
+from loaders.shards import Shards
 from loaders.shared import mapped
 
 SPLITS = ("train", "val")
@@ -132,6 +133,7 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
         "channels": index.channels,
         "dtype": index.dtype,
         "as_stored": index.as_stored,
+        "resized": index.resized,
         "left_out": index.left_out,
         "target": describe_target(index.target),
         "folders": [os.path.relpath(paths.folder or ".", root) for paths in index.files],
@@ -140,8 +142,8 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
     (folder / "facts.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def open_columns(folder: Path, root: str) -> Index:
-    """The index that `write_columns` wrote; its files may lie below another `root` by now."""
+def open_columns(folder: Path, root: str, shards: Shards | None = None) -> Index:
+    """The index that `write_columns` wrote; its files may lie below another `root` by now, or in shards."""
     facts = json.loads((folder / "facts.json").read_text())
     columns = {path.stem: mapped(path) for path in folder.glob("*.npy")}
     index = Index(
@@ -160,6 +162,8 @@ def open_columns(folder: Path, root: str) -> Index:
         ),
         headers=tuple(columns[f"headers-{side}"] for side in range(len(facts["folders"]))),
         as_stored=facts["as_stored"],
+        resized=facts["resized"],
+        shards=shards,
         left_out=tuple(facts["left_out"]),
     )
     # Not to be worked out again from whole columns.

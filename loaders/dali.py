@@ -5,14 +5,18 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
-from typing import Any
+from functools import partial
+from itertools import chain, repeat
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from conf.schema import Config
+from loaders import decoder_lines
+from loaders.ahead import READERS, Begun, begun_ahead
+from loaders.decode import what_libjpeg_says
 from loaders.execute import Executed, PlannedImages
 from loaders.index import BadFileError, Index
 from loaders.limits import cpus_per_rank
@@ -20,6 +24,7 @@ from loaders.loader import Loader
 from loaders.overlap import Finished, on_stream
 from loaders.pixels import RawBatch
 from loaders.sampler import PlanSampler
+from loaders.storage import StorageError
 
 try:
     from nvidia.dali import fn, pipeline_def, types
@@ -34,13 +39,14 @@ log = logging.getLogger(__name__)
 
 @pipeline_def
 def planned_images(  # type: ignore[no-untyped-def]
-    source, decode, cut, resize, flip, decoding, dtype, output_type
+    source, reads, decode, cut, resize, flip, decoding, dtype, output_type
 ):
-    """Read files, decode only the rectangles, resize them with antialiasing and flip them.
+    """Decode only the rectangles of files, resize them with antialiasing and flip them.
 
     `source` gives, of each batch, with `flip` the mirrorings, with `resize` the sizes, then either the
-    pixels or, with `decode`, the paths and, with `cut`, the rectangles' starts and shapes. Without `cut`
-    these are the whole images; without `resize` they have the right size.
+    pixels or, with `decode`, the files' content and, with `cut`, the rectangles' starts and shapes. Without
+    `cut` these are the whole images; without `resize` they have the right size. With `reads`, it gives paths
+    instead of content.
     """
     content_types = [types.UINT8] + cut * [types.INT32, types.INT32] if decode else [dtype]
     input_types = flip * [types.INT32] + resize * [types.FLOAT] + content_types
@@ -52,7 +58,7 @@ def planned_images(  # type: ignore[no-untyped-def]
     mirror = next(inputs) if flip else 0
     size = next(inputs) if resize else None
     if decode:
-        encoded = fn.io.file.read(next(inputs))
+        encoded = fn.io.file.read(next(inputs)) if reads else next(inputs)
         options = {"dtype": dtype, "output_type": output_type, **decoding}
         if cut:
             start, shape = inputs
@@ -109,8 +115,9 @@ class DALILoader(Loader):
         self.decodes = bool(index.files) and readable and not self.copies
         if not readable:
             log.info("%s: tifffile decodes, because DALI does not read these TIFFs", index.name)
-        self.waiting: Iterator[np.ndarray] = iter(())
+        self.waiting: Iterator[tuple[np.ndarray, Begun]] = iter(())
         self.running: deque[np.ndarray] = deque()
+        self.lines = decoder_lines.listen() if self.decodes else None
         self.pipeline = self._build()
 
     def finished_batches(self) -> Iterator[Finished]:
@@ -119,14 +126,21 @@ class DALILoader(Loader):
     def raw_batches(self) -> Iterator[RawBatch]:
         """The rows of each batch and their images, still to be finished."""
         self._leave_epoch()
-        self.waiting = iter(self.sampler)
-        while (images := self._run()) is not None:
-            yield self.running.popleft(), images
+        self.waiting = self._begun(self.sampler)
+        last = deque[np.ndarray](maxlen=3)
+        try:
+            while (images := self._run()) is not None:
+                last.append(self.running.popleft())
+                yield last[-1], images
+                log_new_lines(self.lines, self.index, [*last, *self.running])
+        except StorageError as error:
+            self.failed = error
 
     def _build(self) -> Any:
         photo_type = types.GRAY if self.in_channels == 1 else types.RGB
         pipeline = planned_images(
             self._feed,
+            self.index.shards is None,
             self.decodes,
             self.cuts,
             self.resizes,
@@ -141,14 +155,21 @@ class DALILoader(Loader):
 
     def _feed(self) -> tuple[list[np.ndarray] | np.ndarray, ...]:
         """The next batch of rows in the form that the pipeline takes; StopIteration at the end."""
-        rows = next(self.waiting)
+        rows, begun = next(self.waiting)
         self.running.append(rows)
+        try:
+            return self._inputs(rows, begun)
+        except StorageError as error:  # after the batches before, which are whole
+            self.failed = error
+            raise StopIteration from error
+
+    def _inputs(self, rows: np.ndarray, begun: Begun) -> tuple[list[np.ndarray] | np.ndarray, ...]:
         doubtful = self.doubtful.intersection(rows["sample"].tolist())
         for reason in bad_among(doubtful, self.index).values():
             raise BadFileError(reason)
         self.doubtful -= doubtful
         if self.masks.sizes:
-            self.masks_begun.append(self.masks.start(rows))
+            self.masks_begun.append(self.masks.start(rows, begun=begun))
         factors = self.factors
         inputs: list[Any] = []
         if self.flips:
@@ -159,22 +180,30 @@ class DALILoader(Loader):
             inputs.append(_for_each_side(factors, size))
         start = _for_each_side(factors, np.stack([rows["y"], rows["x"]], axis=1))
         shape = _for_each_side(factors, np.stack([rows["height"], rows["width"]], axis=1))
-        samples = [(side, sample) for side in range(len(factors)) for sample in rows["sample"]]
+        samples = rows["sample"].tolist()
+        sides = [(sample, side) for side in range(len(factors)) for sample in samples]
+        contents = [content[side] for side in range(len(factors)) for content in begun]
         if self.decodes:
             for reason in self.index.changed(rows["sample"]).values():
                 raise BadFileError(reason)
-            paths = [
-                np.frombuffer(os.fsencode(self.index.files[side][sample]), np.uint8)
-                for side, sample in samples
+            encoded = [
+                os.fsencode(self.index.files[side][sample])
+                if self.index.shards is None
+                else self.index.content(sample, side, content)
+                for (sample, side), content in zip(sides, contents, strict=True)
             ]
-            return (*inputs, paths, start, shape) if self.cuts else (*inputs, paths)
+            files = [np.frombuffer(file, np.uint8) for file in encoded]
+            return (*inputs, files, start, shape) if self.cuts else (*inputs, files)
         images: np.ndarray | list[np.ndarray]
         if self.copies:
-            images, bad = self.index.copy(rows["sample"])
+            images, bad = self.index.copy(rows["sample"], contents)
             for reason in bad.values():
                 raise BadFileError(reason)
         else:
-            images = [self.index.read(sample, side) for side, sample in samples]
+            images = [
+                self.index.read(sample, side, begun=content)
+                for (sample, side), content in zip(sides, contents or repeat(None), strict=False)
+            ]
         if self.cuts or not self.copies:
             images = [
                 np.ascontiguousarray(image[y : y + height, x : x + width])
@@ -191,6 +220,8 @@ class DALILoader(Loader):
                 break
             except StopIteration:
                 return None
+            except StorageError:  # of masks
+                raise
             except (RuntimeError, OSError) as error:
                 self._recover(error)
         num_sides = len(self.factors)
@@ -200,11 +231,16 @@ class DALILoader(Loader):
         count = len(single) // num_sides
         return tuple(torch.stack(single[side * count :][:count]) for side in range(num_sides))
 
+    def _begun(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Begun]]:
+        return begun_ahead(batches, self.index, range(len(self.index.sides)))
+
     def _masks(self) -> tuple[Tensor, ...]:
         """Those of the batch whose images the pipeline has just returned, if there are masks."""
         if not self.masks_begun:
             return ()
         executed = self.masks_begun.popleft().result()
+        for error in executed.failed:
+            raise error
         for reason in executed.bad.values():
             raise BadFileError(reason)
         return executed.images
@@ -221,17 +257,17 @@ class DALILoader(Loader):
             BadFileError: as `PlanSampler.set_aside`.
             Exception: the error itself, if all files of the batches in flight can be decoded.
         """
-        for rows in self.running:
-            if bad := bad_among(rows["sample"].tolist(), self.index):
-                break
-        else:
+        each = (bad_among(rows["sample"].tolist(), self.index) for rows in self.running)
+        bad = next(filter(None, each), None)
+        log_new_lines(self.lines, self.index, list(self.running))
+        if bad is None:
             error.add_note("Without DALI, all files in flight can be decoded; try loader=pytorch.")
             raise error
         self.sampler.set_aside(bad)
         again = [rows for rows in map(self.sampler.without_bad, self.running) if len(rows)]
         self.running.clear()
         self._forget_masks()
-        self.waiting = chain(again, self.waiting)
+        self.waiting = chain(self._begun(again), self.waiting)
         self.pipeline = self._build()
 
     def _leave_epoch(self) -> None:
@@ -297,6 +333,30 @@ def finished_beside_pipeline(batches: Iterator[RawBatch], loader: Loader) -> Ite
         yield finished
 
 
+def log_new_lines(lines: IO[bytes] | None, index: Index, batches: list[np.ndarray]) -> None:
+    """Warn of what DALI's decoders have printed, and name the JPEG of these rows of which it is true."""
+    for line in decoder_lines.read(lines):
+        name = index.name.rpartition("/")[0]  # the split is not sure: lines take a moment to come
+        if line.startswith("Corrupt JPEG") and batches:
+            samples = np.unique(np.concatenate([rows["sample"] for rows in batches])).tolist()
+            files = [(sample, side) for side in range(len(index.files)) for sample in samples]
+            with ThreadPoolExecutor(cpus_per_rank()) as pool:
+                found = zip(
+                    files, pool.map(partial(_libjpeg_says, line, index), files), strict=True
+                )
+                name = next((index.files[side][i] for (i, side), says in found if says), name)
+                pool.shutdown(cancel_futures=True)
+        log.warning("%s: DALI's decoder says: %s (more of this kind are left out)", name, line)
+
+
+def _libjpeg_says(line: str, index: Index, file: tuple[int, int]) -> bool:
+    """Whether this is its warning of a sample's file of a side."""
+    try:
+        return what_libjpeg_says(index.content(*file)) == line
+    except OSError:
+        return False
+
+
 def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
     """Those of the samples that cannot be decoded, and why; decoded with all CPUs."""
 
@@ -309,7 +369,7 @@ def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
         return None
 
     samples = list(samples)
-    with ThreadPoolExecutor(cpus_per_rank()) as pool:
+    with ThreadPoolExecutor(READERS if index.is_remote else cpus_per_rank()) as pool:
         reasons = zip(samples, pool.map(reason, samples), strict=True)
         return {sample: why for sample, why in reasons if why is not None}
 

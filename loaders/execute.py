@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, get_worker_info
 
-from loaders.index import BadFileError, Index
+from loaders.ahead import Begun, begin
+from loaders.index import BadFileError, Content, Index
 from loaders.shared import SharedIndex
+from loaders.storage import StorageError
 
 
 class Executed(NamedTuple):
@@ -26,6 +28,8 @@ class Executed(NamedTuple):
     """For each side (B, height, width, C) of the index's dtype; meaningless if any sample is bad."""
     bad: dict[int, str]
     """Of each sample that cannot be decoded, why."""
+    failed: list[StorageError]
+    """Empty, or why the rows could not be executed."""
 
 
 class PlannedImages(Dataset[Executed]):
@@ -65,19 +69,23 @@ class PlannedImages(Dataset[Executed]):
 
     @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
     def start(
-        self, rows: np.ndarray, then: Callable[[Executed], Any] = lambda executed: executed
+        self,
+        rows: np.ndarray,
+        then: Callable[[Executed], Any] = lambda executed: executed,
+        begun: Begun | None = None,
     ) -> "Future[Any]":
         """Let the threads begin with a batch; the future is what `then` makes of it.
 
-        Whichever thread has time takes the next row, and the last one to end calls `then`. If the
-        future is cancelled, no thread takes a further row.
+        `begun` is what of it has begun already. Whichever thread has time takes the next row, and the last
+        one to end calls `then`. If the future is cancelled, no thread takes a further row.
         """
         if self.pool is None:  # made here, because threads do not survive the start of a worker
             # A thread's operations are not split among further threads, which would take longer.
             self.pool = ThreadPoolExecutor(self.num_threads, "load", torch.set_num_threads, (1,))
         if self._is_copied(rows):
-            return self.pool.submit(lambda: then(self._copy(rows)))
-        executed, future = Executed(rows, self._new_batch(len(rows)), {}), Future[Any]()
+            return self.pool.submit(lambda: then(self._copy(rows, begun)))
+        begun = begun or begin(rows, self.index, self.sizes)
+        executed, future = Executed(rows, self._new_batch(len(rows)), {}, []), Future[Any]()
         positions, lock, num_working = iter(range(len(rows))), Lock(), self.num_threads
 
         def work() -> None:
@@ -86,10 +94,15 @@ class PlannedImages(Dataset[Executed]):
                 for position in positions:
                     if future.cancelled():
                         return
+                    if executed.failed:
+                        break
                     try:
-                        self._execute(rows[position], [side[position] for side in executed.images])
+                        filled = [side[position] for side in executed.images]
+                        self._execute(rows[position], filled, begun[position] if begun else None)
                     except BadFileError as error:
                         executed.bad[int(rows["sample"][position])] = str(error)
+                    except StorageError as error:
+                        executed.failed.append(error)
                 with lock:
                     num_working -= 1
                     is_last = num_working == 0
@@ -112,9 +125,13 @@ class PlannedImages(Dataset[Executed]):
         )
 
     @torch.inference_mode(False)
-    def _copy(self, rows: np.ndarray) -> Executed:
+    def _copy(self, rows: np.ndarray, begun: Begun | None = None) -> Executed:
         """A batch of which `_is_copied` is true, without further threads."""
-        whole, bad = self.index.copy(rows["sample"])
+        try:
+            inputs = [content[0] for content in begun] if begun else None
+            whole, bad = self.index.copy(rows["sample"], inputs)
+        except StorageError as error:
+            return Executed(rows, (), {}, [error])
         images = _cut_alike(torch.from_numpy(whole), rows, self.sizes[0])
         # torch moves no single uint16, but numbers of the same size.
         pixels = images.view(torch.int16) if images.dtype == torch.uint16 else images
@@ -122,7 +139,9 @@ class PlannedImages(Dataset[Executed]):
             if rows[name].any():
                 flipped = torch.from_numpy(rows[name].copy())
                 pixels[flipped] = pixels[flipped].flip(dim)
-        return Executed(rows, (_shared(images.pin_memory() if self.pin_memory else images),), bad)
+        return Executed(
+            rows, (_shared(images.pin_memory() if self.pin_memory else images),), bad, []
+        )
 
     def _new_batch(self, count: int) -> tuple[Tensor, ...]:
         """The memory of so many samples, for each side."""
@@ -133,7 +152,7 @@ class PlannedImages(Dataset[Executed]):
             batch.append(_shared(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)))
         return tuple(batch)
 
-    def _execute(self, row: np.void, batch: list[Tensor]) -> None:
+    def _execute(self, row: np.void, batch: list[Tensor], begun: dict[int, Content] | None) -> None:
         """Fill (height, width, C) of each side with the row's images.
 
         Raises:
@@ -146,7 +165,11 @@ class PlannedImages(Dataset[Executed]):
             y, x, height, width = (side.size_factor * length for length in rectangle)
             size = (filled.shape[0], filled.shape[1])
             image = self.index.read_rectangle(
-                sample, number, (y, x, height, width), size if self.reduces else None
+                sample,
+                number,
+                (y, x, height, width),
+                size if self.reduces else None,
+                begun[number] if begun else None,
             )
             if side.interpolation == "nearest":
                 pixels = torch.from_numpy(nearest(image, size))

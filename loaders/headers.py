@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -206,7 +206,7 @@ def _header_by_pillow(path: str) -> Header:
         return Header(height, width, 3, 8, orientation)
 
 
-def read_tiff_header(path: str) -> Header:
+def read_tiff_header(path: str | BinaryIO) -> Header:
     """Header of a TIFF whose channels shall be kept as they are.
 
     Raises:

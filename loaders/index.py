@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -14,10 +14,16 @@ from loaders.decode import decode, reason_of
 from loaders.limits import cpus_per_rank
 from loaders.paths import Paths
 from loaders.reduced import factor_for, resized_rectangle
+from loaders.shards import Shards
 from loaders.stamps import ChangedError, Stamp, compare_stamps, stamp_of
+from loaders.storage import StorageError
 
 NO_PIXEL = -100
 """The `ignore_index` that no mask holds: PyTorch's own default."""
+
+
+Content = Callable[[], bytes | bytearray]
+"""Waits for the content of a file."""
 
 
 class BadFileError(OSError):
@@ -226,6 +232,9 @@ class Index:
     headers: tuple[np.ndarray, ...] = ()
     """For each side: what the files' headers say, of dtype `headers.HEADER`."""
 
+    shards: Shards | None = None
+    """Where the files' content is; None: in the files themselves."""
+
     resized: bool = False
     """Whether `data.resize` was applied already."""
 
@@ -266,17 +275,56 @@ class Index:
         """The sample's (input) file, or its number where there are no files."""
         return self.files[0][sample] if self.files else f"sample {sample}"
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether content comes from so far away that reading it has to begin well ahead."""
+        return self.shards is not None and self.shards.is_remote
+
+    def begin(self, sample: int, side: int = 0) -> Content:
+        """Begin to read the content of a file, for `content`."""
+        if self.shards is not None:
+            return self.shards.begin(sample, side)
+        return functools.partial(self._read_file, sample, side)
+
+    def content(self, sample: int, side: int, begun: Content | None = None) -> bytes | bytearray:
+        """All bytes of a file, whose reading may have begun.
+
+        Raises:
+            BadFileError: the file cannot be read, or is not the one that was indexed.
+            StorageError: the place where it lies stays away.
+            OSError, MemoryError: there are no file handles or no memory left.
+        """
+        try:
+            return (begun or self.begin(sample, side))()
+        except Exception as error:
+            raise self._bad(sample, side, error) from error
+
+    def _read_file(self, sample: int, side: int) -> bytearray:
+        header = self.headers[side][sample]
+        then = int(header["num_bytes"]), int(header["modified_ns"])
+        with open(self.files[side][sample], "rb") as file:
+            compare_stamps(then, stamp_of(os.fstat(file.fileno())))
+            content = bytearray(then[0])  # which, unlike bytes, an array can be without a copy
+            if file.readinto(content) < len(content):
+                raise OSError("it is cut short")
+        return content
+
     def read(
-        self, sample: int, side: int = 0, num_lines: int | None = None, factor: int = 1
+        self,
+        sample: int,
+        side: int = 0,
+        num_lines: int | None = None,
+        factor: int = 1,
+        begun: Content | None = None,
     ) -> np.ndarray:
         """(height, width, channels) of dtype `dtype`: one image, upright.
 
         With `num_lines`, lines below so many may be missing. With a `factor` of 2, 4 or 8, a JPEG may be
-        reduced by it.
+        reduced by it. `begun` is what `begin` has answered, if it was asked.
 
         Raises:
             BadFileError: the file cannot be decoded.
-            OSError, MemoryError: there are no file handles or no memory left.
+            StorageError, OSError, MemoryError: as `content`.
         """
         if self.images is not None:
             return self.images[sample]
@@ -287,25 +335,11 @@ class Index:
             image = pixels[starts[sample] : starts[sample] + height * width * channels]
             return image.reshape(height, width, channels)
         header, kind = self.headers[side][sample], self.sides[side].content
+        content = self.content(sample, side, begun)
         try:
-            return decode(self._content(sample, side), header, kind, num_lines, factor)
+            return decode(content, header, kind, num_lines, factor)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
-            raise _bad_file(self.files[side][sample], error) from error
-
-    def _content(self, sample: int, side: int) -> bytes | bytearray:
-        """All bytes of a file.
-
-        Raises:
-            OSError: it cannot be read, or has changed since it was indexed.
-        """
-        header = self.headers[side][sample]
-        then = int(header["num_bytes"]), int(header["modified_ns"])
-        with open(self.files[side][sample], "rb") as file:
-            compare_stamps(then, stamp_of(os.fstat(file.fileno())))
-            content = bytearray(then[0])  # which, unlike bytes, an array can be without a copy
-            if file.readinto(content) < len(content):
-                raise OSError("it is cut short")
-        return content
+            raise self._bad(sample, side, error) from error
 
     def read_rectangle(
         self,
@@ -313,6 +347,7 @@ class Index:
         side: int,
         rectangle: tuple[int, int, int, int],
         size: tuple[int, int] | None = None,
+        begun: Content | None = None,
     ) -> np.ndarray:
         """(height, width, channels) of dtype `dtype`: a rectangle of one image.
 
@@ -321,14 +356,15 @@ class Index:
             rectangle: y, x, height and width in pixels.
             size: (height, width) that it will be resized to. Where a JPEG can be decoded at a fraction of
                 its size for that, it has this size already. None: it is always decoded as a whole.
+            begun: what `begin` has answered, if it was asked.
 
         Raises:
-            BadFileError, OSError, MemoryError: as `read`.
+            BadFileError, StorageError, OSError, MemoryError: as `read`.
         """
         y, x, height, width = rectangle
         if size is not None and self.files and self.sides[side].content == "rgb":
             factor = factor_for((height, width), size)
-            image = self.read(sample, side, y + height, factor)
+            image = self.read(sample, side, y + height, factor, begun)
             header = self.headers[side][sample]
             whole, orientation = (
                 (int(header["height"]), int(header["width"])),
@@ -337,7 +373,7 @@ class Index:
             if image.shape[1] < whole[1]:
                 return resized_rectangle(image, whole, factor, orientation, rectangle, size)
         else:
-            image = self.read(sample, side, y + height)
+            image = self.read(sample, side, y + height, begun=begun)
         return image[y : y + height, x : x + width]
 
     @functools.cached_property
@@ -369,16 +405,26 @@ class Index:
         with ThreadPoolExecutor(cpus_per_rank()) as pool:
             return sum(pool.map(count, range(len(self))), np.zeros(num_classes))
 
-    def copy(self, samples: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
+    def copy(
+        self, samples: np.ndarray, begun: "list[Content] | None" = None
+    ) -> tuple[np.ndarray, dict[int, str]]:
         """(B, height, width, channels): whole inputs, and of each one that cannot be read, why.
 
-        One thread that fills a batch is faster than several that share images of a few KB.
+        `begun` is what `begin` has answered of each, if it was asked. One thread that fills a batch is faster than several that share images of a few KB.
         """
         if self.images is not None:
             return self.images[samples], {}
         images = np.empty((len(samples), *self.sizes[0], self.channels), self.dtype)
         offsets = self.headers[0]["raw_offset"][samples].tolist()
         bad = {}
+        if self.shards is not None:
+            begun = begun or [self.begin(sample) for sample in samples.tolist()]
+            for sample, image, content in zip(samples.tolist(), images, begun, strict=True):
+                try:
+                    image[:] = self.read(sample, begun=content)
+                except BadFileError as error:
+                    bad[sample] = str(error)
+            return images, bad
         for (sample, path, then), image, offset in zip(
             self._stamped(samples, 0), images, offsets, strict=True
         ):
@@ -389,18 +435,18 @@ class Index:
                     if file.readinto(image.data) < image.nbytes:
                         raise OSError("it is cut short")
             except OSError as error:
-                bad[sample] = str(_bad_file(path, error))
+                bad[sample] = str(self._bad(sample, 0, error))
         return images, bad
 
     def changed(self, samples: np.ndarray) -> dict[int, str]:
         """Those of the samples with a file that has changed since it was indexed, and why they are bad."""
-        bad = {}
-        for side in range(len(self.files)):
+        bad: dict[int, str] = {}
+        for side in range(len(self.files)) if self.shards is None else ():
             for sample, path, then in self._stamped(samples, side):
                 try:
                     compare_stamps(then, stamp_of(os.stat(path)))
                 except OSError as error:
-                    bad[sample] = str(_bad_file(path, error))
+                    bad[sample] = str(self._bad(sample, side, error))
         return bad
 
     def _stamped(self, samples: np.ndarray, side: int) -> Iterator[tuple[int, str, Stamp]]:
@@ -408,6 +454,25 @@ class Index:
         stamps = self.headers[side][["num_bytes", "modified_ns"]][samples].tolist()
         for sample, then in zip(samples.tolist(), stamps, strict=True):
             yield sample, self.files[side][sample], then
+
+    def _bad(self, sample: int, side: int, error: Exception) -> BadFileError:
+        """What is to be raised of a file that cannot be used.
+
+        Raises:
+            StorageError, OSError, MemoryError: the error itself, if something else than the file is to blame.
+        """
+        if isinstance(error, StorageError | BadFileError):
+            raise error
+        path = self.files[side][sample]
+        if isinstance(error, ChangedError):
+            return BadFileError(f"{path} has changed ({error}); start again, which indexes it anew")
+        why, fix = reason_of(error, path), "repair or remove it"
+        if self.shards is not None:
+            path, fix = (
+                f"{self.shards.place(sample, side)} ({path})",
+                "mend it and pack the data again",
+            )
+        return BadFileError(f"{path} cannot be decoded ({why}); {fix}")
 
     @functools.cached_property
     def dali_reads(self) -> list[bool]:
@@ -438,13 +503,6 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
     """`3 classes (cat, cow, dog)`."""
     shown = names if len(names) <= 6 else (*names[:3], "...", names[-1])
     return f"{len(names)} {what} ({', '.join(shown)})"
-
-
-def _bad_file(path: str, error: Exception) -> BadFileError:
-    """Raises OSError or MemoryError: the error itself, if the machine is to blame and not the file."""
-    if isinstance(error, ChangedError):
-        return BadFileError(f"{path} has changed ({error}); start again, which indexes it anew")
-    return BadFileError(f"{path} cannot be decoded ({reason_of(error, path)}); repair or remove it")
 
 
 if __name__ == "__main__":

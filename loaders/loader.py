@@ -1,5 +1,6 @@
 """The contract that every backend fulfils."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,11 @@ from loaders.overlap import Finished
 from loaders.pixels import Pixels
 from loaders.plan import ROW
 from loaders.sampler import PlanSampler
+from loaders.storage import StorageError
+
+HELD_BACK = 2
+"""Batches that are ready when the storage of the training data is found to stay away: ranks agree on what to do
+one step late, and each of them needs a batch for that step."""
 
 
 class Loader:
@@ -34,6 +40,7 @@ class Loader:
         dropped_per_epoch: samples of the tail of each epoch that training leaves out.
         samplers: of all splits, this loader's first; their bad samples are part of its state.
         description: of training loaders: data set, numbers of samples, classes; for the log.
+        failed: why a backend's batches have ended early: the storage of the data stays away.
         last_rows: the rows of the batch that was yielded last.
         read_size: (height, width) of the images that the backend delivers. This is the size of the
             inputs, but where every row enlarges a rectangle of the same size, that size: the enlarging
@@ -53,6 +60,7 @@ class Loader:
         self.samplers = [sampler]
         self.description = ""
         self.position = 0
+        self.failed: StorageError | None = None
         self.last_rows = np.zeros(0, ROW)
         self.read_size = self.output_size = sampler.output_size
         shapes = sampler.distinct_shapes
@@ -65,7 +73,7 @@ class Loader:
         self.pixels = Pixels(self.index, self.output_size, cfg, device)
 
     def finished_batches(self) -> Iterator[Finished]:
-        """The sampler's rows, batch by batch, with inputs and targets."""
+        """The sampler's rows, batch by batch, with inputs and targets; they end where `failed` is set."""
         raise NotImplementedError
 
     def read_sizes(self) -> dict[int, tuple[int, int]]:
@@ -140,13 +148,26 @@ class Loader:
             self.position = 0
         self.sampler.start_row = self.position
         with limits_explained():
-            for rows, batch in self.finished_batches():
+            for rows, batch in self._held_back():
                 self.last_rows = rows
                 # Counted before the batch is handed out: a checkpoint written in the loop's body
                 # holds a step that has already used it.
                 self.position += self.sampler.global_batch_size
                 yield batch
         self.position = self.sampler.num_rows
+
+    def _held_back(self) -> Iterator[Finished]:
+        """The finished batches; of a storage that may stay away, some stay behind until it has done so."""
+        count = HELD_BACK if self.sampler.train and self.index.is_remote else 0
+        self.failed = None
+        ready: deque[Finished] = deque()
+        for finished in self.finished_batches():
+            ready.append(finished)
+            if len(ready) > count:
+                yield ready.popleft()
+        yield from ready
+        if self.failed is not None:
+            raise self.failed
 
     def names(self, rows: np.ndarray) -> list[str]:
         """The (input) files of these rows, or `sample 12` where there are no files."""

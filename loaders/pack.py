@@ -3,7 +3,7 @@
     python -m loaders.pack data=imagefolder data.root=photos data.resize=256 out=data/packed
     python train.py data=imagefolder data.root=photos data.resize=256 loader=packed loader.pack=data/packed
 
-Started again, it goes on where it was stopped.
+Started again, it goes on where it was stopped. With `format=shards`, see `loaders.pack_shards`.
 """
 
 import json
@@ -13,22 +13,21 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import torch
 from filelock import FileLock
 from hydra import compose, initialize_config_dir
-from torch.nn.functional import interpolate
 from tqdm import tqdm
 
 from conf.check import check
 from conf.mistakes import Mistake, end_in_a_few_lines
 from conf.schema import Config, DataConfig
 from loaders.columns import SPLITS, settings_of
-from loaders.execute import nearest
-from loaders.index import Index, Labels, Numbers, SeveralLabels, Side
+from loaders.index import Index, Labels, Numbers, SeveralLabels
 from loaders.layouts import build_index
 from loaders.limits import cpus_per_rank
+from loaders.pack_shards import pack_shards, shard_options
 from loaders.packed import FORMAT, SETTINGS, describe_split
 from loaders.plan import resized_sizes
+from loaders.resize import read_resized
 
 CHUNK = 1024  # samples that are written before they count as done
 
@@ -79,11 +78,7 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
 
     def write(sample: int) -> None:
         for number, side in enumerate(index.sides):
-            height, width = (side.size_factor * int(length) for length in sizes[sample])
-            lines, columns = (side.size_factor * int(length) for length in index.sizes[sample])
-            size = (height, width) if data.reduced_decoding else None
-            image = index.read_rectangle(sample, number, (0, 0, lines, columns), size)
-            image = resized(image, height, width, side)
+            image = read_resized(index, sample, number, sizes[sample], data.reduced_decoding)
             start = offsets[sample] * side.per_pixel
             pixels[number][start : start + image.size] = image.ravel()
 
@@ -100,19 +95,6 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
             done[part] = True
             done.flush()
     (out / f"{split}-done.npy").unlink()
-
-
-def resized(image: np.ndarray, height: int, width: int, side: Side) -> np.ndarray:
-    """A (H, W, C) uint8 or uint16 image in another size: linear with antialiasing, or nearest."""
-    if image.shape[:2] == (height, width):
-        return image
-    if side.interpolation == "nearest":
-        return nearest(image, (height, width))
-    tensor = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
-    if image.dtype == np.uint16:
-        tensor = tensor.float()
-    tensor = interpolate(tensor, (height, width), mode="bilinear", antialias=True)
-    return tensor[0].permute(1, 2, 0).round().numpy().astype(image.dtype)
 
 
 def _open(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
@@ -140,12 +122,22 @@ def command_line(options: dict[str, str | None]) -> Config:
 
 
 def main() -> None:
-    """Command line: Hydra overrides of the data, and `out=DIR`."""
-    options: dict[str, str | None] = {"out": None}
+    """Command line: Hydra overrides of the data, `out=DIR`, and `format` with what belongs to it."""
+    options: dict[str, str | None] = {"out": None, "format": "arrays"}
+    options |= {"shard_mb": None, "part": None, "quality": None}
     cfg = command_line(options)
     if options["out"] is None:
-        raise Mistake("out=DIR is missing: the folder that the pack is written to")
-    pack(cfg.data, Path(options["out"]))
+        raise Mistake("out=DIR is missing: the place that the pack is written to")
+    out, kind = options.pop("out"), options.pop("format")
+    given = [f"{key}={value}" for key, value in options.items() if value is not None]
+    if kind == "shards":
+        pack_shards(cfg.data, str(out), **shard_options(**options))
+    elif kind != "arrays":
+        raise Mistake(f"format={kind} is not possible; use arrays or shards")
+    elif given:
+        raise Mistake(f"{given[0]} belongs to format=shards")
+    else:
+        pack(cfg.data, Path(str(out)))
 
 
 if __name__ == "__main__":

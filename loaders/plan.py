@@ -12,6 +12,7 @@ from conf.schema import DataConfig
 from loaders.augment import AUGMENTATIONS
 from loaders.index import Index
 from loaders.randomness import key_of, shuffled, uniform
+from loaders.window import in_windows
 
 ROW = np.dtype(
     [
@@ -46,8 +47,13 @@ def plan(
     def random(column: str, num: int) -> np.ndarray:
         return uniform(positions, key_of(column, seed, epoch), num)
 
-    key = key_of("sample", seed, epoch)
-    rows = neutral_rows(shuffled(positions, len(index), key) if train else positions)
+    samples = positions
+    if train and data.shuffle == "window":
+        assert index.shards is not None  # as the sampler has seen to
+        samples = in_windows(positions, index.shards, data.shuffle_window, seed, epoch)
+    elif train:
+        samples = shuffled(positions, len(index), key_of("sample", seed, epoch))
+    rows = neutral_rows(samples)
     rows["position"] = positions
     sizes = index.sizes[rows["sample"]]
     if not has_random_shapes(data, train):

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from conf.schema import Config
+from loaders.ahead import begun_ahead
 from loaders.execute import Executed, PlannedImages
 from loaders.limits import cpus_per_rank
 from loaders.loader import Loader
@@ -78,16 +79,22 @@ class PyTorchLoader(Loader):
             executed = self._by_threads(_as_it_is)
         for batch in executed:
             yield from self._without_bad(batch)
+            if self.failed is not None:
+                break
 
     def _finished_by_threads(self) -> Iterator[Finished]:
         """By the threads that fill the batches: a further one would take the CPU from them."""
 
         def finish(executed: Executed) -> Executed | Finished:
-            return executed if executed.bad else self.pixels.finish(executed.rows, executed.images)
+            if executed.bad or executed.failed:
+                return executed
+            return self.pixels.finish(executed.rows, executed.images)
 
         for answer in self._by_threads(finish):
             if isinstance(answer, Executed):
                 yield from starmap(self.pixels.finish, self._without_bad(answer))
+                if self.failed is not None:
+                    break
             else:
                 yield answer
 
@@ -95,8 +102,8 @@ class PyTorchLoader(Loader):
         """What `then` makes of each batch, while `loader.prefetch_factor` further ones are begun."""
         started = deque[Future[Any]]()
         try:
-            for rows in self.sampler:
-                started.append(self.dataset.start(rows, then))
+            for rows, begun in begun_ahead(self.sampler, self.index, self.dataset.sizes):
+                started.append(self.dataset.start(rows, then, begun))
                 if len(started) > self.cfg.loader.prefetch_factor:
                     yield started.popleft().result()
             while started:
@@ -106,11 +113,13 @@ class PyTorchLoader(Loader):
                 future.cancel()
 
     def _without_bad(self, executed: Executed) -> Iterator[RawBatch]:
-        """The batch without its bad samples, if any others are left."""
-        while executed.bad:
+        """The batch without its bad samples, if any others are left and it has not failed."""
+        while executed.bad and not executed.failed:
             self.sampler.set_aside(executed.bad)
             executed = self.dataset.__getitems__(self.sampler.without_bad(executed.rows))
-        if len(executed.rows):
+        if executed.failed:
+            self.failed = executed.failed[0]
+        elif len(executed.rows):
             yield executed.rows, executed.images
 
 

@@ -10,6 +10,7 @@ from loaders.augment import AUGMENTATIONS
 from loaders.index import BadFileError, Index
 from loaders.plan import distinct_shapes, has_random_shapes, output_size, plan
 from loaders.randomness import HALF_ROUNDS
+from loaders.window import fetch_ahead
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,11 @@ class PlanSampler:
                 + (f"global_batch_size={needed}" if train else f"world_size={needed}")
                 + "; use a smaller value or more data"
             )
+        if train and data.shuffle == "window" and index.shards is None:
+            raise ValueError(
+                f"data.shuffle=window goes through shards, and {index.name} has none; use data.shuffle=full, "
+                "or write shards with python -m loaders.pack format=shards"
+            )
         for augmentation in AUGMENTATIONS if train else ():
             augmentation.check(data, index.target, global_batch_size, world_size)
         self.index, self.data, self.seed, self.train = index, data, seed, train
@@ -93,8 +99,11 @@ class PlanSampler:
         """All that the plan of an epoch depends on: equal descriptions give equal plans."""
         keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
+        order, shards = ORDER, self.index.shards
+        if self.train and self.data.shuffle == "window" and shards is not None:
+            order += f", windows of {self.data.shuffle_window} shards of {shards.fingerprint}"
         files = self.index.fingerprint
-        return {"files": files, "seed": str(self.seed), "order": ORDER} | settings
+        return {"files": files, "seed": str(self.seed), "order": order} | settings
 
     @property
     def num_rows(self) -> int:
@@ -119,8 +128,15 @@ class PlanSampler:
             end = min(start + num_rows, self.num_rows)
             rows = self.plan(np.arange(start + self.rank, end, self.world_size))
             for first in range(0, len(rows), batch):
+                self._fetch_ahead(int(rows["position"][first]))
                 if len(shard := self.without_bad(rows[first : first + batch])):
                     yield shard
+
+    def _fetch_ahead(self, position: int) -> None:
+        """Let a cache of shards fetch those of the next window, if there is one."""
+        shards = self.index.shards
+        if self.train and self.data.shuffle == "window" and shards and shards.is_cached:
+            fetch_ahead(position, shards, self.data.shuffle_window, self.seed, self.epoch)
 
     def set_aside(self, failed: dict[int, str]) -> None:
         """Add samples to `bad`, with the reasons.

@@ -180,7 +180,8 @@ class Run:
             self._log_point({})
         if self.bar is not None:
             self.bar.close()
-        self._save_or_leave(self.group.last_agreement())
+        # Validation reads, too, and could not save if it was kept waiting.
+        self._save_or_leave(self.group.last_agreement(), is_step=self.loader.index.is_remote)
 
     def skip_if_not_finite(self, grad_norm: Tensor, scaler: GradScaler | None = None) -> None:
         """To be called before `optimizer.step()`, which will change nothing if the norm is not finite.
@@ -210,6 +211,7 @@ class Run:
 
         Raises:
             SystemExit: with `preemption.EXIT_CODE`, after saving.
+            StorageError: the data of some rank stays away, after saving.
         """
         self.part_of_step(loss)
         self.losses_in_sum += 1
@@ -221,7 +223,8 @@ class Run:
         is_time = self.save_minutes is not None and (
             time.monotonic() - self.last_save >= 60 * self.save_minutes
         )
-        agreement = self.group.agree([preemption.is_requested(), is_time])
+        is_over = preemption.is_requested() or self.loader.failed is not None
+        agreement = self.group.agree([is_over, is_time])
         is_step = self.save_every is not None and self.step_number % self.save_every == 0
         self._save_or_leave(agreement, is_step)
 
@@ -336,7 +339,13 @@ class Run:
             return
         self.writer.wait()
         # torchrun ends all ranks as soon as one has left: not before the file is whole.
-        self.group.barrier()
+        failed = [error for error in self.group.gather(self.loader.failed) if error is not None]
+        for error in failed:
+            log.warning(
+                "saved at step %d; go on with output_dir=%s resume=auto",
+                *(self.step_number, self.folder),
+            )
+            raise error
         if self.group.rank == 0:
             (self.folder / REQUEUE_MARKER).touch()
             log.warning(

@@ -11,8 +11,9 @@ from PIL import Image
 from loaders import build_loaders
 from loaders.index import BadFileError
 from loaders.layouts import build_index
-from loaders.pack import pack, resized
+from loaders.pack import pack
 from loaders.reduced import factor_for
+from loaders.resize import resized
 from tests.helpers import make_config
 from tests.test_datasets import smooth
 

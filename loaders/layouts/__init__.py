@@ -13,6 +13,7 @@ from loaders.layouts.digits import mnist, mnist_mini
 from loaders.layouts.masks import masks
 from loaders.layouts.pairs import pairs
 from loaders.layouts.table import table
+from loaders.shard_index import holds_shards, open_shards
 
 LAYOUTS: dict[str, Callable[[DataConfig], tuple[Index, Index]]] = {
     "mnist_mini": mnist_mini,
@@ -27,10 +28,12 @@ LAYOUTS: dict[str, Callable[[DataConfig], tuple[Index, Index]]] = {
 
 
 def build_index(data: DataConfig) -> tuple[Index, Index]:
-    """Index of the training and of the validation split, opened where `data.index` has it, or made.
+    """Index of the training and of the validation split: that of shards or of `data.index`, or made anew.
 
     Raises:
         ValueError: the files do not have that layout.
         FileNotFoundError: the data is not there; the message says how to get it.
     """
-    return open_index(data) if data.index is not None else LAYOUTS[data.layout](data)
+    if data.index is not None:
+        return open_index(data)
+    return open_shards(data) if holds_shards(data.root) else LAYOUTS[data.layout](data)

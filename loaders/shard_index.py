@@ -1,0 +1,108 @@
+"""The index of a data set in shards: columns beside the tar files, that were written together with them.
+
+What `data.root` then holds, be it a folder, on a web server or in a bucket:
+
+    shards.json                       written last: settings, and the columns with their checksums
+    train/000000.tar ..., val/...     the files of the samples, as WebDataset names them
+    index/train/*.npy ..., .../val    the columns of `loaders.columns`, and where in the shards each file lies
+    pieces/train/000000.npy ...       of each whole shard what the columns were made of
+
+Columns from afar are copied into `data.cache_dir` once, which all processes of a machine share.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from conf.schema import DataConfig
+from loaders.columns import SPLITS, differences, open_columns
+from loaders.headers import one_process_at_a_time
+from loaders.index import Index
+from loaders.shards import Shards
+from loaders.shared import mapped
+from loaders.storage import Folder, MissingError, Storage, open_storage, without_credentials
+
+FORMAT = 1  # changes when what lies beside the shards does
+DESCRIPTION = "shards.json"
+RANGE_BYTES, RANGES_IN_FLIGHT = 8 << 20, 8
+
+
+def holds_shards(root: str) -> bool:
+    """Whether a data set is read from shards; all that is no folder is."""
+    return "://" in root or os.path.isfile(os.path.join(root, DESCRIPTION))
+
+
+def open_shards(data: DataConfig) -> tuple[Index, Index]:
+    """Index of the training and of the validation split from the shards below `data.root`.
+
+    Raises:
+        FileNotFoundError: there are no whole shards.
+        ValueError: they were packed with other settings, or by another version.
+        StorageError: their place cannot be read.
+    """
+    storage, shown = open_storage(data.root, data), without_credentials(data.root)
+    try:
+        text = storage.origin.read_whole(DESCRIPTION)
+    except MissingError as error:
+        raise FileNotFoundError(
+            f"data.root={shown} holds no (whole) shards: {DESCRIPTION} is missing; write them: "
+            f"python -m loaders.pack data={data.layout} data.root=FOLDER format=shards out={shown}"
+        ) from error
+    about = json.loads(text)
+    if about["format"] != FORMAT:
+        raise ValueError(f"data.root={shown} was packed by another version; pack it again")
+    if differing := differences(data, about["settings"]):
+        raise ValueError(
+            f"data.root={shown} was packed with other settings: {differing}; use those of the shards, or "
+            "pack again into another place"
+        )
+    folder = (
+        Path(storage.path) if isinstance(storage, Folder) else _copied(storage.origin, text, data)
+    )
+    train, val = (_open_split(storage, folder / "index" / split, split) for split in SPLITS)
+    return train, val
+
+
+def _open_split(storage: Storage, folder: Path, split: str) -> Index:
+    spans = tuple(map(mapped, sorted(folder.glob("spans-*.npy"))))
+    order, starts = (mapped(folder / f"{name}.npy") for name in ("order", "starts"))
+    return open_columns(folder, "", Shards(storage, split, spans, order, starts))
+
+
+def _copied(storage: Storage, text: bytes, data: DataConfig) -> Path:
+    """The folder with copies of the columns, which `shards.json` describes."""
+    folder = Path(data.cache_dir, f"index-{hashlib.sha256(text).hexdigest()[:16]}")
+    with one_process_at_a_time(folder):
+        if not folder.is_dir():
+            unfinished = folder.with_suffix(".tmp")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            for name, facts in json.loads(text)["columns"].items():
+                _copy(storage, name, facts, unfinished / name)
+            unfinished.rename(folder)
+    return folder
+
+
+def _copy(storage: Storage, name: str, facts: dict[str, int], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    starts = range(0, facts["size"], RANGE_BYTES)
+    begun: deque[Any] = deque()
+    crc32 = 0
+    with path.open("wb") as file:
+        for start in (*starts, *[None] * RANGES_IN_FLIGHT):
+            if start is not None:
+                end = min(start + RANGE_BYTES, facts["size"])
+                begun.append(storage.begin(name, start, end))
+            if begun and (start is None or len(begun) > RANGES_IN_FLIGHT):
+                content = begun.popleft().result()
+                crc32 = zlib.crc32(content, crc32)
+                file.write(content)
+    if crc32 != facts["crc32"]:
+        raise ValueError(
+            f"{without_credentials(storage.root)}: {name} is not the one that was packed with the shards; "
+            "bring it back, or pack again into another place"
+        )

@@ -1,0 +1,216 @@
+"""Servers on loopback, for tests: a web server with ranges of bytes, latency and faults, and a bucket."""
+
+import hashlib
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
+
+FAULTS = ("reset", "500", "503", "slow", "cut", "short", "trickle", "whole")
+"""Connection reset; an error of the server; no answer; half of the body; a whole answer with half of the
+bytes; the body byte by byte; all of the file, with 200, to a request for a range."""
+
+STALL_S = 0.6
+"""For which `slow` stays silent, and `trickle` takes."""
+
+
+class WebServer:
+    """Files in memory, by path, which a test may change at any time.
+
+    Args:
+        latency_s: before each answer.
+    """
+
+    def __init__(self, latency_s: float = 0.0) -> None:
+        self.files: dict[str, bytes] = {}
+        self.latency_s = latency_s
+        self.requests: list[tuple[str, str, str | None]] = []
+        """Method, path with query, and Authorization of each request."""
+        self.fault: Callable[[str, int], str | None] = lambda path, number: None
+        """The fault, if any, that a request of a path meets; its number counts the requests from 0."""
+        self.numbers: dict[str, int] = {}
+        self.most_at_once = self.at_once = 0
+        self._server = self._serve(0)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _serve(self, port: int) -> ThreadingHTTPServer:
+        server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"web": self}))
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    def close(self) -> None:
+        """Refuse connections from now on; the ones that are open are reset."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def reopen(self) -> None:
+        """Answer again, at the same address."""
+        self._server = self._serve(self.port)
+
+
+@contextmanager
+def web_server(latency_s: float = 0.0) -> Iterator[WebServer]:
+    server = WebServer(latency_s)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def bucket_server(bucket: str = "bucket") -> Iterator[str]:
+    """An S3-compatible server with an empty bucket; its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    try:
+        urlopen(Request(f"{url}/{bucket}", method="PUT")).close()
+        yield url
+    finally:
+        server.stop()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def __init__(self, *arguments: Any) -> None:
+        self.connections: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in list(self.connections):
+            _reset(connection)
+
+    def handle_error(self, *arguments: Any) -> None:
+        """Clients that go away are no errors."""
+
+
+@lru_cache
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'
+
+
+def _reset(connection: socket.socket) -> None:
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    connection.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    web: WebServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        fault = self._begin()
+        if fault != "500":
+            self.web.files[self._path()] = body
+        self._answer(500 if fault == "500" else 201, {"ETag": _tag(body)})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.web.at_once += 1
+        self.web.most_at_once = max(self.web.most_at_once, self.web.at_once)
+        try:
+            self._get()
+        finally:
+            self.web.at_once -= 1
+
+    def _get(self) -> None:
+        fault = self._begin()
+        whole = self.web.files.get(self._path())
+        if whole is None or (fault or "").isdigit():
+            self._answer(int(fault or 404) if fault != "whole" else 404)
+            return
+        if fault == "reset":
+            _reset(self.connection)
+            self.close_connection = True
+            return
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        headers = {
+            "ETag": _tag(whole),
+            "Last-Modified": formatdate(0, usegmt=True),
+            "Accept-Ranges": "bytes",
+        }
+        if not asked or fault == "whole":
+            self._answer(200, headers, whole, fault)
+            return
+        start, stop = int(asked[1]), min(int(asked[2]) + 1, len(whole))
+        if start >= len(whole):
+            self._answer(416, {"Content-Range": f"bytes */{len(whole)}"})
+            return
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(whole)}"
+        self._answer(206, headers, whole[start:stop], fault)
+
+    def _begin(self) -> str | None:
+        path, web = self._path(), self.web
+        web.requests.append((self.command, self.path, self.headers.get("Authorization")))
+        number = web.numbers[path] = web.numbers.get(path, -1) + 1
+        time.sleep(web.latency_s)
+        fault = web.fault(path, number)
+        if fault == "slow":
+            time.sleep(STALL_S)
+        return fault
+
+    def _path(self) -> str:
+        return unquote(urlsplit(self.path).path).lstrip("/")
+
+    def _answer(
+        self,
+        status: int,
+        headers: dict[str, str] | None = None,
+        body: bytes = b"",
+        fault: str | None = None,
+    ) -> None:
+        if fault == "short" and self.command == "GET":
+            body = body[: len(body) // 2]
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault == "cut":
+            body = body[: len(body) // 2]
+            self.close_connection = True
+        if fault == "trickle":
+            for byte in body[:15]:
+                self.wfile.write(bytes([byte]))
+                self.wfile.flush()
+                time.sleep(STALL_S / 15)
+            body = body[15:]
+        self.wfile.write(body)
