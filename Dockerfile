@@ -17,7 +17,8 @@ RUN if [ -n "$TORCH_INDEX" ]; then \
         uv pip install --system --no-cache --index-url "$TORCH_INDEX" torch torchvision \
         && sed -i -E '/^(torch|torchvision|triton|nvidia-|cuda-)/d' requirements.txt; \
     fi \
-    && uv pip install --system --no-cache --requirements pyproject.toml --constraints requirements.txt
+    && uv pip install --system --no-cache --requirements pyproject.toml --extra buckets --extra parquet \
+        --constraints requirements.txt
 
 # Without a user of this number, packages that ask for its name fail.
 RUN useradd --uid 1000 --create-home trainer \

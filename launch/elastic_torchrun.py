@@ -11,23 +11,21 @@ import os
 import sys
 import time
 
-# torch reads it when it is imported: it would show its C++ stack when the connection is lost.
-CPP_LOG_LEVEL = os.environ.get("TORCH_CPP_LOG_LEVEL")
-os.environ["TORCH_CPP_LOG_LEVEL"] = CPP_LOG_LEVEL or "ERROR"
+# Read when torch is imported, here and by the ranks: each lost connection would show a page of C++ frames.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from torch.distributed import run  # noqa: E402
-from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: E402
-from torch.distributed.elastic.rendezvous import api as rendezvous  # noqa: E402
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import api as rendezvous
 
 SECONDS_BETWEEN_TRIES = 5
 
 
 def main(arguments: list[str]) -> None:
-    if CPP_LOG_LEVEL is None:
-        del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks tell all they have to
     # Ranks of a second start would else find the addresses of the first in the store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    options = run.parse_args(["--rdzv_backend=c10d", "--rdzv_conf=is_host=false", *arguments])
+    options = run.parse_args(["--rdzv_backend=c10d", *arguments])
+    options.rdzv_conf = f"is_host=false,{options.rdzv_conf}".rstrip(",")
     os.environ["ELASTIC_NNODES"] = options.nnodes
     if not options.rdzv_endpoint:
         sys.exit("--rdzv_endpoint=HOST:PORT is missing: where launch/rendezvous.py runs")

@@ -207,7 +207,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     )
     if rank != 0:
         _only_warn(rank)
-    elif not_dividing := numbers_of_ranks_that_do_not_divide(cfg.global_batch_size):
+    elif not_dividing := numbers_of_ranks_that_do_not_divide(cfg.global_batch_size, world_size):
         log.warning(
             "global_batch_size=%d cannot be divided among %s ranks: the run would end if as many machines "
             "were left of --nnodes=%s",
@@ -224,12 +224,12 @@ def _only_warn(rank: int) -> None:
     root.setLevel(logging.WARNING)
 
 
-def numbers_of_ranks_that_do_not_divide(global_batch_size: int) -> str:
-    """Of those that launch/elastic_torchrun.py may start."""
+def numbers_of_ranks_that_do_not_divide(global_batch_size: int, world_size: int) -> str:
+    """Of those that launch/elastic_torchrun.py may start beside the number that there are now."""
     fewest, _, most = os.environ.get("ELASTIC_NNODES", "1").partition(":")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     numbers = (per_node * nodes for nodes in range(int(fewest), int(most or fewest) + 1))
-    return ", ".join(str(number) for number in numbers if global_batch_size % number)
+    return ", ".join(str(n) for n in numbers if global_batch_size % n and n != world_size)
 
 
 def open_store() -> dist.Store:

@@ -570,6 +570,7 @@ def test_loop_overhead_runs(tmp_path: Path, data_dir: Path) -> None:
         assert rows[" ".join(LIGHT), subject, "time per step"].median > 0
 
 
+@pytest.mark.slow
 def test_simulate_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr(simulate, "MEASURED_RANKS", (2,))
     monkeypatch.setattr(simulate, "FITTED_RANKS", 2)

@@ -18,7 +18,7 @@ import yaml
 from torch.distributed import run
 
 from launch import rendezvous
-from runtime.distributed import numbers_of_ranks_that_do_not_divide
+from runtime.distributed import numbers_of_ranks_that_do_not_divide, run_stamp
 
 REPOSITORY = Path(__file__).parents[1]
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
@@ -264,10 +264,17 @@ def test_a_port_that_is_taken_is_told():
 def test_a_batch_that_fewer_machines_cannot_divide_is_known_at_the_start(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setenv("ELASTIC_NNODES", "1:4")
-    assert numbers_of_ranks_that_do_not_divide(96) == ""
-    assert numbers_of_ranks_that_do_not_divide(64) == "24"
+    assert numbers_of_ranks_that_do_not_divide(96, 32) == ""
+    assert numbers_of_ranks_that_do_not_divide(64, 32) == "24"
+    assert numbers_of_ranks_that_do_not_divide(60, 24) == "8, 16, 32"
     monkeypatch.delenv("ELASTIC_NNODES")
-    assert numbers_of_ranks_that_do_not_divide(64) == ""
+    assert numbers_of_ranks_that_do_not_divide(64, 24) == ""
+
+
+def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "4711")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    assert run_stamp() == "4711"
 
 
 def described(**properties: Any) -> dict[str, Any]:

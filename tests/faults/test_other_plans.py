@@ -142,7 +142,7 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
     script = recording(tmp_path / "s", "train_ddp.py", "time.sleep(0.3)")
     launcher = ["--nnodes=1:2", "--nproc_per_node=1", f"--rdzv_endpoint=127.0.0.1:{port}"]
     launcher += ["--rdzv_id=test", "--local_addr=127.0.0.1", "--max-restarts=9"]
-    launcher += ["--rdzv_conf=is_host=false,last_call_timeout=1,keep_alive_interval=1"]
+    launcher += ["--rdzv_conf=last_call_timeout=1,keep_alive_interval=1"]
     overrides = ["train_ddp.py", launcher, *no_batch_norm, "resume=auto"]
 
     def meeting_place() -> ForkServerProcess:
