@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.ahead import READERS, Begun, begun_ahead
+from loaders.ahead import Begun, begun_ahead
 from loaders.execute import Executed, PlannedImages
 from loaders.index import BadFileError, Index
 from loaders.limits import cpus_per_rank
@@ -338,7 +338,7 @@ def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
         return None
 
     samples = list(samples)
-    with ThreadPoolExecutor(READERS if index.is_remote else cpus_per_rank()) as pool:
+    with ThreadPoolExecutor(index.num_readers) as pool:
         reasons = zip(samples, pool.map(reason, samples), strict=True)
         return {sample: why for sample, why in reasons if why is not None}
 

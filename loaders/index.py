@@ -22,6 +22,8 @@ NO_PIXEL = -100
 """The `ignore_index` that no mask holds: PyTorch's own default."""
 
 
+READERS = 16
+
 Content = Callable[[], bytes | bytearray]
 """Waits for the content of a file."""
 
@@ -280,6 +282,11 @@ class Index:
         """Whether content comes from so far away that reading it has to begin well ahead."""
         return self.shards is not None and self.shards.is_remote
 
+    @property
+    def num_readers(self) -> int:
+        """Threads that read and decode images one by one: more than CPUs where they wait for a server."""
+        return READERS if self.is_remote else cpus_per_rank()
+
     def begin(self, sample: int, side: int = 0) -> Content:
         """Begin to read the content of a file, for `content`."""
         if self.shards is not None:
@@ -402,7 +409,7 @@ class Index:
             return np.bincount(indices[indices != target.ignore_index], minlength=num_classes)
 
         num_classes = len(target.classes)
-        with ThreadPoolExecutor(cpus_per_rank()) as pool:
+        with ThreadPoolExecutor(self.num_readers) as pool:
             return sum(pool.map(count, range(len(self))), np.zeros(num_classes))
 
     def copy(

@@ -64,19 +64,25 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
     folder = (
         Path(storage.path) if isinstance(storage, Folder) else _copied(storage.origin, text, data)
     )
-    train, val = (_open_split(storage, folder / "index" / split, split) for split in SPLITS)
+
+    def open_split(split: str) -> Index:
+        columns = folder / "index" / split
+        spans = tuple(map(mapped, sorted(columns.glob("spans-*.npy"))))
+        order, starts = (mapped(columns / f"{name}.npy") for name in ("order", "starts"))
+        shards = Shards(storage, split, spans, order, starts, fingerprint_of(text))
+        return open_columns(columns, "", shards)
+
+    train, val = map(open_split, SPLITS)
     return train, val
 
 
-def _open_split(storage: Storage, folder: Path, split: str) -> Index:
-    spans = tuple(map(mapped, sorted(folder.glob("spans-*.npy"))))
-    order, starts = (mapped(folder / f"{name}.npy") for name in ("order", "starts"))
-    return open_columns(folder, "", Shards(storage, split, spans, order, starts))
+def fingerprint_of(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _copied(storage: Storage, text: bytes, data: DataConfig) -> Path:
     """The folder with copies of the columns, which `shards.json` describes."""
-    folder = Path(data.cache_dir, f"index-{hashlib.sha256(text).hexdigest()[:16]}")
+    folder = Path(data.cache_dir, f"index-{fingerprint_of(text)}")
     with one_process_at_a_time(folder):
         if not folder.is_dir():
             unfinished = folder.with_suffix(".tmp")
