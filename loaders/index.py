@@ -21,8 +21,7 @@ from loaders.storage import StorageError
 NO_PIXEL = -100
 """The `ignore_index` that no mask holds: PyTorch's own default."""
 
-
-READERS = 16
+READERS = 16  # threads that wait for a server
 
 Content = Callable[[], bytes | bytearray]
 """Waits for the content of a file."""
@@ -417,7 +416,8 @@ class Index:
     ) -> tuple[np.ndarray, dict[int, str]]:
         """(B, height, width, channels): whole inputs, and of each one that cannot be read, why.
 
-        `begun` is what `begin` has answered of each, if it was asked. One thread that fills a batch is faster than several that share images of a few KB.
+        `begun` is what `begin` has answered of each, if it was asked. One thread that fills a batch is faster
+        than several that share images of a few KB.
         """
         if self.images is not None:
             return self.images[samples], {}

@@ -131,7 +131,10 @@ class Split:
         self, split: str, index: Index, data: DataConfig, shard_mb: float, quality: str | None
     ) -> None:
         if not index.files or index.shards is not None:
-            raise Mistake(f"data={data.layout} is not made of image files, which shards hold")
+            raise Mistake(
+                f"data={data.layout} data.root={without_credentials(data.root)} does not come as image files, "
+                "which shards hold; set data.root to a folder of some"
+            )
         self.split, self.index, self.data, self.quality = split, index, data, quality
         self.sizes = index.sizes if quality is None else resized_sizes(data, index.sizes)
         self.order = np.arange(len(index))

@@ -15,9 +15,7 @@ import json
 import os
 import shutil
 import zlib
-from collections import deque
 from pathlib import Path
-from typing import Any
 
 from conf.schema import DataConfig
 from loaders.columns import SPLITS, differences, open_columns
@@ -29,7 +27,7 @@ from loaders.storage import Folder, MissingError, Storage, open_storage, without
 
 FORMAT = 1  # changes when what lies beside the shards does
 DESCRIPTION = "shards.json"
-RANGE_BYTES, RANGES_IN_FLIGHT = 8 << 20, 8
+AT_ONCE = 64 << 20  # bytes
 
 
 def holds_shards(root: str) -> bool:
@@ -95,18 +93,12 @@ def _copied(storage: Storage, text: bytes, data: DataConfig) -> Path:
 
 def _copy(storage: Storage, name: str, facts: dict[str, int], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    starts = range(0, facts["size"], RANGE_BYTES)
-    begun: deque[Any] = deque()
     crc32 = 0
     with path.open("wb") as file:
-        for start in (*starts, *[None] * RANGES_IN_FLIGHT):
-            if start is not None:
-                end = min(start + RANGE_BYTES, facts["size"])
-                begun.append(storage.begin(name, start, end))
-            if begun and (start is None or len(begun) > RANGES_IN_FLIGHT):
-                content = begun.popleft().result()
-                crc32 = zlib.crc32(content, crc32)
-                file.write(content)
+        for start in range(0, facts["size"], AT_ONCE):
+            content = storage.read(name, start, min(start + AT_ONCE, facts["size"]))
+            crc32 = zlib.crc32(content, crc32)
+            file.write(content)
     if crc32 != facts["crc32"]:
         raise ValueError(
             f"{without_credentials(storage.root)}: {name} is not the one that was packed with the shards; "
