@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conf.schema import Config
 from loaders import decoder_lines
-from loaders.ahead import READERS, Begun, begun_ahead
+from loaders.ahead import Begun, begun_ahead
 from loaders.decode import what_libjpeg_says
 from loaders.execute import Executed, PlannedImages
 from loaders.index import BadFileError, Index
@@ -340,7 +340,7 @@ def log_new_lines(lines: IO[bytes] | None, index: Index, batches: list[np.ndarra
         if line.startswith("Corrupt JPEG") and batches:
             samples = np.unique(np.concatenate([rows["sample"] for rows in batches])).tolist()
             files = [(sample, side) for side in range(len(index.files)) for sample in samples]
-            with ThreadPoolExecutor(cpus_per_rank()) as pool:
+            with ThreadPoolExecutor(index.num_readers) as pool:
                 found = zip(
                     files, pool.map(partial(_libjpeg_says, line, index), files), strict=True
                 )
@@ -369,7 +369,7 @@ def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
         return None
 
     samples = list(samples)
-    with ThreadPoolExecutor(READERS if index.is_remote else cpus_per_rank()) as pool:
+    with ThreadPoolExecutor(index.num_readers) as pool:
         reasons = zip(samples, pool.map(reason, samples), strict=True)
         return {sample: why for sample, why in reasons if why is not None}
 

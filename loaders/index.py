@@ -19,6 +19,8 @@ from loaders.stamps import ChangedError, Stamp, compare_stamps, stamp_of
 from loaders.storage import StorageError
 from loaders.targets import Labels, Masks, SeveralLabels, Target, TargetImages, describe_target
 
+READERS = 16  # threads that wait for a server
+
 Content = Callable[[], bytes | bytearray]
 """Waits for the content of a file."""
 
@@ -128,6 +130,11 @@ class Index:
     def is_remote(self) -> bool:
         """Whether content comes from so far away that reading it has to begin well ahead."""
         return self.shards is not None and self.shards.is_remote
+
+    @property
+    def num_readers(self) -> int:
+        """Threads that read and decode images one by one: more than CPUs where they wait for a server."""
+        return READERS if self.is_remote else cpus_per_rank()
 
     def begin(self, sample: int, side: int = 0) -> Content:
         """Begin to read the content of a file, for `content`."""
@@ -251,7 +258,7 @@ class Index:
             return np.bincount(indices[indices != target.ignore_index], minlength=num_classes)
 
         num_classes = len(target.classes)
-        with ThreadPoolExecutor(cpus_per_rank()) as pool:
+        with ThreadPoolExecutor(self.num_readers) as pool:
             return sum(pool.map(count, range(len(self))), np.zeros(num_classes))
 
     def copy(
@@ -259,7 +266,8 @@ class Index:
     ) -> tuple[np.ndarray, dict[int, str]]:
         """(B, height, width, channels): whole inputs, and of each one that cannot be read, why.
 
-        `begun` is what `begin` has answered of each, if it was asked. One thread that fills a batch is faster than several that share images of a few KB.
+        `begun` is what `begin` has answered of each, if it was asked. One thread that fills a batch is faster
+        than several that share images of a few KB.
         """
         if self.images is not None:
             return self.images[samples], {}
