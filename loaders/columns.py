@@ -1,11 +1,7 @@
-"""The index of a data set as columns in files, made once.
-
-    python -m loaders.index data=imagefolder data.root=photos out=data/index
-    python train.py data=imagefolder data.root=photos data.index=data/index
+"""The index of a data set as columns in files, which `python -m loaders.index` writes once.
 
 A start maps the columns into memory, shared by all processes of the machine, and reads of them what it
-needs. What is known of whole columns is written beside them. Started again after it was stopped, the
-first command goes on with the headers that it has not read yet.
+needs. What is known of whole columns is written beside them.
 """
 
 import json
@@ -16,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from conf.mistakes import Mistake
 from conf.schema import DataConfig
 from loaders.headers import in_threads, some
 from loaders.index import Index
@@ -170,17 +165,3 @@ def open_columns(folder: Path, root: str, shards: Shards | None = None) -> Index
     # Not to be worked out again from whole columns.
     vars(index).update(facts["known"], **{k: columns[k] for k in ("distinct_sizes", "doubtful")})
     return index
-
-
-def main() -> None:
-    """Command line: Hydra overrides of the data, and `out=DIR`."""
-    from loaders.layouts import LAYOUTS  # both open indexes
-    from loaders.pack import command_line
-
-    options: dict[str, str | None] = {"out": None}
-    data = command_line(options).data
-    if options["out"] is None:
-        raise Mistake("out=DIR is missing: the folder that the index is written to")
-    splits = LAYOUTS[data.layout](data)
-    write_index(dict(zip(SPLITS, splits, strict=True)), data, Path(options["out"]))
-    print(", ".join(f"{len(index):,} samples of {index.name}" for index in splits))

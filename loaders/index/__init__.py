@@ -354,9 +354,3 @@ class Index:
             parts += [paths.names, paths.ends]
         hashes = [hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in parts]
         return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
-
-
-if __name__ == "__main__":
-    from loaders.columns import main
-
-    main()
