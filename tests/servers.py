@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -107,6 +108,7 @@ class _Server(ThreadingHTTPServer):
         """Clients that go away are no errors."""
 
 
+@lru_cache
 def _tag(body: bytes) -> str:
     return f'"{hashlib.md5(body).hexdigest()}"'
 
