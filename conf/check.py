@@ -261,11 +261,16 @@ def _combinations(cfg: "Config") -> Iterable[tuple[bool, str]]:
         OmegaConf.is_missing(cast(DictConfig, data), "root"),
         f"data.root is not set; set data.root=FOLDER to the folder of the data ({data.layout})",
     )
+    is_afar = "://" in data.root
+    yield (
+        is_afar and data.index is not None,
+        f"data.index={data.index} is that of files; with shards, which have their own, leave it out",
+    )
     root, name = Path(data.root), (data.layout, data.input_dir)
     yield (
         data.layout in NEED_A_FOLDER
         and loader.name != "packed"
-        and "://" not in data.root
+        and not is_afar
         and not root.is_dir(),
         f"data.root={root} is not a folder; set data.root to the data set's folder"
         + (or_generate(GENERATED[name].format(root=root)) if name in GENERATED else ""),

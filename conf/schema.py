@@ -30,14 +30,6 @@ class DataConfig:
     cache_dir: str = "data/cache"
     """Where derived files go: image sizes, and what `loader.num_workers=auto` found."""
 
-    index: str | None = None
-    """Folder that `python -m loaders.index ... out=DIR` wrote: training starts from it without a look at the
-    data set's folders; null: they are gone through at each start."""
-
-    check_files: bool = True
-    """Compare size and time of change of every file at start with what is known of it; false: only when it
-    is read."""
-
     cache_gb: float = 0.0
     """Gigabytes (1e9 bytes) of copies of what is read from a web server or bucket, kept whole in
     `cache_dir`/shards and shared by all runs of the machine; the least recently used go first. 0: none."""
@@ -45,6 +37,14 @@ class DataConfig:
     retry_s: float = 300.0
     """Seconds for which a web server or bucket may fail or not answer, request by request, before the run
     ends; what it forbids or lacks ends it at once."""
+
+    index: str | None = None
+    """Folder that `python -m loaders.index ... out=DIR` wrote: training starts from it without a look at the
+    data set's folders; null: they are gone through at each start."""
+
+    check_files: bool = True
+    """Compare size and time of change of every file at start with what is known of it; false: only when it
+    is read."""
 
     val_fraction: float = 0.1
     """Share of the samples that validates, where there are no folders `train` and `val` (or `test`)."""

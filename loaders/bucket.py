@@ -44,7 +44,7 @@ IN_FLIGHT = 64
 """Requests of a process that are under way at once."""
 
 PART, PARTS_IN_FLIGHT = 4 << 20, 16
-"""Bytes of each of the ranges that whole files are fetched in, and how many of them a process has at once."""
+"""Bytes of the parts that longer ranges are fetched in, and how many of them a process has at once."""
 
 CONNECT_S, STALL_S, TRY_S = 5, 10, 60
 """Seconds after which a try is given up: no connection; no further byte; not whole."""
@@ -94,9 +94,6 @@ class Bucket(Storage):
     def begin(self, name: str, start: int, end: int) -> Future[bytes]:
         return submit(self.fetch(name, start, end))
 
-    def read_whole(self, name: str) -> bytes:
-        return submit(self._fetch_whole(name)).result()
-
     def write(self, name: str, path: Path) -> None:
         submit(self._put(name, path)).result()
 
@@ -114,9 +111,33 @@ class Bucket(Storage):
 
     async def fetch(self, name: str, start: int, end: int) -> bytes:
         """As `read`."""
-        if start == end:
-            return b""
+        if end - start <= PART:
+            return await self._fetch_part(name, start, end) if end > start else b""
+        whole = bytearray(end - start)
 
+        async def keep(at: int, part: bytes) -> None:
+            whole[at - start : at - start + len(part)] = part
+
+        await self.fetch_parts(name, start, end, keep)
+        return bytes(whole)
+
+    async def fetch_parts(
+        self, name: str, start: int, end: int, keep: Callable[[int, bytes], Awaitable[None]]
+    ) -> None:
+        """Fetch a long range in parts, several at once; `keep` gets the start of each and its bytes."""
+
+        async def fetch_part(at: int) -> None:
+            async with parts:
+                await keep(at, await self._fetch_part(name, at, min(at + PART, end)))
+
+        tasks = [asyncio.create_task(fetch_part(at)) for at in range(start, end, PART)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _fetch_part(self, name: str, start: int, end: int) -> bytes:
         async def ask() -> bytes:
             answer = await obstore.get_async(self._store, name, options={"range": (start, end)})
             self.knows_ranges = True
@@ -139,32 +160,6 @@ class Bucket(Storage):
             return meta["size"]
 
         return await self._until_it_works(name, ask)
-
-    async def _fetch_whole(self, name: str) -> bytes:
-        size = await self.head(name)
-        whole = bytearray(size)
-
-        async def keep(start: int, part: bytes) -> None:
-            whole[start : start + len(part)] = part
-
-        await self.fetch_parts(name, size, keep)
-        return bytes(whole)
-
-    async def fetch_parts(
-        self, name: str, size: int, keep: Callable[[int, bytes], Awaitable[None]]
-    ) -> None:
-        """Fetch a file of this size in parts, several at once; `keep` gets the start of each and its bytes."""
-
-        async def fetch_part(start: int) -> None:
-            async with parts:
-                await keep(start, await self.fetch(name, start, min(start + PART, size)))
-
-        tasks = [asyncio.create_task(fetch_part(start)) for start in range(0, size, PART)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _put(self, name: str, path: Path) -> None:
         in_parts = None if self.scheme in ("s3", "gs") else False
@@ -284,8 +279,9 @@ def _loop() -> asyncio.AbstractEventLoop:
         with _starting:
             if _of_process is None:
                 loop = asyncio.new_event_loop()
-                Thread(target=loop.run_forever, name="storage", daemon=True).start()
-                atexit.register(_stop, loop)
+                thread = Thread(target=loop.run_forever, name="storage", daemon=True)
+                thread.start()
+                atexit.register(_stop, loop, thread)
                 _of_process = os.getpid(), loop
     if _of_process[0] != os.getpid():
         raise RuntimeError(
@@ -295,8 +291,8 @@ def _loop() -> asyncio.AbstractEventLoop:
     return _of_process[1]
 
 
-def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    """End what is under way, before Python ends and its callbacks meet nothing."""
+def _stop(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
+    """End what is under way before Python ends, whose remains obstore's threads would otherwise call."""
     if _of_process is None or _of_process[0] != os.getpid():
         return
 
@@ -307,5 +303,6 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     with suppress(TimeoutError):
-        asyncio.run_coroutine_threadsafe(cancel(), loop).result(timeout=2)
+        asyncio.run_coroutine_threadsafe(cancel(), loop).result(timeout=TRY_S)
     loop.call_soon_threadsafe(loop.stop)
+    thread.join(timeout=STALL_S)

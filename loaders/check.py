@@ -16,8 +16,10 @@ import numpy as np
 from tqdm import tqdm
 
 from conf.schema import DataConfig
+from loaders.ahead import READERS
 from loaders.decode import decode, reason_of
 from loaders.headers import HEADER, BadHeadersError, header_or_reason
+from loaders.index import BadFileError, Index
 from loaders.layouts import build_index
 from loaders.layouts.files import VALIDATION_FOLDERS, images_below
 from loaders.layouts.table import read_table
@@ -50,7 +52,10 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
     problems: dict[str, str] = {}
     files: list[str] | None = None
     try:
-        if not build_index(data)[0].files:
+        indexes = build_index(data)
+        if indexes[0].shards is not None:
+            return check_shards(indexes)
+        if not indexes[0].files:
             files = []  # they do not come as image files
     except BadHeadersError:
         pass  # the first ten of what is found below
@@ -66,6 +71,29 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
             if reason is not None:
                 problems[path] = reason
     return len(files), problems
+
+
+def check_shards(indexes: tuple[Index, Index]) -> tuple[int, dict[str, str]]:
+    """As `check`, for the files in shards; broken ones stand under their shard and number."""
+    jobs = [
+        (index, sample, side)
+        for index in indexes
+        for sample in range(len(index))
+        for side in range(len(index.sides))
+    ]
+
+    def problem_of(job: tuple[Index, int, int]) -> str | None:
+        index, sample, side = job
+        try:
+            index.read(sample, side)
+        except BadFileError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(READERS if indexes[0].is_remote else cpus_per_rank()) as pool:
+        found = tqdm(pool.map(problem_of, jobs), total=len(jobs), desc="decoding")
+        messages = [message for message in found if message is not None]
+    return len(jobs), dict(message.split(" cannot be decoded ", 1) for message in messages)
 
 
 def main() -> None:

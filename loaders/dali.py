@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.ahead import Begun, begun_ahead
+from loaders.ahead import READERS, Begun, begun_ahead
 from loaders.execute import Executed, PlannedImages
 from loaders.index import BadFileError, Index
 from loaders.limits import cpus_per_rank
@@ -32,8 +32,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 log = logging.getLogger(__name__)
-
-READERS = 16  # of files on a server
 
 
 @pipeline_def

@@ -5,6 +5,7 @@ leaves nothing behind but a partial file, which the next one that needs room rem
 """
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import logging
@@ -70,12 +71,11 @@ class CachedBucket(Storage):
             return self.bucket.begin(name, start, end)
         return submit(self._fetch(name, start, end))
 
-    def read_whole(self, name: str) -> bytes:
-        return self.read(name, 0, self.size(name))
-
     def write(self, name: str, path: Path) -> None:
         self.bucket.write(name, path)
         self._copies.pop(name, None)
+        self._sizes.pop(name, None)
+        self._too_large.discard(name)
 
     def exists(self, name: str) -> bool:
         return self.bucket.exists(name)
@@ -133,9 +133,10 @@ class CachedBucket(Storage):
                 return False
 
             async def keep(start: int, part: bytes) -> None:
-                await asyncio.to_thread(lambda: os.pwrite(file.number, part, start))
+                if await asyncio.to_thread(lambda: os.pwrite(file.number, part, start)) < len(part):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-            await self.bucket.fetch_parts(name, size, keep)
+            await self.bucket.fetch_parts(name, 0, size, keep)
             await asyncio.to_thread(lambda: os.fdatasync(file.number))
             os.rename(partial, copy)
             return True
@@ -185,10 +186,11 @@ class CachedBucket(Storage):
         bounds = self.folder / "bounds"
         bounds.mkdir(exist_ok=True)
         if self._bound is None:
-            self._bound = OpenFile(bounds / str(self.most_bytes), os.O_CREAT)
+            self._bound = OpenFile(bounds / str(self.most_bytes), os.O_CREAT | os.O_RDWR)
             fcntl.flock(self._bound.number, fcntl.LOCK_SH)
-        held = [int(path.name) for path in bounds.iterdir() if not _try_lock(OpenFile(path))]
-        return max([self.most_bytes, *held])
+        of_others = [path for path in bounds.iterdir() if path.name.isdigit()]
+        held = [path for path in of_others if not _try_lock(OpenFile(path, os.O_RDWR))]
+        return max([self.most_bytes, *(int(path.name) for path in held)])
 
 
 @contextmanager

@@ -68,9 +68,9 @@ class Storage(ABC):
     def begin(self, name: str, start: int, end: int) -> Future[bytes]:
         """As `read`, without waiting; the future may be cancelled."""
 
-    @abstractmethod
     def read_whole(self, name: str) -> bytes:
         """All bytes of a file."""
+        return self.read(name, 0, self.size(name))
 
     @abstractmethod
     def write(self, name: str, path: Path) -> None:
@@ -179,9 +179,6 @@ class Folder(Storage):
 
     def begin(self, name: str, start: int, end: int) -> Future[bytes]:
         return in_a_thread(self.read, name, start, end)
-
-    def read_whole(self, name: str) -> bytes:
-        return self._named(name, lambda path: Path(path).read_bytes())
 
     def write(self, name: str, path: Path) -> None:
         target = Path(self.path, name)

@@ -14,6 +14,7 @@ import torch
 
 from conf.mistakes import Mistake
 from loaders import bucket, build_loaders
+from loaders.check import check
 from loaders.index import BadFileError, Labels
 from loaders.layouts import build_index
 from loaders.pack import pack
@@ -434,6 +435,8 @@ def test_a_damaged_shard_makes_bad_samples(way: str, data_sets, tmp_path: Path) 
     assert "its bytes are not those that were packed); mend it and pack the data again" in str(
         error.value
     )
+    count, problems = check(make_config(*sharded).data)
+    assert (count, list(problems)) == (40, [str(error.value).partition(" cannot")[0]])
     skipping = build_loaders(make_config(*sharded, "data.on_error=skip"), CPU)[0]
     assert names_of(skipping) == [*clean[:5], clean[6], *clean[6:]]
     assert list(skipping.sampler.bad) == [bad]

@@ -34,6 +34,6 @@ def build_index(data: DataConfig) -> tuple[Index, Index]:
         ValueError: the files do not have that layout.
         FileNotFoundError: the data is not there; the message says how to get it.
     """
-    if holds_shards(data.root):
-        return open_shards(data)
-    return open_index(data) if data.index is not None else LAYOUTS[data.layout](data)
+    if data.index is not None:
+        return open_index(data)
+    return open_shards(data) if holds_shards(data.root) else LAYOUTS[data.layout](data)
