@@ -17,8 +17,10 @@ from benchmarks.plots import LIMIT, OTHERS, OURS, Panel
 from benchmarks.records import Measurement, Subject, Summary, latest, ratio
 from benchmarks.run import SPEED, STEP_TIME, number, span
 from benchmarks.scale import FIRST_BATCH, GROWTH, RESUME
+from benchmarks.shuffle import CLASSES, MOVED, ORIGINS
 from benchmarks.ways import DECODING
 
+OF_ORDER = (CLASSES, ORIGINS, MOVED)
 Rows = list[Measurement]
 Line = dict[str, Measurement]
 """A subject's rows by quantity."""
@@ -35,6 +37,7 @@ TITLES = {
     "bottleneck": "Bottleneck",
     "loop_overhead": "The training loop's own cost",
     "scale": "Number of samples",
+    "shuffle": "Order of an epoch through shards",
     "augmentations": "Augmentations of a finished batch",
     "agreement": "Agreement of ranks in each step",
 }
@@ -174,7 +177,7 @@ def panels(name: str, rows: Rows) -> list[Panel]:
             bars = [(str(row.who), overhead(row, group), colour(row)) for row in others]
             found.append((case, "% of the bare loop's time per step, on top of it", bars))
             continue
-        for quantity in (SPEED, STEP_TIME, WAIT, PACKING, FIRST_BATCH, RESUME, GROWTH):
+        for quantity in (SPEED, STEP_TIME, WAIT, PACKING, FIRST_BATCH, RESUME, GROWTH, *OF_ORDER):
             chosen = [row for row in group if row.quantity == quantity]
             # What reads pixels is so much faster that no other bar could be seen beside it.
             pixels = [row for row in chosen if name == "alternatives" and from_pixels(row)]
@@ -210,7 +213,7 @@ def colour(row: Measurement) -> str:
     """That of ours, a limit, or others."""
     if row.subject.startswith("limit:"):
         return LIMIT
-    ours = ("loader=", "train", "python -m", list(AGREEMENTS)[-1], AUGMENTED)
+    ours = ("loader=", "data.shuffle=", "train", "python -m", list(AGREEMENTS)[-1], AUGMENTED)
     return OURS if row.subject.startswith(ours) and row.subject != SYNTHETIC else OTHERS
 
 

@@ -32,6 +32,7 @@ from benchmarks import (
     records,
     report,
     scale,
+    shuffle,
     turns,
 )
 from benchmarks.__main__ import BENCHMARKS, function_of, main, split
@@ -542,6 +543,26 @@ def test_a_billion_samples_start_as_soon_as_ten_thousand(tmp_path: Path, capsys)
     assert len(records.read(tmp_path / "scale.csv")) == 9
 
 
+def test_a_window_is_about_as_random_as_a_buffer_of_its_size(tmp_path: Path) -> None:
+    shuffle.main(Run(tmp_path, TINY))
+    found = {
+        (row.case, str(row.who), row.quantity): row.median
+        for row in records.read(tmp_path / "shuffle.csv")
+    }
+    for case, is_mixed in shuffle.CASES.items():
+        full, one, few, many, buffer = (
+            found[case, subject, shuffle.CLASSES]
+            for c, subject, q in found
+            if (c, q) == (case, shuffle.CLASSES)
+        )
+        assert full == pytest.approx(100 * (1 - 0.99**256), abs=0.5)
+        if is_mixed:
+            assert min(one, few, many, buffer) > 0.98 * full
+        else:
+            assert one < few < many < full
+            assert few < buffer < 5 * few
+
+
 def test_loop_overhead_runs(tmp_path: Path, data_dir: Path) -> None:
     rows = run_tiny("loop_overhead", tmp_path, data_dir, *LIGHT)
     for subject in ("bare loop", "train.py"):
@@ -633,6 +654,10 @@ FIXED: dict[str, tuple[list[Measurement], dict[str, dict[str, list[str]]]]] = {
     "scale": (
         [row("1,000 samples", "0.1;0.2", quantity="first batch", unit="s")],
         {"caltech256": {"first batch (s)": ["0.15 (0.1 to 0.2)"]}},
+    ),
+    "shuffle": (
+        [row("data.shuffle=full", "92;93;94", quantity=shuffle.CLASSES, unit="of 100")],
+        {"caltech256": {"classes in a batch (of 100)": ["93 (92 to 94)"]}},
     ),
     "augmentations": (
         [
