@@ -15,6 +15,7 @@ from benchmarks.loading import PACKING
 from benchmarks.loop_overhead import BARE
 from benchmarks.plots import LIMIT, OTHERS, OURS, Panel
 from benchmarks.records import Measurement, Subject, Summary, latest, ratio
+from benchmarks.remote import PEAK
 from benchmarks.run import SPEED, STEP_TIME, number, span
 from benchmarks.scale import FIRST_BATCH, GROWTH, RESUME
 from benchmarks.shuffle import CLASSES, MOVED, ORIGINS
@@ -38,6 +39,7 @@ TITLES = {
     "loop_overhead": "The training loop's own cost",
     "scale": "Number of samples",
     "shuffle": "Order of an epoch through shards",
+    "remote": "Shards on a server",
     "augmentations": "Augmentations of a finished batch",
     "agreement": "Agreement of ranks in each step",
 }
@@ -177,7 +179,17 @@ def panels(name: str, rows: Rows) -> list[Panel]:
             bars = [(str(row.who), overhead(row, group), colour(row)) for row in others]
             found.append((case, "% of the bare loop's time per step, on top of it", bars))
             continue
-        for quantity in (SPEED, STEP_TIME, WAIT, PACKING, FIRST_BATCH, RESUME, GROWTH, *OF_ORDER):
+        for quantity in (
+            SPEED,
+            STEP_TIME,
+            WAIT,
+            PACKING,
+            FIRST_BATCH,
+            RESUME,
+            GROWTH,
+            PEAK,
+            *OF_ORDER,
+        ):
             chosen = [row for row in group if row.quantity == quantity]
             # What reads pixels is so much faster that no other bar could be seen beside it.
             pixels = [row for row in chosen if name == "alternatives" and from_pixels(row)]
