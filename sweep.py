@@ -2,9 +2,11 @@
 
     python sweep.py train.py optimizer.lr=0.1,0.01 seed=1,2
     python sweep.py --ranks 2 --jobs 2 train_ddp.py optimizer.lr=0.1,0.01 seed=1,2
+    python sweep.py --trials 20 --jobs 4 train.py 'optimizer.lr=tag(log,interval(1e-4,1e-1))' optimizer=adamw,sgd
     python sweep.py --slurm "--nodes=2 --gpus-per-node=8" train_ddp.py optimizer.lr=0.1,0.01
 
-Values are separated by commas, as Hydra takes them with -m. Each run has a folder of its own below --out, beside
+Values are separated by commas, as Hydra takes them with -m. With --trials, Optuna chooses so many combinations,
+by the metric of the best epoch of the runs before. Each run has a folder of its own below --out, beside
 a log; on GPUs, runs share none. A run that is killed goes on from its newest checkpoint as long as it makes new
 ones, and the same command again goes on with the sweep. At the end the runs are listed, the best first.
 """
@@ -20,14 +22,18 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
 import runs
 from conf.mistakes import Mistake, end, is_mistake
+from launch.trials import Trials
 
 LINES_OF_A_LOG = 12
 ASKED_TO_LEAVE = 75  # runtime.preemption's, which would import torch
@@ -37,15 +43,21 @@ MOST_LETTERS = 100  # of a folder's name
 
 def main() -> None:
     options = command_line()
-    names = runs_of(options.overrides)
+    overrides = parsed(options.overrides)
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.trials is None:
+        trials, names = None, runs_of(overrides)
+    else:
+        trials = Trials(options.out, overrides, options.jobs)
+        names = dict(trial_of(overrides, *made) for made in enumerate(trials.made()))
     if options.slurm is not None:
         submit(options, names)
         return
     places = list(range(options.jobs))
     environments = [environment(options, place) for place in places]
     waiting = deque(name for name in names if not has_ended(options.out / name))
-    print(f"{options.out}: {len(names)} runs, {len(names) - len(waiting)} have ended already")
+    num_runs = options.trials or len(names)
+    print(f"{options.out}: {num_runs} runs, {len(names) - len(waiting)} have ended already")
     running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
     made: dict[str, set[str]] = {}  # checkpoints before the last start
     failed: list[str] = []
@@ -54,8 +66,12 @@ def main() -> None:
         signal.signal(number, lambda number, _: asked.append(number))
     num_passed_on = 0
 
-    while running or (waiting and not asked):
-        while waiting and places and not asked:
+    while running or ((waiting or len(names) < num_runs) and not asked):
+        while (waiting or len(names) < num_runs) and places and not asked:
+            if trials and not waiting:
+                tell_of_ended(trials, names, options.out)
+                name, names[name] = trial_of(overrides, len(names), trials.choose())
+                waiting.append(name)
             name, place = waiting.popleft(), places.pop(0)
             print(f"{name}: starts{' again' if name in made else ''}", flush=True)
             made[name] = checkpoints_of(options.out / name)
@@ -79,6 +95,8 @@ def main() -> None:
                 print(f"{name}: failed with exit code {process.returncode}; the end of {log}:")
                 print("\n".join(f"    {line}" for line in last), flush=True)
 
+    if trials:
+        tell_of_ended(trials, names, options.out)
     rows = [runs.read_run(options.out / name, options.out) for name in names]
     print(runs.table(runs.in_order(rows, "best"), "best"))
     if asked:
@@ -98,6 +116,7 @@ def command_line() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=int, help="start each run by torchrun with so many ranks")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--trials", type=int, help="have Optuna choose so many combinations")
     parser.add_argument("--out", type=Path, help="folder of the sweep (default: by what is swept)")
     parser.add_argument("--slurm", help="submit an array of jobs with these options of sbatch")
     parser.add_argument("script", type=Path)
@@ -105,10 +124,12 @@ def command_line() -> argparse.Namespace:
     options = parser.parse_args()
     if not options.script.is_file():
         raise Mistake(f"{options.script} is no file; give a training script, such as train.py")
-    for name in ("ranks", "jobs"):
+    for name in ("ranks", "jobs", "trials"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise Mistake(f"--{name} {value} is less than 1; use 1 or more")
+    if options.trials is not None and options.slurm is not None:
+        raise Mistake("--trials waits for results, which --slurm does not; use one of them")
     if options.ranks is None and options.slurm is None and "torchrun" in options.script.read_text():
         raise Mistake(f"{options.script} is started by torchrun: say with how many --ranks")
     if any(override.startswith("output_dir=") for override in options.overrides):
@@ -119,26 +140,52 @@ def command_line() -> argparse.Namespace:
     return options
 
 
-def runs_of(overrides: list[str]) -> dict[str, list[str]]:
-    """Of each run its name, and its overrides: every combination of the values."""
+def parsed(overrides: list[str]) -> list[Override]:
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        return OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
         raise Mistake(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
+
+
+def runs_of(overrides: list[Override]) -> dict[str, list[str]]:
+    """Of each run its name, and its overrides: every combination of the values."""
+    for override in overrides:
+        if isinstance(override.value(), IntervalSweep):
+            raise Mistake(
+                f"{override.input_line} has no end of values; use --trials NUMBER, or a list"
+            )
     values = [
         [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
         if override.is_sweep_override()
         else [override.input_line or ""]
-        for override in parsed
+        for override in overrides
     ]
-    swept = [place for place, override in enumerate(parsed) if override.is_sweep_override()]
-    found = {}
-    for number, chosen in enumerate(itertools.product(*values)):
-        what = "-".join(chosen[place] for place in swept)
-        # No = and no comma, which Hydra would read in output_dir=.
-        name = re.sub(r"[^\w.+-]", "_", f"{number}-{what}".rstrip("-"))[:MOST_LETTERS]
-        found[name] = list(chosen)
-    return found
+    swept = [place for place, override in enumerate(overrides) if override.is_sweep_override()]
+    return {
+        name_of(number, [chosen[place] for place in swept]): list(chosen)
+        for number, chosen in enumerate(itertools.product(*values))
+    }
+
+
+def trial_of(
+    overrides: list[Override], number: int, values: dict[str, Any]
+) -> tuple[str, list[str]]:
+    """The name and the overrides of a trial with these values."""
+    chosen = [f"{key}={value}" for key, value in values.items()]
+    fixed = [o.input_line or "" for o in overrides if not o.is_sweep_override()]
+    return name_of(number, chosen), fixed + chosen
+
+
+def name_of(number: int, swept: list[str]) -> str:
+    # No = and no comma, which Hydra would read in output_dir=.
+    return re.sub(r"[^\w.+-]", "_", f"{number}-{'-'.join(swept)}".rstrip("-"))[:MOST_LETTERS]
+
+
+def tell_of_ended(trials: Trials, names: Iterable[str], out: Path) -> None:
+    for number, name in enumerate(names):
+        if has_ended(out / name):
+            row = runs.read_run(out / name, out)
+            trials.tell(number, row.best.get(row.metric))
 
 
 def environment(options: argparse.Namespace, place: int) -> dict[str, str]:

@@ -31,6 +31,7 @@ BENCHMARKS = {
     "remote": "what it costs that shards lie on a server",
     "augmentations": "what augmenting a batch costs beside torchvision's transforms",
     "agreement": "what it costs that ranks agree on signals and the clock in each step",
+    "simulate": "what 8, 64 and 1024 ranks would do, by a model that is checked with 2 to 8",
 }
 SETTINGS = ("full", "results", "cases", "repeats", "samples")
 LOADING = ("alternatives", "workers", "out_of_band")

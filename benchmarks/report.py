@@ -19,9 +19,24 @@ from benchmarks.remote import PEAK
 from benchmarks.run import SPEED, STEP_TIME, number, span
 from benchmarks.scale import FIRST_BATCH, GROWTH, RESUME
 from benchmarks.shuffle import CLASSES, MOVED, ORIGINS
+from benchmarks.simulate import EFFICIENCY, ERROR
 from benchmarks.ways import DECODING
 
-OF_ORDER = (CLASSES, ORIGINS, MOVED)
+PICTURED = (
+    SPEED,
+    STEP_TIME,
+    WAIT,
+    PACKING,
+    FIRST_BATCH,
+    RESUME,
+    GROWTH,
+    PEAK,
+    CLASSES,
+    ORIGINS,
+    MOVED,
+    EFFICIENCY,
+    ERROR,
+)
 Rows = list[Measurement]
 Line = dict[str, Measurement]
 """A subject's rows by quantity."""
@@ -42,6 +57,7 @@ TITLES = {
     "remote": "Shards on a server",
     "augmentations": "Augmentations of a finished batch",
     "agreement": "Agreement of ranks in each step",
+    "simulate": "Many ranks, simulated",
 }
 FACTS = """\
 {cpu}, {cores} cores, {memory_gib:g} GiB memory; {gpu}.
@@ -179,17 +195,7 @@ def panels(name: str, rows: Rows) -> list[Panel]:
             bars = [(str(row.who), overhead(row, group), colour(row)) for row in others]
             found.append((case, "% of the bare loop's time per step, on top of it", bars))
             continue
-        for quantity in (
-            SPEED,
-            STEP_TIME,
-            WAIT,
-            PACKING,
-            FIRST_BATCH,
-            RESUME,
-            GROWTH,
-            PEAK,
-            *OF_ORDER,
-        ):
+        for quantity in PICTURED:
             chosen = [row for row in group if row.quantity == quantity]
             # What reads pixels is so much faster that no other bar could be seen beside it.
             pixels = [row for row in chosen if name == "alternatives" and from_pixels(row)]

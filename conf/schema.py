@@ -25,7 +25,8 @@ class DataConfig:
     `caltech256`, `mnist_mini` (embedded) or `mnist`."""
 
     root: str = MISSING
-    """Folder of the data set; relative paths start at the folder the script is started in."""
+    """Folder of the data set, relative to the folder that the script is started in; or where shards of it lie:
+    a folder, `http(s)://`, `s3://` or `gs://`."""
 
     cache_dir: str = "data/cache"
     """Where derived files go: image sizes, and what `loader.num_workers=auto` found."""

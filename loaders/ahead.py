@@ -10,9 +10,6 @@ from loaders.index import Content, Index
 SAMPLES_AHEAD = 512
 """Asked for ahead of decoding where content comes from a server: at 100 ms, enough for 5,000 a second."""
 
-READERS = 16
-"""Threads that decode what comes from a server, where reading did not begin ahead."""
-
 Begun = list[dict[int, Content]]
 """Of each row of a batch, by side, its content."""
 

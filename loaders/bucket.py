@@ -162,7 +162,9 @@ class Bucket(Storage):
 
     async def _answer_together(self, asked: "list[_Asked]") -> bool:
         [name, *_], starts, ends, _ = zip(*asked, strict=True)
-        if name not in self.states or any(start == end for _, start, end, _ in asked):
+        if name not in self.states or not all(
+            0 < end - start <= PART for _, start, end, _ in asked
+        ):
             return False
         try:
             async with slots:

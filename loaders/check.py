@@ -16,7 +16,6 @@ import numpy as np
 from tqdm import tqdm
 
 from conf.schema import DataConfig
-from loaders.ahead import READERS
 from loaders.decode import decode, reason_of
 from loaders.headers import HEADER, BadHeadersError, header_or_reason
 from loaders.index import BadFileError, Index
@@ -90,7 +89,7 @@ def check_shards(indexes: tuple[Index, Index]) -> tuple[int, dict[str, str]]:
             return str(error)
         return None
 
-    with ThreadPoolExecutor(READERS if indexes[0].is_remote else cpus_per_rank()) as pool:
+    with ThreadPoolExecutor(indexes[0].num_readers) as pool:
         found = tqdm(pool.map(problem_of, jobs), total=len(jobs), desc="decoding")
         messages = [message for message in found if message is not None]
     return len(jobs), dict(message.split(" cannot be decoded ", 1) for message in messages)

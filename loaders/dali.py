@@ -5,15 +5,18 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain, repeat
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.ahead import READERS, Begun, begun_ahead
+from loaders import decoder_lines
+from loaders.ahead import Begun, begun_ahead
+from loaders.decode import what_libjpeg_says
 from loaders.execute import Executed, PlannedImages
 from loaders.index import BadFileError, Index
 from loaders.limits import cpus_per_rank
@@ -114,6 +117,7 @@ class DALILoader(Loader):
             log.info("%s: tifffile decodes, because DALI does not read these TIFFs", index.name)
         self.waiting: Iterator[tuple[np.ndarray, Begun]] = iter(())
         self.running: deque[np.ndarray] = deque()
+        self.lines = decoder_lines.listen() if self.decodes else None
         self.pipeline = self._build()
 
     def finished_batches(self) -> Iterator[Finished]:
@@ -123,9 +127,12 @@ class DALILoader(Loader):
         """The rows of each batch and their images, still to be finished."""
         self._leave_epoch()
         self.waiting = self._begun(self.sampler)
+        last = deque[np.ndarray](maxlen=3)
         try:
             while (images := self._run()) is not None:
-                yield self.running.popleft(), images
+                last.append(self.running.popleft())
+                yield last[-1], images
+                log_new_lines(self.lines, self.index, [*last, *self.running])
         except StorageError as error:
             self.failed = error
 
@@ -250,10 +257,10 @@ class DALILoader(Loader):
             BadFileError: as `PlanSampler.set_aside`.
             Exception: the error itself, if all files of the batches in flight can be decoded.
         """
-        for rows in self.running:
-            if bad := bad_among(rows["sample"].tolist(), self.index):
-                break
-        else:
+        each = (bad_among(rows["sample"].tolist(), self.index) for rows in self.running)
+        bad = next(filter(None, each), None)
+        log_new_lines(self.lines, self.index, list(self.running))
+        if bad is None:
             error.add_note("Without DALI, all files in flight can be decoded; try loader=pytorch.")
             raise error
         self.sampler.set_aside(bad)
@@ -326,6 +333,30 @@ def finished_beside_pipeline(batches: Iterator[RawBatch], loader: Loader) -> Ite
         yield finished
 
 
+def log_new_lines(lines: IO[bytes] | None, index: Index, batches: list[np.ndarray]) -> None:
+    """Warn of what DALI's decoders have printed, and name the JPEG of these rows of which it is true."""
+    for line in decoder_lines.read(lines):
+        name = index.name.rpartition("/")[0]  # the split is not sure: lines take a moment to come
+        if line.startswith("Corrupt JPEG") and batches:
+            samples = np.unique(np.concatenate([rows["sample"] for rows in batches])).tolist()
+            files = [(sample, side) for side in range(len(index.files)) for sample in samples]
+            with ThreadPoolExecutor(index.num_readers) as pool:
+                found = zip(
+                    files, pool.map(partial(_libjpeg_says, line, index), files), strict=True
+                )
+                name = next((index.files[side][i] for (i, side), says in found if says), name)
+                pool.shutdown(cancel_futures=True)
+        log.warning("%s: DALI's decoder says: %s (more of this kind are left out)", name, line)
+
+
+def _libjpeg_says(line: str, index: Index, file: tuple[int, int]) -> bool:
+    """Whether this is its warning of a sample's file of a side."""
+    try:
+        return what_libjpeg_says(index.content(*file)) == line
+    except OSError:
+        return False
+
+
 def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
     """Those of the samples that cannot be decoded, and why; decoded with all CPUs."""
 
@@ -338,7 +369,7 @@ def bad_among(samples: Iterable[int], index: Index) -> dict[int, str]:
         return None
 
     samples = list(samples)
-    with ThreadPoolExecutor(READERS if index.is_remote else cpus_per_rank()) as pool:
+    with ThreadPoolExecutor(index.num_readers) as pool:
         reasons = zip(samples, pool.map(reason, samples), strict=True)
         return {sample: why for sample, why in reasons if why is not None}
 

@@ -13,8 +13,15 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 
 from conf.schema import Config
+from loaders import decoder_lines
 from loaders.augment import AUGMENTATIONS
-from loaders.dali import decoding, finished_beside_pipeline, pipeline_options, run_on_stream
+from loaders.dali import (
+    decoding,
+    finished_beside_pipeline,
+    log_new_lines,
+    pipeline_options,
+    run_on_stream,
+)
 from loaders.index import BadFileError
 from loaders.loader import Loader
 from loaders.overlap import Finished
@@ -111,6 +118,7 @@ class NativeDALILoader(Loader):
             (sampler.rank, sampler.world_size),
             **pipeline_options(self, self.batch_size),
         )
+        self.lines = decoder_lines.listen()
         self.pipeline.build()
         self.batches_left = 0
 
@@ -139,3 +147,4 @@ class NativeDALILoader(Loader):
             for reason in self.index.changed(rows["sample"]).values():
                 raise BadFileError(reason)
             yield rows, tuple(torch.from_dlpack(side.as_tensor()) for side in images)
+            log_new_lines(self.lines, self.index, [rows])

@@ -99,6 +99,16 @@ def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(np.flip(image, flipped))
 
 
+def what_libjpeg_says(content: bytes | bytearray) -> str | None:
+    """Its warning of a JPEG, which may be decodable; None: it has none, or the content is no JPEG."""
+    if content.startswith(JPEG_START):
+        try:
+            simplejpeg.decode_jpeg(content)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
 def decode_tiff(content: bytes | bytearray, header: np.void) -> np.ndarray:
     """(height, width, channels) uint8 or uint16, as stored."""
     dtype = np.dtype(np.uint16 if header["bits"] == 16 else np.uint8)

@@ -21,6 +21,7 @@ from loaders.storage import StorageError
 NO_PIXEL = -100
 """The `ignore_index` that no mask holds: PyTorch's own default."""
 
+READERS = 16  # threads that wait for a server
 
 Content = Callable[[], bytes | bytearray]
 """Waits for the content of a file."""
@@ -280,6 +281,11 @@ class Index:
         """Whether content comes from so far away that reading it has to begin well ahead."""
         return self.shards is not None and self.shards.is_remote
 
+    @property
+    def num_readers(self) -> int:
+        """Threads that read and decode images one by one: more than CPUs where they wait for a server."""
+        return READERS if self.is_remote else cpus_per_rank()
+
     def begin(self, sample: int, side: int = 0) -> Content:
         """Begin to read the content of a file, for `content`."""
         if self.shards is not None:
@@ -402,7 +408,7 @@ class Index:
             return np.bincount(indices[indices != target.ignore_index], minlength=num_classes)
 
         num_classes = len(target.classes)
-        with ThreadPoolExecutor(cpus_per_rank()) as pool:
+        with ThreadPoolExecutor(self.num_readers) as pool:
             return sum(pool.map(count, range(len(self))), np.zeros(num_classes))
 
     def copy(
@@ -410,7 +416,8 @@ class Index:
     ) -> tuple[np.ndarray, dict[int, str]]:
         """(B, height, width, channels): whole inputs, and of each one that cannot be read, why.
 
-        `begun` is what `begin` has answered of each, if it was asked. One thread that fills a batch is faster than several that share images of a few KB.
+        `begun` is what `begin` has answered of each, if it was asked. One thread that fills a batch is faster
+        than several that share images of a few KB.
         """
         if self.images is not None:
             return self.images[samples], {}

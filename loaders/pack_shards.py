@@ -13,13 +13,13 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -41,6 +41,9 @@ from loaders.resize import read_resized
 from loaders.shard_index import DESCRIPTION, FORMAT
 from loaders.shards import SPAN, key_in_shard, shard_name
 from loaders.storage import open_storage, without_credentials
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 BEGUN = "begun.json"
 PIECE = np.dtype([("span", SPAN), ("header", HEADER)])
@@ -128,7 +131,10 @@ class Split:
         self, split: str, index: Index, data: DataConfig, shard_mb: float, quality: str | None
     ) -> None:
         if not index.files or index.shards is not None:
-            raise Mistake(f"data={data.layout} is not made of image files, which shards hold")
+            raise Mistake(
+                f"data={data.layout} data.root={without_credentials(data.root)} does not come as image files, "
+                "which shards hold; set data.root to a folder of some"
+            )
         self.split, self.index, self.data, self.quality = split, index, data, quality
         self.sizes = index.sizes if quality is None else resized_sizes(data, index.sizes)
         self.order = np.arange(len(index))
@@ -291,7 +297,8 @@ def pack_shards(
         mine = jobs[part.number - 1 :: part.of]
         with ThreadPoolExecutor(max(SHARDS_AT_ONCE, cpus_per_rank())) as writers:
             list(tqdm(writers.map(write, mine), total=len(mine), desc=f"part {part}", unit="shard"))
-        missing = next((n for n, whole in enumerate(pool.map(is_whole, jobs)) if not whole), None)
+        found = enumerate(_mapped(pool, is_whole, jobs))
+        missing = next((number for number, is_there in found if not is_there), None)
         if missing is not None:
             of = Part(missing % part.of + 1, part.of)
             print(
@@ -304,7 +311,7 @@ def pack_shards(
             shape = len(split.index), len(split.index.sides)
             table = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", PIECE, shape)
             names = [piece_name(name, number) for number in range(len(split))]
-            for number, content in enumerate(pool.map(storage.read_whole, names)):
+            for number, content in enumerate(_mapped(pool, storage.read_whole, names)):
                 table[split.samples_of(number)] = np.load(BytesIO(content))
             split.write_index(table, folder / "index" / name)
             for path in sorted((folder / "index" / name).iterdir()):
@@ -313,6 +320,14 @@ def pack_shards(
                 storage.write(column, path)
         put(DESCRIPTION, json.dumps(about | {"columns": columns}, indent=2, default=list).encode())
         print(f"{shown} is packed: {len(jobs):,} shards")
+
+
+def _mapped(
+    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Sequence[T]
+) -> Iterator[R]:
+    """As `pool.map`, but no further ahead than needed."""
+    for start in range(0, len(items), 8 * IN_FLIGHT):
+        yield from pool.map(function, items[start : start + 8 * IN_FLIGHT])
 
 
 def piece_name(split: str, number: int) -> str:

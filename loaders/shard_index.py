@@ -15,9 +15,7 @@ import json
 import os
 import shutil
 import zlib
-from collections import deque
 from pathlib import Path
-from typing import Any
 
 from conf.schema import DataConfig
 from loaders.columns import SPLITS, differences, open_columns
@@ -29,7 +27,7 @@ from loaders.storage import Folder, MissingError, Storage, open_storage, without
 
 FORMAT = 1  # changes when what lies beside the shards does
 DESCRIPTION = "shards.json"
-RANGE_BYTES, RANGES_IN_FLIGHT = 8 << 20, 8
+AT_ONCE = 64 << 20  # bytes
 
 
 def holds_shards(root: str) -> bool:
@@ -64,19 +62,25 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
     folder = (
         Path(storage.path) if isinstance(storage, Folder) else _copied(storage.origin, text, data)
     )
-    train, val = (_open_split(storage, folder / "index" / split, split) for split in SPLITS)
+
+    def open_split(split: str) -> Index:
+        columns = folder / "index" / split
+        spans = tuple(map(mapped, sorted(columns.glob("spans-*.npy"))))
+        order, starts = (mapped(columns / f"{name}.npy") for name in ("order", "starts"))
+        shards = Shards(storage, split, spans, order, starts, fingerprint_of(text))
+        return open_columns(columns, "", shards)
+
+    train, val = map(open_split, SPLITS)
     return train, val
 
 
-def _open_split(storage: Storage, folder: Path, split: str) -> Index:
-    spans = tuple(map(mapped, sorted(folder.glob("spans-*.npy"))))
-    order, starts = (mapped(folder / f"{name}.npy") for name in ("order", "starts"))
-    return open_columns(folder, "", Shards(storage, split, spans, order, starts))
+def fingerprint_of(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _copied(storage: Storage, text: bytes, data: DataConfig) -> Path:
     """The folder with copies of the columns, which `shards.json` describes."""
-    folder = Path(data.cache_dir, f"index-{hashlib.sha256(text).hexdigest()[:16]}")
+    folder = Path(data.cache_dir, f"index-{fingerprint_of(text)}")
     with one_process_at_a_time(folder):
         if not folder.is_dir():
             unfinished = folder.with_suffix(".tmp")
@@ -89,18 +93,12 @@ def _copied(storage: Storage, text: bytes, data: DataConfig) -> Path:
 
 def _copy(storage: Storage, name: str, facts: dict[str, int], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    starts = range(0, facts["size"], RANGE_BYTES)
-    begun: deque[Any] = deque()
     crc32 = 0
     with path.open("wb") as file:
-        for start in (*starts, *[None] * RANGES_IN_FLIGHT):
-            if start is not None:
-                end = min(start + RANGE_BYTES, facts["size"])
-                begun.append(storage.begin(name, start, end))
-            if begun and (start is None or len(begun) > RANGES_IN_FLIGHT):
-                content = begun.popleft().result()
-                crc32 = zlib.crc32(content, crc32)
-                file.write(content)
+        for start in range(0, facts["size"], AT_ONCE):
+            content = storage.read(name, start, min(start + AT_ONCE, facts["size"]))
+            crc32 = zlib.crc32(content, crc32)
+            file.write(content)
     if crc32 != facts["crc32"]:
         raise ValueError(
             f"{without_credentials(storage.root)}: {name} is not the one that was packed with the shards; "

@@ -207,6 +207,12 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     )
     if rank != 0:
         _only_warn(rank)
+    elif not_dividing := numbers_of_ranks_that_do_not_divide(cfg.global_batch_size):
+        log.warning(
+            "global_batch_size=%d cannot be divided among %s ranks: the run would end if as many machines "
+            "were left of --nnodes=%s",
+            *(cfg.global_batch_size, not_dividing, os.environ["ELASTIC_NNODES"]),
+        )
     return ProcessGroup()
 
 
@@ -216,6 +222,14 @@ def _only_warn(rank: int) -> None:
     root = logging.getLogger()
     root.handlers = [console]
     root.setLevel(logging.WARNING)
+
+
+def numbers_of_ranks_that_do_not_divide(global_batch_size: int) -> str:
+    """Of those that launch/elastic_torchrun.py may start."""
+    fewest, _, most = os.environ.get("ELASTIC_NNODES", "1").partition(":")
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    numbers = (per_node * nodes for nodes in range(int(fewest), int(most or fewest) + 1))
+    return ", ".join(str(number) for number in numbers if global_batch_size % number)
 
 
 def open_store() -> dist.Store:
@@ -325,16 +339,14 @@ def set_gradient_sync(model: nn.Module, syncs: bool) -> None:
 def run_stamp() -> str:
     """Start time of the run, the same string on every rank that torchrun started.
 
-    Ranks start at different moments; the first one to ask torchrun's key-value store decides.
+    Ranks start at different moments; the first one to ask torchrun's key-value store decides. Without that
+    store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), it is what torchrun calls the run (--rdzv_id).
     """
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return now
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise ValueError(
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE leaves no store in which the ranks could agree on a "
-            "name for the run; set output_dir=DIR or name=NAME"
-        )
+        return os.environ["TORCHELASTIC_RUN_ID"]
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),

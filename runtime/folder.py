@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import platform
+import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 REQUEUE_MARKER = "requeue"
 """File in the run's folder while the run wants to be started again."""
 
+SECONDS_FOR_A_LOST_MACHINE = 120.0
+"""Longer than a file server keeps what a machine has locked that it no longer hears of (NFS: 90 s)."""
+
 _locks: dict[Path, IO[str]] = {}
 """Of this process; a lock ends with it, however it ends."""
 
@@ -29,7 +33,14 @@ def claim(cfg: "Config", folder: Path) -> None:
             the configuration does not say what to do with them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _lock(folder)
+    # torchrun may have started this process because the machine was lost on which the run was.
+    is_restarted = (
+        cfg.resume is not None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
+    )
+    _lock(
+        folder,
+        min(SECONDS_FOR_A_LOST_MACHINE, cfg.distributed.timeout_s / 2) if is_restarted else 0,
+    )
     checkpoints = folder / "checkpoints"
     events = list(folder.glob("events.out.tfevents.*"))
     if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):
@@ -44,24 +55,39 @@ def claim(cfg: "Config", folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _lock(folder: Path) -> None:
+def _lock(folder: Path, patience_s: float) -> None:
     """A POSIX lock, which also holds between machines that share a disk, and not in forked processes."""
     path = (folder / ".lock").resolve()
     if path in _locks:
         return
     file = path.open("a+")
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        file.seek(0)
-        who = file.read().strip() or "another process"
-        raise ValueError(
-            f"output_dir={folder} belongs to a run that is still going ({who}); wait for its end, or "
-            "choose another output_dir"
-        ) from error
+        if not _can_lock(file):
+            file.seek(0)
+            who = file.read().strip() or "another process"
+            end = time.monotonic() + patience_s
+            if patience_s:
+                log.warning(
+                    "waits up to %.0f s for the end of %s, which has %s", patience_s, who, folder
+                )
+            while not _can_lock(file):
+                if time.monotonic() >= end:
+                    raise ValueError(
+                        f"output_dir={folder} belongs to a run that is still going ({who}); wait for its "
+                        "end, or choose another output_dir"
+                    )
+                time.sleep(1)
     except OSError as error:
         log.warning("%s cannot be locked (%s): start no second run there", folder, error)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}")
     file.flush()
     _locks[path] = file
+
+
+def _can_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

@@ -19,7 +19,7 @@ MESSAGE = "Template at "
 # What measures, shows or makes the template, the published experiments, and the tests of these.
 LEFT_OUT = [
     *("template", "benchmarks", "conf/experiment", "loaders/generate.py"),
-    *("docs/benchmarks.md", "docs/experiments.md", "docs/side_by_side.svg"),
+    *("SCALING.md", "docs/benchmarks.md", "docs/experiments.md", "docs/side_by_side.svg"),
     *("tests/busy.py", "tests/test_benchmarks.py", "tests/test_experiments.py"),
     *("tests/test_generate.py", "tests/test_guide.py", "tests/test_project.py"),
     *("tests/test_gpu_check.py", "launch/gpu_wheels.sh"),

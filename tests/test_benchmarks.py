@@ -36,6 +36,7 @@ from benchmarks import (
     report,
     scale,
     shuffle,
+    simulate,
     turns,
 )
 from benchmarks.__main__ import BENCHMARKS, function_of, main, split
@@ -614,6 +615,46 @@ def test_loop_overhead_runs(tmp_path: Path, data_dir: Path) -> None:
         assert rows[" ".join(LIGHT), subject, "time per step"].median > 0
 
 
+def test_simulate_runs(tmp_path: Path, data_dir: Path, monkeypatch) -> None:
+    monkeypatch.setattr(simulate, "MEASURED_RANKS", (2,))
+    monkeypatch.setattr(simulate, "FITTED_RANKS", 2)
+    monkeypatch.setattr(simulate, "KIB", (4, 4096))
+    rows = run_tiny("simulate", tmp_path, data_dir, *LIGHT)
+    for kib in (4, 4096):  # two points, two constants
+        assert abs(rows[f"all-reduce of {kib} KiB", "2 ranks", simulate.ERROR].median) < 1
+    here = [line for (case, *_, what), line in rows.items() if case.startswith(LIGHT[0])]
+    assert [line.subject for line in here if line.quantity == simulate.EFFICIENCY] == [
+        *("8 ranks", "64 ranks", "1,024 ranks")
+    ]
+
+
+IDEAL = simulate.Cluster(
+    *(0.1, [0.9, 1.0, 1.1], 1e8, 1e-5, 1e10, 0.0, 0.0, 10.0, 0.0), restart_s=0.0, mtbf_s=1e6
+)
+
+
+def test_the_simulated_parts_of_a_step_are_those_of_the_formulas() -> None:
+    ring_s, tree_s = 2 * 3 * (1e-5 + 2.5e7 / 1e10), 2 * 2 * (1e-5 + 4 / 1e10)
+    assert simulate.all_reduce_s(IDEAL, 4, 1e8) == pytest.approx(ring_s)
+    assert simulate.all_reduce_s(IDEAL, 4, 4) == pytest.approx(tree_s)
+    assert simulate.all_reduce_s(replace(IDEAL, cores=2), 4, 1e8) == pytest.approx(2 * ring_s)
+    two = simulate.parts_of_step(replace(IDEAL, hidden_s=0.004), 2)
+    # The slower of two: 1.1 in five of nine pairs, 1.0 in three, 0.9 in one.
+    assert two["slowest rank"] == pytest.approx(0.1 * (9.4 / 9 - 1))
+    assert two["all-reduce"] == pytest.approx(2 * (1e-5 + 5e7 / 1e10) - 0.004)
+    late = simulate.parts_of_step(replace(IDEAL, batch_bytes=1e9, storage=1e9), 2)
+    assert sum(late.values()) == pytest.approx(2)
+
+
+def test_the_best_interval_is_near_youngs_and_keeps_what_theory_says() -> None:
+    for count in (1, 16, 64):
+        best, young = simulate.best_interval_s(IDEAL, count), simulate.young_s(IDEAL, count)
+        assert 0.5 < best / young < 2
+        lost = 1 - simulate.kept(IDEAL, count, young)
+        mtbf_s = IDEAL.mtbf_s / count
+        assert lost == pytest.approx(10 / young + young / 2 / mtbf_s, rel=0.1)
+
+
 # The report
 
 
@@ -730,6 +771,10 @@ FIXED: dict[str, tuple[list[Measurement], dict[str, dict[str, list[str]]]]] = {
             for way, samples in zip(AGREEMENTS, ["4;4;4", "5;6;5", "4.4;4;4"], strict=True)
         ],
         {"caltech256": {"against no agreement": ["1x", "1.25x (1.25 to 1.5)", "1x (1 to 1.1)"]}},
+    ),
+    "simulate": (
+        [row("8 ranks", "97.5", quantity=simulate.EFFICIENCY, unit="%")],
+        {"caltech256": {"efficiency (%)": ["97.5"]}},
     ),
 }
 

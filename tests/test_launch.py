@@ -1,11 +1,11 @@
 """The scripts that start a run on a cluster, as far as a machine without one can check them."""
 
 import contextlib
-import copy
-import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+import yaml
+from torch.distributed import run
+
+from launch import rendezvous
+from runtime.distributed import numbers_of_ranks_that_do_not_divide
 
 REPOSITORY = Path(__file__).parents[1]
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
-PYTORCHJOB = REPOSITORY / "launch" / "pytorchjob.yaml"
+TRAINJOB = REPOSITORY / "launch" / "trainjob.yaml"
 BIN = Path(sys.executable).parent
 RUN = "outputs/train_ddp/4711"
 
@@ -248,6 +252,24 @@ def test_a_signal_reaches_every_rank_of_two_nodes_and_each_has_the_time_to_save(
     assert lines_of(tmp_path / "requeue.txt") == [f"requeue {job_id}"]
 
 
+def test_a_port_that_is_taken_is_told():
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"port {port} cannot be used"):
+            rendezvous.main([str(port)])
+
+
+def test_a_batch_that_fewer_machines_cannot_divide_is_known_at_the_start(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setenv("ELASTIC_NNODES", "1:4")
+    assert numbers_of_ranks_that_do_not_divide(96) == ""
+    assert numbers_of_ranks_that_do_not_divide(64) == "24"
+    monkeypatch.delenv("ELASTIC_NNODES")
+    assert numbers_of_ranks_that_do_not_divide(64) == ""
+
+
 def described(**properties: Any) -> dict[str, Any]:
     """An object with these properties, of which those with a trailing underscore are optional."""
     return {
@@ -262,100 +284,150 @@ def items(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": schema, "minItems": 1}
 
 
+def listed(*values: Any) -> dict[str, Any]:
+    return {"enum": list(values)}
+
+
 TEXT = {"type": "string", "minLength": 1}
 COUNT = {"type": "integer", "minimum": 1}
+NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
+PATH = {"type": "string", "pattern": "^/"}
 QUANTITY = {"type": ["integer", "string"], "pattern": "^[0-9.]+([KMGT]i?|m)?$"}
-MOUNT = described(name=TEXT, mountPath={"type": "string", "pattern": "^/"})
-VOLUME = described(
-    name=TEXT,
-    emptyDir_=described(medium={"const": "Memory"}, sizeLimit=QUANTITY),
-    persistentVolumeClaim_=described(claimName=TEXT),
-)
+METADATA = described(name_=NAME, labels_={"type": "object", "additionalProperties": TEXT})
+RESOURCES = described(limits={"type": "object", "additionalProperties": QUANTITY})
 CONTAINER = described(
-    name={"const": "pytorch"},
+    name=NAME,
     image=TEXT,
-    workingDir={"type": "string", "pattern": "^/"},
     command=items(TEXT),
-    env=items(described(name=TEXT, value={"type": "string"})),
-    resources=described(limits={"type": "object", "additionalProperties": QUANTITY}),
-    volumeMounts=items(MOUNT),
+    env_=items(described(name=TEXT, value={"type": "string"})),
+    resources_=RESOURCES,
+    volumeMounts_=items(described(name=NAME, mountPath=PATH)),
+)
+VOLUME = described(
+    name=NAME,
+    emptyDir_=described(medium=listed("Memory"), sizeLimit=QUANTITY),
+    persistentVolumeClaim_=described(claimName=NAME),
 )
 POD = described(
-    terminationGracePeriodSeconds=COUNT,
+    restartPolicy=listed("OnFailure", "Never"),
+    terminationGracePeriodSeconds_=COUNT,
+    shareProcessNamespace_={"type": "boolean"},
+    securityContext_=described(runAsNonRoot={"type": "boolean"}, fsGroup=COUNT),
     containers=items(CONTAINER),
-    volumes=items(VOLUME),
+    volumes_=items(VOLUME),
 )
-WORKER = described(
-    replicas=COUNT,
-    restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+FAILURE = described(
+    action=listed("FailJob", "FailIndex", "Ignore", "Count"),
+    onPodConditions_=items(described(type=TEXT, status=listed("True", "False", "Unknown"))),
+    onExitCodes_=described(operator=listed("In", "NotIn"), values=items(COUNT)),
+)
+JOB = described(
+    backoffLimit=COUNT,
+    successPolicy_=described(rules=items(described(succeededCount=COUNT))),
+    podFailurePolicy_=described(rules=items(FAILURE)),
     template=described(spec=POD),
 )
-# The part of kubeflow.org/v1 PyTorchJob (training operator 1.9) that the file uses, no field more, so
-# that a misspelt one is found.
-SCHEMA = described(
-    apiVersion={"const": "kubeflow.org/v1"},
-    kind={"const": "PyTorchJob"},
-    metadata=described(name={"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}),
+JOB_SET = described(
+    successPolicy=described(operator=listed("All", "Any"), targetReplicatedJobs=items(NAME)),
+    replicatedJobs=items(
+        described(name=NAME, template=described(metadata_=METADATA, spec=JOB)),
+    ),
+)
+# The parts of trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) that the file uses, no field more, so that a
+# misspelt one is found.
+VERSION = {"const": "trainer.kubeflow.org/v1alpha1"}
+RUNTIME = described(
+    apiVersion=VERSION,
+    kind={"const": "TrainingRuntime"},
+    metadata=METADATA,
     spec=described(
-        nprocPerNode={"type": "string", "pattern": "^(auto|cpu|gpu|[0-9]+)$"},
-        elasticPolicy=described(
-            minReplicas=COUNT,
-            maxReplicas=COUNT,
-            rdzvBackend={"enum": ["c10d", "etcd", "etcd-v2"]},
-            rdzvId=TEXT,
-            maxRestarts=COUNT,
-            rdzvConf=items(described(key=TEXT, value={"type": "string"})),
-        ),
-        runPolicy=described(
-            cleanPodPolicy={"enum": ["All", "Running", "None"]},
-            backoffLimit=COUNT,
-        ),
-        pytorchReplicaSpecs=described(Worker=WORKER),
+        mlPolicy=described(torch=described()),
+        template=described(spec=JOB_SET),
+    ),
+)
+TRAIN_JOB = described(
+    apiVersion=VERSION,
+    kind={"const": "TrainJob"},
+    metadata=METADATA,
+    spec=described(
+        runtimeRef=described(kind=listed("TrainingRuntime", "ClusterTrainingRuntime"), name=NAME),
+        trainer=described(numNodes=COUNT, resourcesPerNode=RESOURCES),
     ),
 )
 
 
-def read_pytorchjob() -> dict[str, Any]:
-    job = OmegaConf.to_container(OmegaConf.load(PYTORCHJOB))
-    return json.loads(json.dumps(job))
+@pytest.fixture
+def runtime_and_job() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(TRAINJOB.read_text()))
 
 
-def test_the_pytorchjob_follows_the_schema_and_a_misspelt_field_does_not():
+def test_the_trainjob_and_its_runtime_follow_the_schema_and_misspelt_fields_do_not(runtime_and_job):
     fastjsonschema = pytest.importorskip("fastjsonschema")
-    validate = fastjsonschema.compile(SCHEMA)
-    job = read_pytorchjob()
-    validate(job)
-    for change in [
-        {"nprocPerNode": 8},  # a string in the API
-        {"elasticpolicy": {}},
-        {"pytorchReplicaSpecs": {"Workers": {}}},
+    runtime, job = runtime_and_job
+    validators = [fastjsonschema.compile(schema) for schema in (RUNTIME, TRAIN_JOB)]
+    for validate, document in zip(validators, runtime_and_job, strict=True):
+        validate(document)
+    jobs = runtime["spec"]["template"]["spec"]
+    for place, change in [
+        (job["spec"]["trainer"], {"numNodes": "2"}),
+        (job["spec"], {"trainers": {}}),
+        (jobs, {"successPolicy": {"operator": "all", "targetReplicatedJobs": ["node"]}}),
+        (jobs["replicatedJobs"][1]["template"]["spec"], {"backOffLimit": 3}),
     ]:
-        wrong = copy.deepcopy(job)
-        wrong["spec"] |= change
+        before = dict(place)
+        place |= change
         with pytest.raises(fastjsonschema.JsonSchemaValueException):
-            validate(wrong)
+            for validate, document in zip(validators, runtime_and_job, strict=True):
+                validate(document)
+        place.clear()
+        place |= before
 
 
-def test_the_pytorchjob_is_consistent_in_itself_and_with_the_batch_script():
-    spec = read_pytorchjob()["spec"]
-    worker = spec["pytorchReplicaSpecs"]["Worker"]
-    pod = worker["template"]["spec"]
-    (container,) = pod["containers"]
-    env = {variable["name"]: variable["value"] for variable in container["env"]}
+def test_the_trainjob_is_consistent_with_its_runtime_the_image_and_the_batch_script(
+    runtime_and_job,
+):
+    runtime, job = runtime_and_job
+    name = job["metadata"]["name"]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    jobs = runtime["spec"]["template"]["spec"]
+    place, node = (part["template"]["spec"] for part in jobs["replicatedJobs"])
+    assert [part["name"] for part in jobs["replicatedJobs"]] == ["rendezvous", "node"]
+    assert jobs["successPolicy"]["targetReplicatedJobs"] == ["node"]
+    pod = node["template"]["spec"]
+    (container,), (meeting,) = pod["containers"], place["template"]["spec"]["containers"]
 
-    assert spec["elasticPolicy"]["maxReplicas"] == worker["replicas"]
-    assert spec["nprocPerNode"] == str(container["resources"]["limits"]["nvidia.com/gpu"])
+    image = meeting["image"]
+    assert container["image"] == image
+    assert f"IMAGE ?= {image}\n" in (REPOSITORY / "Makefile").read_text()
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    folder = re.search(r"^WORKDIR (.*)$", dockerfile, re.MULTILINE)
+    assert folder
+    assert f"\nUSER {pod['securityContext']['fsGroup']}\n" in dockerfile
+
+    python, script, port = meeting["command"]
+    assert (python, script) == ("python", "launch/rendezvous.py")
+    assert container["command"][:2] == ["python", "launch/elastic_torchrun.py"]
+    options = run.parse_args(container["command"][2:])
+    # Pods are named JOBSET-JOB-JOB'S NUMBER-POD'S NUMBER, and the JobSet as the TrainJob.
+    assert options.rdzv_endpoint == f"{name}-rendezvous-0-0.{name}:{port}"
+    assert options.nnodes.partition(":")[2] == str(job["spec"]["trainer"]["numNodes"])
+    for path in (script, container["command"][1], options.training_script):
+        assert (REPOSITORY / path).is_file()
+    output_dir, resume = options.training_script_args
+    assert (output_dir, resume) == (f"output_dir=outputs/train_ddp/{name}", "resume=auto")
+
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
     assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
-    outputs = f"{container['workingDir']}/outputs"
-    assert "persistentVolumeClaim" in mounts[outputs]
+    assert "persistentVolumeClaim" in mounts[f"{folder[1]}/outputs"]
 
-    torchrun, script, output_dir, resume = container["command"]
-    assert (torchrun, resume) == ("torchrun", "resume=auto")
-    assert (REPOSITORY / script).exists()
-    assert output_dir.startswith("output_dir=outputs/")
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
     timeout = env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
     assert int(timeout) < pod["terminationGracePeriodSeconds"]
-    for name in ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
-        assert f"export {name}={env[name]}\n" in SBATCH.read_text()
+    assert f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={timeout}\n" in SBATCH.read_text()
+
+
+def test_nothing_that_git_ignores_goes_into_the_image():
+    left_out = (REPOSITORY / ".dockerignore").read_text().split()
+    for line in (REPOSITORY / ".gitignore").read_text().split():
+        assert {line.rstrip("/"), f"**/{line}".rstrip("/")} & set(left_out), line

@@ -146,6 +146,25 @@ def test_a_sweep_that_is_killed_takes_its_runs_with_it(folder: Path) -> None:
     assert len(list(folder.glob("out/0*/checkpoints/*"))) == before
 
 
+def test_optuna_chooses_by_what_the_runs_before_reached_and_goes_on_later(folder: Path) -> None:
+    pytest.importorskip("optuna")
+    arguments = ["--jobs", "2", "train.py", "lr=interval(0,1)", "seed=1,2", "steps=1"]
+    status, said = end(start(folder, "--trials", "13", *arguments))
+    assert status == 0, said
+    before = starts_of(folder)
+    assert len(before) == 13
+    status, said = end(start(folder, "--trials", "26", *arguments))
+    assert status == 0, said
+    assert "26 runs, 13 have ended already" in said
+    starts = starts_of(folder)
+    assert {name: starts[name] for name in before} == before
+    numbered = sorted(starts, key=lambda name: int(name.partition("-")[0]))
+    lrs = [float(name.split("_")[1].partition("-")[0]) for name in numbered]
+    assert len(set(lrs)) == 26
+    # The stand-in's metric is its learning rate. Optuna draws ten at random, and then near the best.
+    assert sum(lrs[13:]) / 13 > sum(lrs[:10]) / 10 + 0.1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -154,6 +173,9 @@ def test_a_sweep_that_is_killed_takes_its_runs_with_it(folder: Path) -> None:
         (["train_ddp.py"], "train_ddp.py is started by torchrun: say with how many --ranks"),
         (["train.py", "output_dir=a"], "output_dir= would be the folder of all runs; use --out"),
         (["train.py", "seed=[1"], "seed=[1: "),
+        (["train.py", "lr=interval(0,1)"], "lr=interval(0,1) has no end of values; use --trials"),
+        (["--trials", "0", "train.py"], "--trials 0 is less than 1; use 1 or more"),
+        (["--trials", "2", "--slurm", "", "train.py"], "--trials waits for results"),
     ],
 )
 def test_mistakes_end_in_one_line(folder: Path, arguments: list[str], message: str) -> None:

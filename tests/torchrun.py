@@ -31,15 +31,18 @@ def torchrun(
     env: dict[str, str] | None = None,
     *,
     is_forked: bool = True,
+    is_elastic: bool = False,
 ) -> ForkServerProcess:
     """Start torchrun with these arguments in this folder; what it prints goes to a file.
 
     Args:
+        is_elastic: by `launch/elastic_torchrun.py`.
         is_forked: otherwise the agent and the ranks are Pythons of their own, as a user's.
     """
     is_forked = is_forked and sys.platform == "linux"  # which shows others how a process looks
     process = FORKSERVER.Process(
-        target=_agent, args=(arguments, folder, prints, ENVIRONMENT | (env or {}), is_forked)
+        target=_agent,
+        args=(arguments, folder, prints, ENVIRONMENT | (env or {}), is_forked, is_elastic),
     )
     process.start()
     return process
@@ -57,7 +60,12 @@ def train_with_torchrun(script: str, output_dir: Path, *overrides: str) -> str:
 
 
 def _agent(
-    arguments: list[str], folder: Path, prints: Path, env: dict[str, str], is_forked: bool
+    arguments: list[str],
+    folder: Path,
+    prints: Path,
+    env: dict[str, str],
+    is_forked: bool,
+    is_elastic: bool,
 ) -> None:
     os.chdir(folder)
     file = os.open(prints, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -70,9 +78,11 @@ def _agent(
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+    from launch import elastic_torchrun
+
     subprocess_handler.Popen = _Rank  # type: ignore[misc]
     try:
-        run.main(arguments)
+        (elastic_torchrun if is_elastic else run).main(arguments)
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)

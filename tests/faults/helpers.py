@@ -102,6 +102,7 @@ class Torchrun:
         *overrides: str,
         environment: dict[str, str] | None = None,
         is_forked: bool = True,
+        is_elastic: bool = False,
     ) -> None:
         self.mark = uuid.uuid4().hex
         self.prints = output_dir.with_name(f"{output_dir.name}-{self.mark[:6]}.txt")
@@ -111,6 +112,7 @@ class Torchrun:
             self.prints,
             {"TEST_MARK": self.mark, "PYTHONFAULTHANDLER": "1", **(environment or {})},
             is_forked=is_forked,
+            is_elastic=is_elastic,
         )
 
     def __enter__(self) -> "Torchrun":

@@ -2,11 +2,13 @@
 
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from runtime.folder import claim
 from tests.faults.helpers import (
     assert_same_state,
     join,
@@ -17,7 +19,15 @@ from tests.faults.helpers import (
     wait_for,
     wait_for_step,
 )
-from tests.helpers import checkpoint_of, events_of, fork, scalars_of, train
+from tests.helpers import (
+    FORKSERVER,
+    checkpoint_of,
+    events_of,
+    fork,
+    make_config,
+    scalars_of,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +80,27 @@ def test_a_second_run_in_a_folder_is_refused_while_the_first_lives(
     join(processes)
     train("train.py", run, *options, "resume=auto", "max_steps=6")
     assert checkpoint_of(run)["step"] >= 6
+
+
+def claim_for(seconds: float, folder: Path) -> None:
+    claim(make_config(), folder)
+    (folder / "is_claimed").touch()
+    time.sleep(seconds)
+
+
+def test_a_run_that_torchrun_restarts_waits_for_the_end_of_the_one_before(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    other = FORKSERVER.Process(target=claim_for, args=(2, tmp_path))
+    other.start()
+    wait_for((tmp_path / "is_claimed").exists, "the other run")
+    again = make_config("resume=auto")
+    with pytest.raises(ValueError, match="belongs to a run that is still going"):
+        claim(again, tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    claim(again, tmp_path)
+    assert "waits up to 120 s for the end of process" in caplog.text
+    other.join()
 
 
 def test_another_optimizer_is_refused(copy, options) -> None:

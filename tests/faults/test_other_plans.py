@@ -2,25 +2,39 @@
 
 import json
 import shutil
+import signal
+from collections import Counter
+from contextlib import ExitStack
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 
+from launch import rendezvous
 from tests.faults.helpers import (
     NUM_STEPS,
     NUM_TRAIN,
     Torchrun,
     run_to_end,
     script_with,
+    wait_for,
     wait_for_end,
 )
-from tests.helpers import checkpoint_of, events_of, free_port, scalars_of, summary_of, train
+from tests.helpers import (
+    FORKSERVER,
+    checkpoint_of,
+    events_of,
+    free_port,
+    scalars_of,
+    summary_of,
+    train,
+)
 
 PER_EPOCH = NUM_STEPS // 2
 
 
-def recording(folder: Path, script: str) -> Path:
-    """The script, with each rank's samples of each step written to `<folder>/seen.txt`."""
+def recording(folder: Path, script: str, *lines: str) -> Path:
+    """The script, with these lines, and each rank's samples of each step written to `<folder>/seen.txt`."""
     seen = folder / "seen.txt"
     return script_with(
         folder,
@@ -28,6 +42,7 @@ def recording(folder: Path, script: str) -> Path:
         f"with open({str(seen)!r}, 'a') as file:",
         "    samples = [step, rank, train_loader.last_rows['sample'].tolist()]",
         "    file.write(f'{samples}\\n')",
+        *lines,
     )
 
 
@@ -118,6 +133,62 @@ def test_two_nodes_train_like_one_process_and_write_once(whole, no_batch_norm, t
     assert log.count("epoch 1 of 2:") == log.count("epoch 2 of 2:") == 1
     assert (one.text() + other.text()).count("epoch 2 of 2:") == 1
     assert events_of(run).Tags()["images"] == ["train/inputs", "val/predictions", "val/confusion"]
+
+
+def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twice(
+    whole, no_batch_norm, tmp_path
+) -> None:
+    run, port = tmp_path / "run", free_port()
+    script = recording(tmp_path / "s", "train_ddp.py", "time.sleep(0.3)")
+    launcher = ["--nnodes=1:2", "--nproc_per_node=1", f"--rdzv_endpoint=127.0.0.1:{port}"]
+    launcher += ["--rdzv_id=test", "--local_addr=127.0.0.1", "--max-restarts=9"]
+    launcher += ["--rdzv_conf=is_host=false,last_call_timeout=1,keep_alive_interval=1"]
+    overrides = ["train_ddp.py", launcher, *no_batch_norm, "resume=auto"]
+
+    def meeting_place() -> ForkServerProcess:
+        process = FORKSERVER.Process(target=rendezvous.main, args=([str(port)],))
+        process.start()
+        return process
+
+    def wait_for_ranks(count: int) -> None:
+        """Until so many ranks have made a step more."""
+        made = len(seen_by(script)) if (script / "seen.txt").exists() else 0
+
+        def have_made() -> bool:
+            lines = (script / "seen.txt").read_text() if (script / "seen.txt").exists() else ""
+            ranks = Counter(line.partition(",")[0] for line in lines.splitlines())
+            return any(number == count for number in list(ranks.values())[made:])
+
+        wait_for(have_made, f"a step of {count} ranks")
+
+    with ExitStack() as stack:
+
+        def machine() -> Torchrun:
+            return stack.enter_context(Torchrun(script, run, *overrides, is_elastic=True))
+
+        place = meeting_place()
+        stack.callback(lambda: place.kill())
+        one, other = machine(), machine()
+        wait_for_ranks(2)
+        other.agent.kill()
+        wait_for_ranks(1)
+        another = machine()
+        wait_for_ranks(2)
+        place.kill()
+        place.join()
+        wait_for(lambda: "again: nothing answers there" in one.text(), "the loss to be told")
+        place = meeting_place()
+        wait_for_ranks(2)
+        one.agent.terminate()
+        assert wait_for_end(one, timeout=30) == [128 + signal.SIGTERM]
+        assert wait_for_end(another, timeout=60) == [0], another.text()
+        text = one.text() + another.text()
+        assert "Traceback" not in text
+        late = machine()
+        assert wait_for_end(late, timeout=30) == [1]
+        assert "--rdzv_id=test has ended" in late.text()
+    assert seen_by(script) == seen_by(whole.parent / "s")
+    assert_like(run, whole)
 
 
 @pytest.fixture
