@@ -28,6 +28,7 @@ BENCHMARKS = {
     "loop_overhead": "what the training loop costs beside forward, backward and step",
     "scale": "what a billion samples cost before the first batch",
     "shuffle": "how random an epoch is that goes through shards",
+    "remote": "what it costs that shards lie on a server",
     "augmentations": "what augmenting a batch costs beside torchvision's transforms",
     "agreement": "what it costs that ranks agree on signals and the clock in each step",
     "simulate": "what 8, 64 and 1024 ranks would do, by a model that is checked with 2 to 8",

@@ -23,7 +23,7 @@ from runtime.checkpoint import write_atomically
 
 PACKAGES = (
     *("torch", "torchvision", "nvidia-dali-cuda120", "numpy", "pillow", "simplejpeg", "tifffile"),
-    *("spdl", "webdataset", "litdata", "lightning", "accelerate"),
+    *("spdl", "webdataset", "litdata", "mosaicml-streaming", "obstore", "lightning", "accelerate"),
 )
 CONFIDENCE = 0.95
 

@@ -15,6 +15,7 @@ from benchmarks.loading import PACKING
 from benchmarks.loop_overhead import BARE
 from benchmarks.plots import LIMIT, OTHERS, OURS, Panel
 from benchmarks.records import Measurement, Subject, Summary, latest, ratio
+from benchmarks.remote import PEAK
 from benchmarks.run import SPEED, STEP_TIME, number, span
 from benchmarks.scale import FIRST_BATCH, GROWTH, RESUME
 from benchmarks.shuffle import CLASSES, MOVED, ORIGINS
@@ -29,6 +30,7 @@ PICTURED = (
     FIRST_BATCH,
     RESUME,
     GROWTH,
+    PEAK,
     CLASSES,
     ORIGINS,
     MOVED,
@@ -52,6 +54,7 @@ TITLES = {
     "loop_overhead": "The training loop's own cost",
     "scale": "Number of samples",
     "shuffle": "Order of an epoch through shards",
+    "remote": "Shards on a server",
     "augmentations": "Augmentations of a finished batch",
     "agreement": "Agreement of ranks in each step",
     "simulate": "Many ranks, simulated",

@@ -12,6 +12,8 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import psutil
@@ -27,6 +29,7 @@ from benchmarks import (
     augmentations,
     bottleneck,
     entry_points,
+    fresh,
     loading,
     readme,
     records,
@@ -41,7 +44,9 @@ from benchmarks.agreement import AGREEMENTS
 from benchmarks.baselines import Job, Recipe, dataloader, limits
 from benchmarks.loading import difference, first_images
 from benchmarks.records import Measurement, Subject, Summary, ratio, summarise
+from benchmarks.remote import PEAK
 from benchmarks.run import Run, Sizes
+from benchmarks.server import serve
 from benchmarks.template import make_config
 from benchmarks.turns import Program, measure
 from runtime.timing import verdict
@@ -544,6 +549,46 @@ def test_a_billion_samples_start_as_soon_as_ten_thousand(tmp_path: Path, capsys)
     assert len(records.read(tmp_path / "scale.csv")) == 9
 
 
+def test_the_server_answers_late_with_ranges_and_lists_its_files(tmp_path: Path) -> None:
+    (tmp_path / "bucket" / "a b").mkdir(parents=True)
+    (tmp_path / "bucket" / "a b" / "c").write_bytes(b"0123456789")
+    with serve(tmp_path, 0.2, set(records.cores())) as address:
+
+        def ask(path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, str]:
+            start = time.perf_counter()
+            with urlopen(
+                Request(f"{address}/bucket{path}", method=method, headers=headers)
+            ) as answer:
+                found = answer.status, answer.read(), answer.headers["Content-Length"]
+            assert time.perf_counter() - start >= 0.2
+            return found
+
+        assert ask("/a%20b/c") == (200, b"0123456789", "10")
+        assert ask("/a%20b/c", Range="bytes=2-4") == (206, b"234", "3")
+        assert ask("/a%20b/c", Range="bytes=8-40") == (206, b"89", "2")
+        assert ask("/a%20b/c", method="HEAD") == (200, b"", "10")
+        listed = ask("?list-type=2&prefix=a%20b/")[1]
+        assert b"<Key>a b/c</Key><Size>10</Size>" in listed
+        with pytest.raises(HTTPError, match="404"):
+            ask("/d")
+
+
+def _hold(count: int) -> str:
+    held = bytearray(b"x") * count
+    time.sleep(3 * fresh.SAMPLING_S)
+    if count == 0:
+        raise ValueError("nothing to hold")
+    return str(len(held))
+
+
+def test_a_program_in_a_fresh_process_is_measured_with_its_memory() -> None:
+    answer, peak_mb = fresh.run_fresh(partial(_hold, 300_000_000), records.cores())
+    assert answer == "300000000"
+    assert 300 < peak_mb < 2000
+    with pytest.raises(RuntimeError, match="ValueError: nothing to hold"):
+        fresh.run_fresh(partial(_hold, 0), records.cores())
+
+
 def test_a_window_is_about_as_random_as_a_buffer_of_its_size(tmp_path: Path) -> None:
     shuffle.main(Run(tmp_path, TINY))
     found = {
@@ -700,6 +745,19 @@ FIXED: dict[str, tuple[list[Measurement], dict[str, dict[str, list[str]]]]] = {
     "shuffle": (
         [row("data.shuffle=full", "92;93;94", quantity=shuffle.CLASSES, unit="of 100")],
         {"caltech256": {"classes in a batch (of 100)": ["93 (92 to 94)"]}},
+    ),
+    "remote": (
+        [
+            row("loader=pytorch, files on disk", "100;80;100"),
+            row("loader=pytorch, files on disk", "400;401", quantity=PEAK, unit="MB"),
+            row("LitData, 100 ms", "50;50;50"),
+        ],
+        {
+            "caltech256": {
+                "against loader=pytorch, files on disk": ["1x", "0.5x (0.5 to 0.625)"],
+                "peak memory (MB)": ["400 (400 to 401)", ""],
+            }
+        },
     ),
     "augmentations": (
         [

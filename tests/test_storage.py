@@ -122,10 +122,14 @@ def test_no_fault_of_a_server_is_passed_on(
     storage = open_storage(web.url, settings(tmp_path, cache_gb))
     assert storage.read("b", 5, 6) == CONTENT[5:6]
     web.fault = lambda path, number: fault if path == "a" and number < 5 else None
-    spans = [(0, 10), (1000, 101_000), (200_000, 300_000)]
+    spans = [(0, 10), (1000, 101_000), (200_000, 300_000), (7, 7)]
     begun = [storage.begin("a", start, end) for start, end in spans]
     assert [each.result() for each in begun] == [CONTENT[start:end] for start, end in spans]
     assert web.numbers["a"] >= (5 if fault in ("500", "503", "reset") else 4)
+    number = web.numbers["a"]  # from now on they are asked for in one call
+    web.fault = lambda path, n: fault if number + 1 < n < number + 4 else None
+    begun = [storage.begin("a", start, end) for start, end in 4 * spans[:3]]
+    assert [each.result() for each in begun] == [CONTENT[start:end] for start, end in 4 * spans[:3]]
 
 
 def test_a_server_that_stays_away_is_named_without_credentials(

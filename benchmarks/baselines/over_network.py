@@ -1,0 +1,123 @@
+"""Shards on a server, through others' loaders: with the settings that their documentation advises, and the
+same steps by torchvision in worker processes, whose uint8 batches are converted as a whole.
+
+All are functions of the folder that is the server's bucket, its address, and the job, whose folder is for
+copies.
+
+LitData and mosaicml-streaming fetch whole shards into a folder and read from there; WebDataset reads them
+as a stream.
+"""
+
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import v2
+
+from benchmarks.baselines import Job, litdata_chunks, optional
+from benchmarks.baselines.dataloader import convert, geometry
+from benchmarks.baselines.webdataset_shards import SHUFFLE_BUFFER
+
+SHARD_BYTES = 1 << 26
+"""What mosaicml-streaming and LitData advise."""
+
+
+def webdataset(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
+    """Tar files in `shards/train` that curl reads, shuffled in a buffer only."""
+    wds = optional("webdataset", "webdataset")
+    names = sorted(path.name for path in (bucket / "shards" / "train").glob("*.tar"))
+    urls = [f"{address}/{bucket.name}/shards/train/{name}" for name in names]
+    dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=0, empty_check=False)
+    dataset = dataset.shuffle(SHUFFLE_BUFFER).to_tuple("jpg").map_tuple(_Decode(job))
+    loader: Any = wds.WebLoader(
+        dataset.batched(job.batch_size, partial=False), batch_size=None, num_workers=job.parallel
+    )
+    return _converted(loader.map(_first), job)
+
+
+def litdata(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
+    """Its chunks in `litdata`."""
+    package = optional("litdata", "litdata")
+    downloader = importlib.import_module("litdata.streaming.downloader")
+    # Its fast way to fetch knows https only.
+    getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", {})["allow_http"] = True
+    dataset = package.StreamingDataset(
+        f"s3://{bucket.name}/litdata",
+        cache_dir=str(job.folder),
+        shuffle=True,
+        drop_last=True,
+        seed=0,
+        storage_options={"endpoint_url": address},
+        transform=v2.Compose(geometry(job.recipe, v2)),
+    )
+    loader = package.StreamingDataLoader(
+        dataset, batch_size=job.batch_size, num_workers=job.parallel
+    )
+    return _converted(loader, job)
+
+
+def mosaicml(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
+    """Its shards in `mosaicml`."""
+    os.environ["S3_ENDPOINT_URL"] = address
+    dataset = optional("streaming", "mosaicml-streaming").StreamingDataset(
+        remote=f"s3://{bucket.name}/mosaicml",
+        local=str(job.folder),
+        shuffle=True,
+        batch_size=job.batch_size,
+    )
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        job.batch_size,
+        collate_fn=partial(_decode_all, _Decode(job)),
+        num_workers=job.parallel,
+        drop_last=True,
+    )
+    return _converted(loader, job)
+
+
+def prepare(files: list[str], bucket: Path) -> None:
+    """Write what these loaders read, as far as they are installed and it is not there."""
+    with suppress(ModuleNotFoundError):  # as the rows say
+        litdata_chunks.prepare(files, bucket.absolute() / "litdata", 1)
+    with suppress(ModuleNotFoundError):
+        writes = optional("streaming", "mosaicml-streaming").MDSWriter
+        if not (bucket / "mosaicml" / "index.json").exists():
+            out, columns = str(bucket / "mosaicml"), {"jpg": "bytes"}
+            with writes(out=out, columns=columns, size_limit=SHARD_BYTES) as writer:
+                for file in files:
+                    writer.write({"jpg": Path(file).read_bytes()})
+
+
+class _Decode:
+    """From a JPEG to a uint8 image, cut."""
+
+    def __init__(self, job: Job) -> None:
+        self.steps = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])
+
+    def __call__(self, jpeg: bytes) -> Tensor:
+        content = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
+        return self.steps(decode_image(content, ImageReadMode.RGB))
+
+
+def _decode_all(decode: _Decode, samples: list[dict[str, bytes]]) -> Tensor:
+    return torch.stack([decode(sample["jpg"]) for sample in samples])
+
+
+def _first(batch: Any) -> Any:
+    return batch[0]
+
+
+def _converted(loader: Iterable[Tensor], job: Job) -> Iterator[tuple[Tensor]]:
+    """Epoch after epoch."""
+    to_float = convert(job.recipe)
+    while True:
+        for images in loader:
+            yield (to_float(images),)

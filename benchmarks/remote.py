@@ -1,0 +1,186 @@
+"""What it costs that shards lie on a server: images/s and memory, beside files and shards on disk and other loaders.
+
+The server stands on loopback and answers after 0, 20 or 100 ms. It has a CPU core of its own, so that it takes no
+time from those that read, which use the others. Each figure comes from a process that starts without copies of
+the data, and these follow one another in turns.
+"""
+
+import importlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks import records
+from benchmarks.baselines import Job, Recipe
+from benchmarks.fresh import run_fresh
+from benchmarks.records import Subject
+from benchmarks.run import SPEED, Run, Sizes, now, progress
+from benchmarks.scale import FIRST_BATCH
+from benchmarks.server import serve
+from benchmarks.template import endless, make_config
+from loaders import build_loaders
+from loaders.layouts import build_index
+from loaders.pack_shards import Part, pack_shards
+from loaders.shard_index import DESCRIPTION
+from runtime.setup import resolve_device
+
+PEAK = "peak memory"
+CASE, TITLE = "caltech256", "JPEGs, resize 256, random crop 224"
+LATENCIES_MS, OTHERS_MS = (0, 20, 100), (0, 100)
+"""Of the servers that our loader reads from, and of those that the others do, too."""
+SHARD_MB = 64
+OVER_NETWORK = "benchmarks.baselines.over_network"
+OTHERS = {
+    "WebDataset": ("webdataset", "the same shards, by curl; shuffle buffer of 1,000"),
+    "LitData": ("litdata", "fetches whole chunks of 64 MB, two ahead; copies on disk"),
+    "mosaicml-streaming": ("mosaicml", "fetches whole shards of 64 MB; copies on disk"),
+}
+"""By name: function in OVER_NETWORK, what is to be known of it. All decode by torchvision in worker processes,
+hand over uint8, and convert whole batches."""
+MIN_SAMPLES = 8000
+"""Fewer are linked under several names, so that no loader comes to the end, and to its copies, while it is measured."""
+WARMUP_S, WINDOW_S = 1.0, 3.0
+"""The least that is left out, and measured."""
+WINDOW = "data.shuffle=window"
+CREDENTIALS = {
+    **{"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": "benchmark"},
+    **{"AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"},
+}
+
+Found = dict[tuple[str, str], float]
+"""By quantity and unit."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What is measured, in a process of its own."""
+
+    overrides: tuple[str, ...]
+    """Of the configuration."""
+
+    bucket: Path
+    address: str = ""
+    """Of the server."""
+
+    other: str = ""
+    """Which of the other loaders; empty: ours."""
+
+    def batches(self, parallel: int, folder: Path) -> Iterator[Any]:
+        """Batches of training without end, by so many threads or workers; `folder` is for copies."""
+        cfg = make_config(*self.overrides, f"data.cache_dir={folder}")
+        if not self.other:
+            cfg.loader.num_threads = parallel
+            return endless(build_loaders(cfg, resolve_device("cpu"))[0])
+        job = Job(Recipe.of(cfg.data), [], [], cfg.global_batch_size, parallel, folder=folder)
+        load = getattr(importlib.import_module(OVER_NETWORK), OTHERS[self.other][0])
+        return load(self.bucket, self.address, job)
+
+
+def main(run: Run) -> None:
+    cores = records.cores()
+    servers, mine = (cores[:1], cores[1:]) if len(cores) > 1 else (cores, cores)
+    overrides, bucket = prepare(run)
+    readers = {
+        "loader=pytorch, files on disk": Reader(overrides, bucket),
+        "loader=pytorch, shards on disk": Reader(
+            (*overrides, f"data.root={bucket}/shards", WINDOW), bucket
+        ),
+    }
+    with ExitStack() as stack:
+        for latency_ms in LATENCIES_MS:
+            address = stack.enter_context(serve(bucket.parent, latency_ms / 1000, set(servers)))
+            root = f"data.root=s3://{bucket.name}/shards"
+            ours = Reader((*overrides, root, WINDOW), bucket, address)
+            readers[f"loader=pytorch, shards, {latency_ms} ms"] = ours
+            for other in OTHERS if latency_ms in OTHERS_MS else ():
+                readers[f"{other}, {latency_ms} ms"] = Reader(overrides, bucket, address, other)
+        measure(run, readers, mine)
+
+
+def prepare(run: Run) -> tuple[tuple[str, ...], Path]:
+    """The configuration that reads the files, and the folder with what the server is to hand out, which is made
+    if it is not there."""
+    cfg = run.config(CASE)
+    folder = run.data_dir / f"remote-{Path(cfg.data.root).name}"
+    overrides = (*run.case_overrides(CASE), f"data.root={folder / 'files'}")
+    if not folder.exists():
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        files = sorted(path for path in Path(cfg.data.root).rglob("*") if path.is_file())
+        for path in files:
+            for copy in range(-(-MIN_SAMPLES // len(files))):
+                below = path.relative_to(cfg.data.root).with_stem(f"{path.stem}-{copy}")
+                link = unfinished / "files" / below
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.absolute())
+        unfinished.rename(folder)
+    bucket = folder / "server" / "bucket"
+    data = make_config(*overrides).data
+    if not (bucket / "shards" / DESCRIPTION).exists():
+        pack_shards(data, str(bucket / "shards"), SHARD_MB, Part(1, 1))
+    importlib.import_module(OVER_NETWORK).prepare(list(build_index(data)[0].files[0]), bucket)
+    return overrides, bucket
+
+
+def measure(run: Run, readers: dict[str, Reader], cores: list[int]) -> None:
+    """Let each read in turn, again and again, and write a row for each."""
+    subjects = {
+        name: Subject(name, *((len(cores), 0) if reader.other else (0, len(cores))))
+        for name, reader in readers.items()
+    }
+    if run.is_done("remote", TITLE, subjects.values()):
+        return
+    found: dict[str, dict[tuple[str, str], list[float]]] = {name: {} for name in readers}
+    notes = {name: OTHERS[reader.other][1] for name, reader in readers.items() if reader.other}
+    failed: set[str] = set()
+    with progress(run.sizes.repeats, "remote") as bar:
+        for _ in range(run.sizes.repeats):
+            for name in [name for name in readers if name not in failed]:
+                try:
+                    # Cleared when all are gone that write to it.
+                    with TemporaryDirectory(prefix="copies-", ignore_cleanup_errors=True) as folder:
+                        copies = Path(folder)
+                        program = partial(read, readers[name], len(cores), run.sizes, copies)
+                        figures, peak_mb = run_fresh(program, cores)
+                    for what, value in {**figures, (PEAK, "MB"): peak_mb}.items():
+                        found[name].setdefault(what, []).append(value)
+                except RuntimeError as error:
+                    if not readers[name].other:
+                        raise
+                    failed.add(name)
+                    notes[name], found[name] = f"not measured: {error}", {(SPEED, "images/s"): []}
+            bar.update()
+    date = now()
+    for name, subject in subjects.items():
+        run.record("remote", TITLE, subject, found[name], note=notes.get(name, ""), date=date)
+
+
+def read(reader: Reader, parallel: int, sizes: Sizes, folder: Path) -> Found:
+    """Speed, and the time from the begin to the first batch."""
+    os.environ.update(CREDENTIALS | {"AWS_ENDPOINT_URL": reader.address})
+    resolve_device("cpu")  # after which malloc keeps memory
+    torch.set_num_threads(parallel)
+    begin = time.perf_counter()
+    batches = reader.batches(parallel, folder)
+    next(batches)
+    first_s = time.perf_counter() - begin
+    work(batches, max(WARMUP_S, sizes.warmup_s))
+    speed = work(batches, max(WINDOW_S, sizes.window_s))
+    return {(SPEED, "images/s"): speed, (FIRST_BATCH, "s"): first_s}
+
+
+def work(batches: Iterator[Any], seconds: float) -> float:
+    """Samples per second."""
+    count, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds:
+        count += len(next(batches)[0])
+    return count / passed
