@@ -32,7 +32,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
 
 
 def settings(folder: Path, num_files: float) -> DataConfig:
-    return DataConfig(cache_dir=str(folder), cache_gb=num_files * SIZE / 1e9, retry_s=5.0)
+    return DataConfig(cache_dir=str(folder), cache_gb=num_files * SIZE / 1e9, retry_s=60.0)
 
 
 def copies(folder: Path) -> int:

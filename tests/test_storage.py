@@ -38,7 +38,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         yield server
 
 
-def settings(tmp_path: Path, cache_gb: float = 0.0, retry_s: float = 5.0) -> DataConfig:
+def settings(tmp_path: Path, cache_gb: float = 0.0, retry_s: float = 60.0) -> DataConfig:
     return DataConfig(cache_dir=str(tmp_path / "cache"), cache_gb=cache_gb, retry_s=retry_s)
 
 
