@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import tifffile
 import torch
 
 from conf.mistakes import Mistake
-from loaders import bucket, build_loaders
+from loaders import ahead, bucket, build_loaders
 from loaders.check import check
 from loaders.index import BadFileError
 from loaders.layouts import build_index
@@ -503,3 +505,22 @@ def test_ranks_whose_bucket_stays_away_save_and_go_on_to_the_same_bits(
     train("train_ddp.py", tmp_path / "run", *remote, "resume=auto")
     one, other = (checkpoint_of(tmp_path / name)["model"] for name in ("whole", "run"))
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize(("mb", "expected"), [(0.001, 20), (1, 3), (20, 1)])
+def test_what_is_asked_for_ahead_is_bounded_in_samples_and_bytes(
+    mb: float, expected: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(ahead, "SAMPLES_AHEAD", 78)
+    monkeypatch.setattr(ahead, "BYTES_AHEAD", 10_000_000)
+    asked: list[int] = []
+    headers = np.full(1000, int(mb * 1e6), [("num_bytes", "i8")])
+    index = SimpleNamespace(
+        files=("some",), headers=(headers,), is_remote=True, begin=lambda i, _: asked.append(i)
+    )
+    rows = np.zeros((250, 4), [("sample", "i8")])
+    rows["sample"] = np.arange(1000).reshape(250, 4)
+    batches = ahead.begun_ahead(rows, cast(Any, index), [0])
+    for number, (batch, _) in enumerate(batches):
+        assert batch["sample"].tolist() == rows[number]["sample"].tolist()
+        assert len(asked) == min(1000, 4 * (number + expected))
