@@ -8,12 +8,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
     *("test_entry_points.py", "test_launch.py", "test_side_by_side.py", "test_techniques.py"),
+    "test_a_killed_worker_names_the_setting",
     "test_a_program_may_end_in_the_middle_of_an_epoch",
     "test_a_run_is_the_same_whether_it_measures_or_not",
     "test_alternatives_runs",
     "test_caltech256_beats_chance",
     "test_deblurring_improves_the_image",
     "test_entry_points_runs",
+    "test_fine_tuning_from_a_run_beats_starting_from_scratch",
     "test_loop_overhead_runs",
     "test_memory_is_kept_for_the_next_step_on_a_cpu",
     "test_no_stopped_process_outlives_a_killed_measurement",
