@@ -14,7 +14,7 @@ ARG TORCH_INDEX=""
 WORKDIR /workspace
 COPY pyproject.toml requirements.txt ./
 RUN if [ -n "$TORCH_INDEX" ]; then \
-        uv pip install --system --no-cache --index-url "$TORCH_INDEX" torch torchvision \
+        UV_DEFAULT_INDEX="$TORCH_INDEX" uv pip install --system --no-cache torch torchvision \
         && sed -i -E '/^(torch|torchvision|triton|nvidia-|cuda-)/d' requirements.txt; \
     fi \
     && uv pip install --system --no-cache --requirements pyproject.toml --extra buckets --extra parquet \
