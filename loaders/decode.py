@@ -10,10 +10,9 @@ import simplejpeg
 from imagecodecs import SpngError, spng_decode
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from loaders import png
+from loaders import jpeg, png
 from loaders.reduced import FLIPPED, reduced_shape
 
-JPEG_START = b"\xff\xd8\xff"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 # The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
@@ -26,61 +25,81 @@ def decode(
     kind: str,
     num_lines: int | None = None,
     factor: int = 1,
-) -> np.ndarray:
+    is_sound: bool = False,
+) -> tuple[np.ndarray, bool]:
     """(height, width, channels) as `header` says, of what `Side.content` names; photos are grey if it says 1.
+    And whether it is a JPEG in which libjpeg finds no damage.
 
-    `content` is that of the file, and `kind` is `Side.content`.
     With `num_lines`, lines below so many may be missing; with a `factor` of 2, 4 or 8, a JPEG may have the
     shape `reduced_shape()` instead. A damaged file makes decoders raise errors of any type; `reason_of`
     puts them into words.
+
+    Args:
+        content: of the file.
+        header: what its header says, of dtype `headers.HEADER`.
+        kind: `Side.content`.
+        num_lines, factor: as above.
+        is_sound: the second answer for the same file, when it was decoded before.
     """
     if not content:
         raise OSError("empty file")
     whole = (int(header["height"]), int(header["width"]))
-    reduced = reduced_shape(whole, factor)
+    upper = (min(num_lines or whole[0], whole[0]), whole[1])
+    photo = None
     if kind == "stored":
         image = decode_tiff(content, header)
     elif kind == "indices":
         image = decode_mask(content, int(header["orientation"]))
     else:
-        least = reduced if factor > 1 else (0, 0)
-        image = decode_photo(content, int(header["orientation"]), num_lines, least)
+        if content.startswith(jpeg.START):
+            photo = _decode_jpeg(content, header, upper[0], factor, is_sound)
+        # What libjpeg refuses, such as CMYK, Pillow converts, and a damaged file it explains.
+        image = (
+            decode_photo(content, int(header["orientation"]), num_lines) if photo is None else photo
+        )
         if header["channels"] == 1:  # what a model of grey images asks for
             image = np.asarray(Image.fromarray(image).convert("L"))[..., None]
-    if image.shape[:2] not in (whole, reduced, (num_lines, whole[1])):
+    if image.shape[:2] not in {
+        reduced_shape(shape, f) for shape in (whole, upper) for f in (1, factor)
+    }:
         raise OSError(
             f"{image.shape[0]}x{image.shape[1]} pixels but {whole[0]}x{whole[1]} when it was indexed"
         )
-    return image
+    return image, photo is not None
+
+
+def _decode_jpeg(
+    content: bytes | bytearray, header: np.void, num_lines: int, factor: int, is_sound: bool
+) -> np.ndarray | None:
+    """(height, width, 3) uint8, upright, reduced by the factor; None: libjpeg refuses it or finds damage."""
+    orientation = int(header["orientation"])
+    width = int(header["width" if orientation < 5 else "height"])  # as stored
+    least = -(-width // factor) if factor > 1 else 0
+    if is_sound and orientation == 1:
+        upper = jpeg.upper_lines(content, num_lines, factor)
+        if upper is not None:
+            image = simplejpeg.decode_jpeg(upper, min_width=least, strict=False)
+            return image[: -(-num_lines // factor)]
+    with suppress(ValueError):
+        return _upright(simplejpeg.decode_jpeg(content, min_width=least), orientation)
+    return None
 
 
 def decode_photo(
-    content: bytes | bytearray,
-    orientation: int = 1,
-    num_lines: int | None = None,
-    least: tuple[int, int] = (0, 0),
+    content: bytes | bytearray, orientation: int = 1, num_lines: int | None = None
 ) -> np.ndarray:
     """(height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB.
 
     Args:
         content: of the file.
         orientation: how its image is to be turned upright, as EXIF numbers it.
-        num_lines: a decoder that can may leave out all below so many lines.
-        least: (height, width); a decoder that can may reduce a JPEG as long as it stays so large; 0: not.
+        num_lines: all below so many lines may be left out.
 
     Raises:
         OSError: it is no image or is cut short.
     """
-    # What these two refuse, such as CMYK, Pillow converts, and a damaged file it explains.
-    if content.startswith(JPEG_START):
-        min_height, min_width = least if orientation < 5 else least[::-1]
-        with suppress(ValueError):
-            return _upright(
-                simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width),
-                orientation,
-            )
     if orientation == 1 and png.is_plain_rgb(content):
-        with suppress(SpngError):
+        with suppress(SpngError):  # Pillow explains the damage
             return spng_decode(
                 content if num_lines is None else png.upper_lines(content, num_lines)
             )
@@ -101,7 +120,7 @@ def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
 
 def what_libjpeg_says(content: bytes | bytearray) -> str | None:
     """Its warning of a JPEG, which may be decodable; None: it has none, or the content is no JPEG."""
-    if content.startswith(JPEG_START):
+    if content.startswith(jpeg.START):
         try:
             simplejpeg.decode_jpeg(content)
         except ValueError as error:

@@ -17,8 +17,8 @@ from PIL import Image
 from tqdm.contrib.concurrent import thread_map
 
 from conf.schema import DataConfig
-from loaders import png
-from loaders.decode import JPEG_START, decode_mask, reason_of
+from loaders import jpeg, png
+from loaders.decode import decode_mask, reason_of
 from loaders.paths import common_folder
 from loaders.stamps import Stamp, stamp_of
 
@@ -178,7 +178,7 @@ def read_photo_header(path: str) -> Header:
         start = file.read(JPEG_HEADER_BYTES)
         if not start:
             raise OSError("empty file")
-        if not start.startswith(JPEG_START):
+        if not start.startswith(jpeg.START):
             return _header_by_pillow(path)
         file.seek(-len(JPEG_END), os.SEEK_END)
         ends = file.read() == JPEG_END

@@ -12,8 +12,8 @@ from PIL import Image, ImageCms
 
 import loaders.headers
 from conf.schema import DataConfig
-from loaders.decode import decode_photo
-from loaders.headers import BadHeadersError, Header, read_photo_header
+from loaders.decode import decode
+from loaders.headers import HEADER, BadHeadersError, Header, read_photo_header
 from loaders.layouts import build_index
 from loaders.targets import Labels
 from tests.helpers import make_config
@@ -171,7 +171,8 @@ def test_images_are_upright_and_an_invalid_orientation_is_ignored(
     header = read_photo_header(path)
     shape = (30, 20) if orientation in (5, 6, 7, 8) else (20, 30)
     assert (header.height, header.width) == shape
-    assert decode_photo(Path(path).read_bytes(), header.orientation).shape[:2] == shape
+    row = np.array([header], HEADER)[0]
+    assert decode(Path(path).read_bytes(), row, "rgb")[0].shape[:2] == shape
 
 
 def test_a_pipe_with_the_name_of_an_image_is_none(photos) -> None:

@@ -192,10 +192,21 @@ class Index:
             return image.reshape(height, width, channels)
         header, kind = self.headers[side][sample], self.sides[side].content
         content = self.content(sample, side, begun)
+        byte, bit = sample >> 3, np.uint8(1 << (sample & 7))
+        is_sound = bool(self._sound[side][byte] & bit)
         try:
-            return decode(content, header, kind, num_lines, factor)
+            image, was_sound = decode(content, header, kind, num_lines, factor, is_sound)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             raise self._bad(sample, side, error) from error
+        if was_sound and not is_sound:
+            self._sound[side][byte] |= bit  # another thread's, at the same moment, may be lost
+        return image
+
+    @functools.cached_property
+    def _sound(self) -> tuple[np.ndarray, ...]:
+        """For each side (N / 8,) uint8: one bit for each file, set once it was decoded as a whole and is
+        undamaged."""
+        return tuple(np.zeros(len(paths) // 8 + 1, np.uint8) for paths in self.files)
 
     def read_rectangle(
         self,
