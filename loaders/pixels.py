@@ -77,10 +77,12 @@ class Pixels:
         scale, shift = self.scales[side], self.shifts[side]
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
         channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        batch = self._empty(channels_first.shape).copy_(channels_first)
+        batch = self._empty(channels_first.shape)
         augmentations = [a for a in ON_IMAGES if not a.is_neutral(rows)]
-        if not augmentations:  # while there are fewer pixels
-            _scale_and_shift(batch, scale / full_intensity, shift, out=batch)
+        for part in parts(batch):
+            pictures = batch[part].copy_(channels_first[part])
+            if not augmentations:  # while there are fewer pixels
+                _scale_and_shift(pictures, scale / full_intensity, shift, out=pictures)
         if batch.shape[2:] != (height, width):
             enlarged = self._empty((*batch.shape[:2], height, width))
             # interpolate(mode="bilinear") into memory that is there already
