@@ -1,7 +1,7 @@
 """Content that is on its way while earlier batches are decoded."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,13 +13,13 @@ SAMPLES_AHEAD = 512
 BYTES_AHEAD = 256 << 20
 """Of large files fewer are asked for."""
 
-Begun = list[dict[int, Content]]
-"""Of each row of a batch, by side, its content."""
+Begun = Sequence[dict[int, Content]]
+"""Of each row of a batch, by side, its content; empty if nothing has begun."""
 
 
 def begin(rows: np.ndarray, index: Index, sides: Iterable[int]) -> Begun:
-    """Begin to read what the rows need of these sides; empty if the images are in memory already."""
-    if not index.files:
+    """Begin to read what the rows need of these sides; empty if it lies on this machine."""
+    if not index.is_remote:
         return []
     samples, sides = rows["sample"].tolist(), list(sides)
     return [{side: index.begin(sample, side) for side in sides} for sample in samples]
