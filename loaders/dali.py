@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from typing import IO, Any
 
 import numpy as np
@@ -180,9 +180,11 @@ class DALILoader(Loader):
             inputs.append(_for_each_side(factors, size))
         start = _for_each_side(factors, np.stack([rows["y"], rows["x"]], axis=1))
         shape = _for_each_side(factors, np.stack([rows["height"], rows["width"]], axis=1))
-        samples = rows["sample"].tolist()
-        sides = [(sample, side) for side in range(len(factors)) for sample in samples]
-        contents = [content[side] for side in range(len(factors)) for content in begun]
+        reads = [
+            (sample, side, begun[number][side] if begun else None)
+            for side in range(len(factors))
+            for number, sample in enumerate(rows["sample"].tolist())
+        ]
         if self.decodes:
             for reason in self.index.changed(rows["sample"]).values():
                 raise BadFileError(reason)
@@ -190,19 +192,18 @@ class DALILoader(Loader):
                 os.fsencode(self.index.files[side][sample])
                 if self.index.shards is None
                 else self.index.content(sample, side, content)
-                for (sample, side), content in zip(sides, contents, strict=True)
+                for sample, side, content in reads
             ]
             files = [np.frombuffer(file, np.uint8) for file in encoded]
             return (*inputs, files, start, shape) if self.cuts else (*inputs, files)
         images: np.ndarray | list[np.ndarray]
         if self.copies:
-            images, bad = self.index.copy(rows["sample"], contents)
+            images, bad = self.index.copy(rows["sample"], [content[0] for content in begun])
             for reason in bad.values():
                 raise BadFileError(reason)
         else:
             images = [
-                self.index.read(sample, side, begun=content)
-                for (sample, side), content in zip(sides, contents or repeat(None), strict=False)
+                self.index.read(sample, side, begun=content) for sample, side, content in reads
             ]
         if self.cuts or not self.copies:
             images = [

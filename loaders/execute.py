@@ -64,15 +64,17 @@ class PlannedImages(Dataset[Executed]):
             self.reduces,
         )
 
-    def __getitems__(self, rows: np.ndarray) -> Executed:
-        return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()
+    def __getitems__(self, rows: np.ndarray, begun: Begun = ()) -> Executed:
+        if self._is_copied(rows):
+            return self._copy(rows, begun)
+        return self.start(rows, begun=begun).result()
 
     @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
     def start(
         self,
         rows: np.ndarray,
         then: Callable[[Executed], Any] = lambda executed: executed,
-        begun: Begun | None = None,
+        begun: Begun = (),
     ) -> "Future[Any]":
         """Let the threads begin with a batch; the future is what `then` makes of it.
 
@@ -125,11 +127,10 @@ class PlannedImages(Dataset[Executed]):
         )
 
     @torch.inference_mode(False)
-    def _copy(self, rows: np.ndarray, begun: Begun | None = None) -> Executed:
+    def _copy(self, rows: np.ndarray, begun: Begun = ()) -> Executed:
         """A batch of which `_is_copied` is true, without further threads."""
         try:
-            inputs = [content[0] for content in begun] if begun else None
-            whole, bad = self.index.copy(rows["sample"], inputs)
+            whole, bad = self.index.copy(rows["sample"], [content[0] for content in begun])
         except StorageError as error:
             return Executed(rows, (), {}, [error])
         images = _cut_alike(torch.from_numpy(whole), rows, self.sizes[0])

@@ -18,6 +18,7 @@ from loaders.loader import Loader
 from loaders.overlap import Finished, in_thread, on_stream
 from loaders.pixels import RawBatch
 from loaders.sampler import PlanSampler
+from loaders.turns import TurnDataset, TurnSampler
 from loaders.workers import begin_to_start, init_worker, watch
 
 
@@ -42,9 +43,14 @@ class PyTorchLoader(Loader):
         )
         self.data_loader: DataLoader[Executed] | None = None
         if workers:
+            dataset, batches = (
+                (TurnDataset(self.dataset), TurnSampler(sampler, workers))
+                if self.index.is_remote
+                else (self.dataset, sampler)
+            )
             self.data_loader = DataLoader(
-                self.dataset,
-                batch_sampler=sampler,  # type: ignore[arg-type]  # its batches are arrays, not lists
+                dataset,
+                batch_sampler=batches,  # type: ignore[arg-type]  # of arrays, not lists
                 collate_fn=_as_it_is,
                 num_workers=workers,
                 prefetch_factor=cfg.loader.prefetch_factor,

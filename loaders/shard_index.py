@@ -15,6 +15,9 @@ import json
 import os
 import shutil
 import zlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 from conf.schema import DataConfig
@@ -27,7 +30,8 @@ from loaders.storage import Folder, MissingError, Storage, open_storage, without
 
 FORMAT = 1  # changes when what lies beside the shards does
 DESCRIPTION = "shards.json"
-AT_ONCE = 64 << 20  # bytes
+RANGE, RANGES_AT_ONCE = 1 << 20, 64
+"""Bytes of the ranges that columns are copied in, and how many of them are on their way or in memory."""
 
 
 def holds_shards(root: str) -> bool:
@@ -85,22 +89,36 @@ def _copied(storage: Storage, text: bytes, data: DataConfig) -> Path:
         if not folder.is_dir():
             unfinished = folder.with_suffix(".tmp")
             shutil.rmtree(unfinished, ignore_errors=True)
-            for name, facts in json.loads(text)["columns"].items():
-                _copy(storage, name, facts, unfinished / name)
+            _copy(storage, json.loads(text)["columns"], unfinished)
             unfinished.rename(folder)
     return folder
 
 
-def _copy(storage: Storage, name: str, facts: dict[str, int], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    crc32 = 0
-    with path.open("wb") as file:
-        for start in range(0, facts["size"], AT_ONCE):
-            content = storage.read(name, start, min(start + AT_ONCE, facts["size"]))
-            crc32 = zlib.crc32(content, crc32)
+def _copy(storage: Storage, columns: dict[str, dict[str, int]], folder: Path) -> None:
+    crc32s = dict.fromkeys(columns, 0)
+    for name, content in _contents(storage, columns):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
             file.write(content)
-    if crc32 != facts["crc32"]:
-        raise ValueError(
-            f"{without_credentials(storage.root)}: {name} is not the one that was packed with the shards; "
-            "bring it back, or pack again into another place"
-        )
+        crc32s[name] = zlib.crc32(content, crc32s[name])
+    for name, crc32 in crc32s.items():
+        if crc32 != columns[name]["crc32"]:
+            raise ValueError(
+                f"{without_credentials(storage.root)}: {name} is not the one that was packed with the "
+                "shards; bring it back, or pack again into another place"
+            )
+
+
+def _contents(storage: Storage, columns: dict[str, dict[str, int]]) -> Iterator[tuple[str, bytes]]:
+    """The columns in ranges, one behind another; of these the next ones are on their way already."""
+    begun: deque[tuple[str, Future[bytes]]] = deque()
+    for name, facts in columns.items():
+        for start in range(0, facts["size"], RANGE):
+            end = min(start + RANGE, facts["size"])
+            begun.append((name, storage.begin(name, start, end)))
+            if len(begun) == RANGES_AT_ONCE:
+                first, content = begun.popleft()
+                yield first, content.result()
+    for name, content in begun:
+        yield name, content.result()

@@ -1,11 +1,14 @@
 """Shards hold what the files held, and every promise of the loaders holds on them, too."""
 
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +18,8 @@ import tifffile
 import torch
 
 from conf.mistakes import Mistake
-from loaders import ahead, bucket, build_loaders
+from loaders import ahead, bucket, build_loaders, shard_index
+from loaders.bucket import STALL_S
 from loaders.check import check
 from loaders.index import BadFileError
 from loaders.layouts import build_index
@@ -24,6 +28,7 @@ from loaders.pack_shards import LOSSLESS, Part, pack_shards, part_of
 from loaders.shards import Shards
 from loaders.storage import Folder, StorageError
 from loaders.targets import Labels
+from loaders.turns import TurnDataset, TurnSampler
 from loaders.window import fetch_ahead, in_windows
 from tests.helpers import checkpoint_of, fork, make_config, train
 from tests.servers import WebServer, web_server
@@ -418,6 +423,45 @@ def test_a_cache_fetches_each_shard_once(data_sets, tmp_path: Path, web: WebServ
     ]
 
 
+@pytest.mark.parametrize(("size", "at_once"), [(1 << 20, 64), (1000, 3)])
+def test_the_columns_of_an_index_come_at_once_but_never_more_than_fit(
+    size: int, at_once: int, data_sets, tmp_path: Path, web: WebServer, monkeypatch
+) -> None:
+    monkeypatch.setattr(shard_index, "RANGE", size)
+    monkeypatch.setattr(shard_index, "RANGES_AT_ONCE", at_once)
+    options = options_of(data_sets["labels"], tmp_path)
+    packed(options, tmp_path / "shards")
+    web.files = all_bytes(tmp_path / "shards")
+    expected = {name: web.files[name] for name in web.files if name.startswith("index/")}
+    on_their_way, most = set[Future[bytes]](), []
+
+    class Counted(bucket.Bucket):
+        def begin(self, name: str, start: int, end: int) -> Future[bytes]:
+            future = super().begin(name, start, end)
+            on_their_way.add(future)
+            most.append(len(on_their_way))
+            result = future.result
+
+            def counted_result(timeout: float | None = None) -> bytes:
+                on_their_way.remove(future)
+                return result(timeout)
+
+            future.result = counted_result  # type: ignore[method-assign]
+            return future
+
+    monkeypatch.setattr(bucket, "Bucket", Counted)
+    data = make_config(*options, f"data.root={web.url}").data
+    shard_index.open_shards(data)
+    [copies] = Path(data.cache_dir).glob("index-*/")
+    assert {f"index/{k}": v for k, v in all_bytes(copies / "index").items()} == expected
+    assert max(most) == min(at_once, len(expected))
+    web.files["index/val/sizes.npy"] = b"x" + expected["index/val/sizes.npy"][1:]
+    shutil.rmtree(copies)
+    with pytest.raises(ValueError, match="index/val/sizes.npy is not the one that was packed"):
+        shard_index.open_shards(data)
+    assert not copies.exists()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_damaged_shard_makes_bad_samples(way: str, data_sets, tmp_path: Path) -> None:
     """Told with the shard and the sample; skipped, as if the file itself was bad."""
@@ -440,6 +484,7 @@ def test_a_damaged_shard_makes_bad_samples(way: str, data_sets, tmp_path: Path) 
     )
     count, problems = check(make_config(*sharded).data)
     assert (count, list(problems)) == (40, [str(error.value).partition(" cannot")[0]])
+    del error  # and with its traceback the loader, whose workers else take 5 s each to end
     skipping = build_loaders(make_config(*sharded, "data.on_error=skip"), CPU)[0]
     assert names_of(skipping) == [*clean[:5], clean[6], *clean[6:]]
     assert list(skipping.sampler.bad) == [bad]
@@ -524,3 +569,71 @@ def test_what_is_asked_for_ahead_is_bounded_in_samples_and_bytes(
     for number, (batch, _) in enumerate(batches):
         assert batch["sample"].tolist() == rows[number]["sample"].tolist()
         assert len(asked) == min(1000, 4 * (number + expected))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_have_asked_a_server_for_all_before_its_first_answer(
+    workers: int, data_sets, tmp_path: Path, web: WebServer
+) -> None:
+    """They give what threads read from disk: with a bad sample, from a row on, and after an epoch left early."""
+    options = options_of(data_sets["labels"], tmp_path, "loader=pytorch", "data.on_error=skip")
+    local = packed(options, tmp_path / "shards")
+    expected, expected_val = build_loaders(make_config(*local), CPU)
+    assert expected.index.shards
+    shard, start, *_ = expected.index.shards.spans[0][7].item()
+    with (tmp_path / "shards" / "train" / f"{shard:06d}.tar").open("r+b") as file:
+        file.seek(start)
+        file.write(b"bad")
+    web.files = all_bytes(tmp_path / "shards")
+    asked, missing, all_came = [], [], Event()
+
+    def hold(path: str, number: int) -> None:
+        if path.startswith("train/"):
+            asked.append(path)
+            if len(asked) == 32:
+                all_came.set()
+            if not all_came.wait(STALL_S - 2):
+                missing.append(32 - len(asked))
+                all_came.set()
+
+    web.fault = hold
+    remote = [*options, f"data.root={web.url}", f"loader.num_workers={workers}"]
+    train, val = build_loaders(make_config(*remote, "loader.prefetch_factor=1"), CPU)
+    assert_equal(epoch_of(train), epoch_of(expected))
+    assert not missing
+    assert list(train.sampler.bad) == list(expected.sampler.bad) == [7]
+    assert_equal(epoch_of(val), epoch_of(expected_val))
+    train.set_epoch(1)
+    next(iter(train))
+    state = train.state_dict() | {"epoch": 2, "position": 12}
+    assert_equal(epoch_of(train, 3), epoch_of(expected, 3))
+    train.load_state_dict(state)
+    assert_equal(epoch_of(train, 2), epoch_of(expected, 2)[3:])
+
+
+def test_each_worker_asks_for_its_next_batch_and_forgets_an_epoch_that_was_left(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(ahead, "SAMPLES_AHEAD", 0)
+
+    batches = np.arange(30).view([("sample", "i8")]).reshape(10, 3)
+
+    class Sampler:
+        index = SimpleNamespace(headers=(), is_remote=True, begin=lambda sample, _: sample)
+        __iter__ = batches.__iter__
+
+    class Images:
+        index, sizes = Sampler.index, (0,)
+
+        def __getitems__(self, rows: np.ndarray, begun: ahead.Begun) -> list[Any]:
+            return [content[0] for content in begun]
+
+    for num_workers in (1, 2, 3, 20):
+        workers = [TurnDataset(cast(Any, Images())) for _ in range(num_workers)]
+        epoch = TurnSampler(cast(Any, Sampler()), num_workers)
+        for turns in (islice(epoch, 4), epoch):
+            for number, turn in enumerate(turns):
+                worker = workers[number % num_workers]
+                assert worker.__getitems__(turn) == batches[number]["sample"].tolist()
+                following = number + num_workers
+                assert list(worker.begun) == ([following] if following < 10 else [])
