@@ -134,8 +134,7 @@ class PlannedImages(Dataset[Executed]):
         except StorageError as error:
             return Executed(rows, (), {}, [error])
         images = _cut_alike(torch.from_numpy(whole), rows, self.sizes[0])
-        # torch moves no single uint16, but numbers of the same size.
-        pixels = images.view(torch.int16) if images.dtype == torch.uint16 else images
+        pixels = _movable(images)
         for name, dim in [("vflip", 1), ("hflip", 2)]:
             if rows[name].any():
                 flipped = torch.from_numpy(rows[name].copy())
@@ -176,7 +175,8 @@ class PlannedImages(Dataset[Executed]):
                 pixels = torch.from_numpy(nearest(image, size))
             else:
                 pixels = _resized(image, size)
-            filled.copy_(pixels.flip(flips) if flips else pixels)
+            pixels = _movable(pixels)
+            _movable(filled).copy_(pixels.flip(flips) if flips else pixels)
 
 
 def nearest(image: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
@@ -201,6 +201,11 @@ def _resized(image: np.ndarray, size: tuple[int, ...]) -> Tensor:
         pixels = interpolate(pixels, (size[0], image.shape[1]), mode="bilinear", antialias=True)
     pixels = interpolate(pixels, size, mode="bilinear", antialias=True)
     return pixels[0].permute(1, 2, 0)
+
+
+def _movable(images: Tensor) -> Tensor:
+    """The same numbers as what torch can flip and index: it knows no uint16 there."""
+    return images.view(torch.int16) if images.dtype == torch.uint16 else images
 
 
 def _cut_alike(images: Tensor, rows: np.ndarray, size: tuple[int, int]) -> Tensor:
