@@ -113,6 +113,8 @@ def decode_photo(
 
 def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     """(height, width, C) as stored, turned as EXIF numbers it."""
+    if orientation == 1:
+        return stored
     image = stored.swapaxes(0, 1) if orientation >= 5 else stored
     flipped = tuple(axis for axis in (0, 1) if orientation in FLIPPED[axis])
     return np.ascontiguousarray(np.flip(image, flipped))

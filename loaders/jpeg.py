@@ -12,8 +12,8 @@ BASELINE, SCAN = (0xC0, 0xC1), 0xDA
 BELOW = 2
 """Lines to decode beyond those that are needed: in the last one, libjpeg has no colour of the next to blend with."""
 
-LEAST_LEFT_OUT = 16
-"""Fewer lines are decoded in one go with those above."""
+LEAST_LEFT_OUT = 8
+"""Fewer lines are decoded in one go with those above: blocks have at least as many."""
 
 
 def upper_lines(content: bytes | bytearray, num_lines: int, factor: int) -> bytearray | None:
