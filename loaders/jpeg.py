@@ -22,7 +22,7 @@ def upper_lines(content: bytes | bytearray, num_lines: int, factor: int) -> byte
     None if there is nothing to leave out, or libjpeg would decode all of it nevertheless.
 
     Args:
-        content: of the file, which libjpeg can decode.
+        content: of the file, which libjpeg can decode. A bytearray is changed itself.
         num_lines: in pixels as stored.
         factor: by which the image will be reduced.
     """
@@ -33,7 +33,7 @@ def upper_lines(content: bytes | bytearray, num_lines: int, factor: int) -> byte
             needed = num_lines + BELOW * factor
             if needed + LEAST_LEFT_OUT > int.from_bytes(content[height]):
                 return None
-            upper = bytearray(content)
+            upper = content if isinstance(content, bytearray) else bytearray(content)
             upper[height] = needed.to_bytes(2)
             return upper
         at += 2 + int.from_bytes(content[at + 2 : at + 4])
