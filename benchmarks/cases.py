@@ -62,8 +62,8 @@ CASES = {
     ]
 }
 # Samples that are generated; deblur's include the third that its test folder holds.
-SMALL = {"caltech256": 400, "photographs": 20, "cells": 3000, "deblur": 24, "lowlight": 160}
+SMALL = {"caltech256": 400, "photographs": 50, "cells": 3000, "deblur": 24, "lowlight": 160}
 FULL = {
-    **{"caltech256": 30_607, "photographs": 100, "cells": 90_000},
+    **{"caltech256": 30_607, "photographs": 400, "cells": 90_000},
     **{"deblur": 3214, "lowlight": 153_856},
 }
