@@ -38,7 +38,6 @@ def decode(
         content: of the file.
         header: what its header says, of dtype `headers.HEADER`.
         kind: `Side.content`.
-        num_lines, factor: as above.
         is_sound: the second answer for the same file, when it was decoded before.
     """
     if not content:

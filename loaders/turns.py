@@ -36,9 +36,9 @@ class TurnSampler:
         def note(number: int, rows: np.ndarray) -> None:
             to_begin[number % self.num_workers][number] = rows
 
-        index, workers = self.sampler.index, self.num_workers
-        for number, (rows, _) in enumerate(in_window(self.sampler, index, note, workers)):
-            worker = number % workers
+        window = in_window(self.sampler, self.sampler.index, note, self.num_workers)
+        for number, (rows, _) in enumerate(window):
+            worker = number % self.num_workers
             yield Turn(number, rows, to_begin[worker])
             to_begin[worker] = {}
 
