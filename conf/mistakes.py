@@ -76,6 +76,7 @@ def end(error: BaseException) -> None:
     if _is_first_to_tell():
         _tell(error)
         _end_launcher()
+        _wait_for_questions()
     else:
         time.sleep(SECONDS_TO_BE_TOLD)  # torchrun would end the one that tells
         _end_launcher()  # on another machine
@@ -93,6 +94,16 @@ def _is_first_to_tell() -> bool:
             store = open_store()
         return store is None or store.add("mistake", 1) == 1
     return True
+
+
+def _wait_for_questions() -> None:
+    """Until all ranks have asked: without torchrun, the store that they ask ends with rank 0."""
+    end = time.monotonic() + SECONDS_TO_BE_TOLD
+    with suppress(RuntimeError, ValueError):
+        while board is not None and time.monotonic() < end:
+            if board.add("mistake", 0) >= int(os.environ["WORLD_SIZE"]):
+                return
+            time.sleep(0.1)
 
 
 def _tell(error: BaseException, prefix: str = "") -> None:

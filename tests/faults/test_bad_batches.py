@@ -150,6 +150,21 @@ def test_a_rank_that_raises_shows_its_traceback_once_and_the_other_ends_too(
     assert prints[0].count("[rank 0] stops, because another rank has:") == 1
 
 
+def test_ranks_that_have_no_torchrun_tell_a_mistake_once(options, tmp_path) -> None:
+    """Rank 0 holds the store in which rank 1 asks, later, whether it is told."""
+    folder = script_with(
+        tmp_path / "s",
+        "train_ddp.py",
+        "from conf import mistakes",
+        "ask = mistakes._is_first_to_tell",
+        "mistakes._is_first_to_tell = lambda: (time.sleep(2 * rank), ask())[1]",
+        "raise mistakes.Mistake('say it once')",
+    )
+    codes, texts = run_to_end("train_ddp.py", tmp_path / "run", *options, folder=folder)
+    assert codes == [2, 2]
+    assert "".join(texts).count("say it once") == 1, texts
+
+
 def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_path) -> None:
     folder = script_with(
         tmp_path / "s", "train_ddp.py", "if step == 3 and rank == 1:", "    time.sleep(1000)"
