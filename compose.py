@@ -11,6 +11,7 @@ import ast
 import difflib
 import itertools
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -246,6 +247,7 @@ def main() -> None:
         "--update", action="store_true", help="bring an edit of train.py to all scripts"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     output: Path | None = options.output
     try:
         if options.update:

@@ -378,7 +378,7 @@ class Config:
 
     deterministic: bool = False
     """The same bits in each run on the same GPU: only algorithms that give them, which takes longer. What has
-    none raises an error. On a CPU it matters after a resume with several threads."""
+    none raises an error; the CPU needs no such choice."""
 
     seed: int = 0
     """Decides the initial weights and, with the epoch, the whole plan of the data."""

@@ -18,6 +18,7 @@ from loaders.ahead import Begun, begin
 from loaders.index import BadFileError, Content, Index
 from loaders.shared import SharedIndex
 from loaders.storage import StorageError
+from loaders.threads import torch_threads
 
 
 class Executed(NamedTuple):
@@ -83,7 +84,7 @@ class PlannedImages(Dataset[Executed]):
         """
         if self.pool is None:  # made here, because threads do not survive the start of a worker
             # A thread's operations are not split among further threads, which would take longer.
-            self.pool = ThreadPoolExecutor(self.num_threads, "load", torch.set_num_threads, (1,))
+            self.pool = torch_threads(self.num_threads, "load", 1)
         if self._is_copied(rows):
             return self.pool.submit(lambda: then(self._copy(rows, begun)))
         begun = begun or begin(rows, self.index, self.sizes)

@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 from typing import Any
 
 import torch
 
 from loaders.pixels import RawBatch
+from loaders.threads import torch_threads
 
 Finished = tuple[Any, tuple[torch.Tensor, torch.Tensor]]
 """Rows, and their inputs and targets on the device."""
@@ -19,7 +20,7 @@ Finish = Callable[..., Finished]
 
 def in_thread(batches: Iterable[RawBatch], finish: Finish, num_threads: int) -> Iterator[Finished]:
     """On the CPU: one thread finishes, with so many threads of torch."""
-    with ThreadPoolExecutor(1, "finish", torch.set_num_threads, (num_threads,)) as pool:
+    with torch_threads(1, "finish", num_threads) as pool:
         ready: Future[Finished] | None = None
         for batch in batches:
             following = pool.submit(finish, *batch)

@@ -293,6 +293,26 @@ def test_no_further_thread_finishes_batches(thirty_pairs: list[str], monkeypatch
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_training_keeps_its_number_of_threads(
+    num_workers: int, thirty_pairs: list[str]
+) -> None:
+    """Otherwise a fresh run trains with one, and a resumed one, which loads large tensors first, with all."""
+    loader, _ = build_loaders(make_config(*thirty_pairs, f"loader.num_workers={num_workers}"), CPU)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+
+    def train() -> int:  # in a thread that has not computed anything yet
+        next(iter(loader))
+        return torch.get_num_threads()
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(train).result() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_threads_never_finish_two_batches_in_the_same_memory() -> None:
     loader, _ = build_loaders(make_config("global_batch_size=8"), CPU)
     assert isinstance(loader, PyTorchLoader)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.helpers import NUM_STEPS, assert_same_state
-from tests.helpers import checkpoint_of, scalars_of, train
+from tests.helpers import ENVIRONMENT, checkpoint_of, scalars_of, start, train
 
 # Overflows at first: those steps are skipped.
 FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
@@ -75,3 +75,16 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
         assert checkpoint_of(stopped)["scaler"]["scale"] < 1e8  # it did overflow
     log = (stopped / "train.log").read_text()
     assert log.count("resumed from") == 2  # one log over all attempts
+
+
+def test_a_resumed_run_computes_with_as_many_threads_as_before(
+    options, monkeypatch, tmp_path
+) -> None:
+    """Of Pythons that really start, since torch asks for their number only once."""
+    monkeypatch.setitem(ENVIRONMENT, "OMP_NUM_THREADS", "2")
+    runs = [("whole", "max_steps=10"), ("run", "max_steps=5"), ("run", "max_steps=10")]
+    for name, last_step in runs:
+        folder = f"output_dir={tmp_path / name}"
+        run = start("train.py", *options, "model.kwargs.width=32", folder, last_step, "resume=auto")
+        assert run.returncode == 0, run.stderr
+    assert_same_state(tmp_path / "run", tmp_path / "whole")
