@@ -87,9 +87,10 @@ def read_weights(source: str, model_name: str) -> dict[str, Tensor]:
         else:
             saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes and foreign classes raise errors of any type
+        reason = str(error).partition("\n")[0] or repr(error)
         raise ValueError(
-            f"model.weights={source}: {path} cannot be read ({str(error).splitlines()[0]}); give a "
-            ".safetensors file, or a .pt file that holds tensors by name"
+            f"model.weights={source}: {path} cannot be read ({reason}); give a .safetensors file, or a .pt "
+            "file that holds tensors by name"
         ) from error
     for key in ("model", "state_dict"):  # of a checkpoint
         if isinstance(saved, dict) and isinstance(saved.get(key), dict):

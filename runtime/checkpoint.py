@@ -12,6 +12,7 @@ import shutil
 import threading
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,9 @@ class CheckpointWriter:
         path = self.folder / f"step-{state['step']:08d}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for unfinished in self.folder.glob(".*.pt.*"):  # of a run that was killed
-                unfinished.unlink()
+            for pattern in (".*.pt.*", ".*.safetensors.*"):
+                for unfinished in self.folder.glob(pattern):  # of a run that was killed
+                    unfinished.unlink()
             write_atomically(path, lambda temporary: torch.save(state, temporary))
             _link(path, self.folder / "last.pt")
             if best_weights is not None and self.options.best:
@@ -81,14 +83,19 @@ class CheckpointWriter:
                     self.folder / "model.safetensors",
                     lambda temporary: save_file(weights, temporary, metadata),
                 )
-            for old in newest_first(self.folder)[max(1, self.options.keep) :]:
+            # A later step is of what this run has left: it went on from an earlier checkpoint.
+            files = newest_first(self.folder)
+            place = files.index(path)
+            for old in files[:place] + files[place + max(1, self.options.keep) :]:
                 old.unlink()
         except Exception as error:
+            reason = str(error).partition("\n")[0] or repr(error)
             needed = sum(tensor.nbytes for tensor in tensors_in(state))
-            free = shutil.disk_usage(self.folder.parent).free
+            room = f"about {needed / 1e6:.1f} MB needed"
+            with suppress(OSError):  # where the folder is gone
+                room += f", {shutil.disk_usage(self.folder.parent).free / 1e6:.1f} MB free"
             self.error = OSError(
-                f"{path} could not be written ({str(error).splitlines()[0]}): about {needed / 1e6:.1f} MB "
-                f"needed, {free / 1e6:.1f} MB free; earlier checkpoints are untouched"
+                f"{path} could not be written ({reason}): {room}; earlier checkpoints are untouched"
             )
 
 
@@ -100,7 +107,8 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
         folder: where the run's own checkpoints lie.
 
     Returns:
-        None if there is nothing to resume.
+        None if there is nothing to resume. Of another run's checkpoint, what was best is left out: the
+        weights that reached it lie there.
 
     Raises:
         FileNotFoundError: `resume` is a path and no checkpoint is there.
@@ -137,6 +145,8 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             continue
         if not isinstance(state, dict) or not PARTS <= state.keys():
             raise ValueError(f"resume={resume} {_what_it_is(candidate, state)}; {WHAT_TO_GIVE}")
+        if candidate.parent.resolve() != folder.resolve():
+            state["run"] |= {"best": float("-inf"), "best_metrics": {}}
         return state | {"path": str(candidate)}
     raise ValueError(f"resume={resume}: all {len(candidates)} checkpoints are damaged")
 

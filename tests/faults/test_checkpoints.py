@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from models import build_model
-from runtime.checkpoint import read_checkpoint
+from runtime import checkpoint
+from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from tests.faults.helpers import (
     NUM_STEPS,
     assert_same,
@@ -171,6 +172,43 @@ def test_checkpoints_are_kept_as_configured(overrides, steps, options, tmp_path)
     }
 
 
+def test_steps_that_a_run_has_left_go_before_older_ones(tmp_path) -> None:
+    """It went on from an earlier step, as with a larger batch or before a damaged checkpoint."""
+    writer = CheckpointWriter(make_config("checkpoint.keep=2").checkpoint, tmp_path / "checkpoints")
+    for step, kept in [(5, [5]), (9, [5, 9]), (6, [5, 6]), (3, [3]), (4, [3, 4]), (7, [4, 7])]:
+        writer.write({"step": step})
+        writer.wait()
+        assert steps_saved(tmp_path) == kept
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_error_without_a_word_or_a_folder_is_told_too(
+    is_there: bool, tmp_path, monkeypatch
+) -> None:
+    def fail(*unused: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoint, "write_atomically", fail)
+    (tmp_path / "file").touch()
+    folder = tmp_path / ("run" if is_there else "file/run") / "checkpoints"
+    writer = CheckpointWriter(make_config().checkpoint, folder)
+    writer.write({"step": 1, "model": torch.zeros(250_000)})
+    reason = r"MemoryError\(\)" if is_there else ".*Not a directory.*"
+    room = r"about 1.0 MB needed, .* MB free" if is_there else "about 1.0 MB needed"
+    with pytest.raises(
+        OSError, match=rf"step-00000001.pt could not be written \({reason}\): {room};"
+    ):
+        writer.wait()
+
+
+def test_what_was_best_counts_where_its_weights_lie(copy, tmp_path) -> None:
+    saved = checkpoint_of(copy)["run"]
+    assert saved["best"] > 0
+    assert read(copy)["run"] == read(copy, str(copy))["run"] == saved
+    branch = read(tmp_path / "branch", str(copy))["run"]
+    assert branch == saved | {"best": float("-inf"), "best_metrics": {}}
+
+
 def test_checkpoints_are_saved_by_the_clock(options, tmp_path) -> None:
     run = tmp_path / "run"
     folder = slow(tmp_path / "s", "train.py", 0.3)
@@ -182,11 +220,13 @@ def test_checkpoints_are_saved_by_the_clock(options, tmp_path) -> None:
 
 
 def test_the_remains_of_a_write_that_was_killed_are_removed(copy, options) -> None:
-    rest = copy / "checkpoints" / ".step-00000017.pt.4711"
-    rest.write_bytes(b"half")
+    names = (".step-00000017.pt.4711", ".model.safetensors.4711")
+    remains = [copy / "checkpoints" / name for name in names]
+    for path in remains:
+        path.write_bytes(b"half")
     train("train.py", copy, *options, "epochs=3", "max_steps=17", "resume=auto")
     assert checkpoint_of(copy)["step"] == 17
-    assert not rest.exists()
+    assert not any(path.exists() for path in remains)
 
 
 def test_training_goes_on_while_one_checkpoint_is_written(tmp_path, options) -> None:

@@ -235,3 +235,4 @@ def test_a_restarted_run_goes_on_where_it_was_not_where_it_branched_off(
         text = train("train.py", run, *options, f"resume={stopped}", f"max_steps={last_step}")
         assert f"resumed from {resumed_from}" in text
         assert checkpoint_of(run)["step"] == last_step
+        assert (run / "checkpoints" / "model.safetensors").exists()  # of its own best epoch
