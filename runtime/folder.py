@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 REQUEUE_MARKER = "requeue"
 """File in the run's folder while the run wants to be started again."""
 
+SUMMARY = "summary.json"
+"""File in the run's folder from the end of the run on, until it goes on."""
+
 SECONDS_FOR_A_LOST_MACHINE = 120.0
 """Longer than a file server keeps what a machine has locked that it no longer hears of (NFS: 90 s)."""
 
@@ -48,7 +51,7 @@ def claim(cfg: "Config", folder: Path) -> None:
             f"output_dir={folder} holds a run already; resume=auto goes on with it, overwrite=true "
             "removes its checkpoints and events first, or choose another output_dir"
         )
-    rest = [folder / "summary.json", folder / REQUEUE_MARKER, *checkpoints.glob("*")]
+    rest = [folder / SUMMARY, folder / REQUEUE_MARKER, *checkpoints.glob("*")]
     if cfg.overwrite or not newest_first(checkpoints):
         # Of a run that never saved, the events would be mixed with those of its second start.
         for path in events + (rest if cfg.overwrite else []):

@@ -12,6 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from loaders.targets import describe_target
+from runtime.checkpoint import write_atomically
+from runtime.folder import SUMMARY
 from runtime.timing import verdict
 
 if TYPE_CHECKING:
@@ -51,7 +53,10 @@ def write_start(run: "Run") -> None:
 
 
 def close(run: "Run") -> None:
-    """Write `summary.json`, the row in TensorBoard's table of runs and the closing lines."""
+    """Write `summary.json`, the row in TensorBoard's table of runs and the closing lines.
+
+    A summary that is there already tells of a run that had nothing left to do now.
+    """
     timing = run.timing
     summary: dict[str, Any] = {
         **run.metrics,
@@ -69,7 +74,10 @@ def close(run: "Run") -> None:
         "script": Path(sys.argv[0]).name,
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
     }
-    (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    path = run.folder / SUMMARY
+    if not path.exists():
+        text = json.dumps(summary, indent=2) + "\n"
+        write_atomically(path, lambda temporary: temporary.write_text(text))
     facts = {key: summary[key] for key in ("script", "world_size", "precision")}
     run.board.table(facts | changed_settings(run.cfg), run.metrics)
     run.board.close()

@@ -20,7 +20,7 @@ from runtime import preemption, report
 from runtime.board import Board
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
-from runtime.folder import REQUEUE_MARKER, claim
+from runtime.folder import REQUEUE_MARKER, SUMMARY, claim
 from runtime.group import Alone
 from runtime.guard import NonFiniteGuard
 from runtime.state import on_host, restore, rng_state
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
 SECONDS_BETWEEN_DRAWINGS = 0.5
+
+REACHED = ("num_epochs", "validated_step", "metrics", "best_metrics", "best", "best_metric")
+"""Attributes of a run that its checkpoints hold."""
 
 
 class Run:
@@ -104,9 +107,6 @@ class Run:
         self.epoch_losses: list[tuple[float, float]] = []
 
         self.group.from_rank_0(lambda: claim(cfg, self.folder))
-        if self.group.rank == 0:
-            OmegaConf.save(cfg, self.folder / "config.yaml", resolve=True)
-            report.write_start(self)
         preemption.listen()
         # Rank 0 reads for all: they go on from the same file also where disks are not shared.
         saved = self.group.from_rank_0(lambda: read_checkpoint(cfg.resume, self.checkpoints))
@@ -115,17 +115,19 @@ class Run:
             self.guard.start_from_here()
             self.step_number = self.loader.epoch * len(self.loader) + self.loader.batches_done
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
+        if self.group.rank == 0:  # not before the run is known to go on
+            OmegaConf.save(cfg, self.folder / "config.yaml", resolve=True)
+            report.write_start(self)
         self.timing = Timing(device)
 
     def state_dict(self) -> dict[str, Any]:
         """What the run has reached so far, beside the parts of `state`."""
-        names = ("num_epochs", "validated_step", "metrics", "best_metrics", "best")
         finished = {"epoch_is_finished": self.loader.epoch_is_finished}
-        return finished | {name: getattr(self, name) for name in names}
+        return finished | {name: getattr(self, name) for name in REACHED}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("num_epochs", "validated_step", "metrics", "best_metrics", "best"):
-            setattr(self, name, state[name])
+        for name in REACHED:
+            setattr(self, name, state.get(name, getattr(self, name)))
 
     # The loop
 
@@ -202,8 +204,8 @@ class Run:
     def step(self, loss: Tensor, grad_norm: Tensor) -> None:
         """Record one optimizer step; save if it is time to, leave if the run was asked to.
 
-        All ranks save or leave at the same step, whichever of them a signal or the clock reached; with
-        several ranks, that is the step after.
+        All ranks save or leave at the same step, by rank 0's clock or a signal to any of them; with several
+        ranks, that is the step after.
 
         Args:
             loss: mean over this rank's batch.
@@ -220,12 +222,9 @@ class Run:
             self._log_point({"train/grad_norm": grad_norm})
         if self.bar is not None:
             self.bar.update()
-        is_time = self.save_minutes is not None and (
-            time.monotonic() - self.last_save >= 60 * self.save_minutes
-        )
-        is_over = preemption.is_requested() or self.loader.failed is not None
-        agreement = self.group.agree([is_over, is_time])
         is_step = self.save_every is not None and self.step_number % self.save_every == 0
+        is_over = preemption.is_requested() or self.loader.failed is not None
+        agreement = self.group.agree([is_over, not is_step and self._is_time_to_save()])
         self._save_or_leave(agreement, is_step)
 
     def epoch(self, task: Task, totals: Tensor, shown: Shown = ()) -> None:
@@ -259,7 +258,7 @@ class Run:
         self._save(is_best)
 
     def finish(self) -> None:
-        """Wait until all is written; write `summary.json` and the closing summary."""
+        """Wait until all is written; write `summary.json`, unless nothing was done, and the closing lines."""
         self.writer.wait()
         self.timing.end()
         if self.group.rank == 0:
@@ -274,6 +273,7 @@ class Run:
     def _open(self, loader: Loader) -> None:
         if self.group.rank != 0:
             return
+        (self.folder / SUMMARY).unlink(missing_ok=True)  # of what was reached before
         self.board.open(self.step_number)
         if self.cfg.log.progress and sys.stderr.isatty():
             self.bar = tqdm(
@@ -330,6 +330,16 @@ class Run:
         return {"train/loss": total / num_steps} if num_steps else {}
 
     # Checkpoints
+
+    def _is_time_to_save(self) -> bool:
+        """By rank 0's clock, and once: the ranks' answer may come a step late."""
+        if self.group.rank != 0 or self.save_minutes is None:
+            return False
+        now = time.monotonic()
+        if now - self.last_save < 60 * self.save_minutes:
+            return False
+        self.last_save = now
+        return True
 
     def _save_or_leave(self, agreement: list[bool], is_step: bool = False) -> None:
         leave, is_time = agreement or (False, False)

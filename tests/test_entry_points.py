@@ -200,6 +200,7 @@ def test_best_and_last_checkpoint_are_kept(tmp_path) -> None:
     top1 = [value for _, value in scalars_of(output, "val/top1")]
     assert last["run"]["best"] == last["run"]["best_metrics"]["val/top1"]
     assert last["run"]["best"] == pytest.approx(max(top1))
+    assert last["run"]["best_metric"] == "val/top1"
     assert last["run"]["num_epochs"] == 2
     assert best["run"]["metrics"] == last["run"]["best_metrics"]
     assert best["loader"]["epoch"] == top1.index(max(top1))

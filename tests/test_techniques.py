@@ -478,6 +478,7 @@ def test_a_run_stopped_in_its_last_step_is_validated_when_it_is_started_again(
     line = next(line for line in again.splitlines() if line.startswith("nothing to do: "))
     assert f"the run was finished with epoch {epoch} (step {step}); raise epochs=" in line
     assert f"{key}={value}" in line
+    assert summary_of(run) == summary
     assert line.endswith(" to go on")
     assert checkpoint_of(run)["step"] == step
     for name in ("val/loss", "val/top1", "best", "steps"):
