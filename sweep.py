@@ -197,7 +197,8 @@ def environment(options: argparse.Namespace, place: int) -> dict[str, str]:
     num_ranks = options.ranks or 1
     found = dict(os.environ)
     every = [str(n) for n, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
-    gpus = [gpu for gpu in found.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",") if gpu]
+    visible = found.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
+    gpus = list(itertools.takewhile(lambda gpu: gpu not in ("", "-1"), visible))  # as CUDA reads it
     if gpus and "device=cpu" not in options.overrides:
         if len(gpus) < options.jobs * num_ranks:
             raise Mistake(

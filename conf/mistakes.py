@@ -46,6 +46,8 @@ class Mistake(ValueError):
 
 def is_mistake(error: BaseException) -> bool:
     """Whether an error is the user's to mend, and its message says how."""
+    if getattr(error, "is_bug", False):  # on the rank where it was raised first
+        return False
     if isinstance(error, Mistake | HydraException | OmegaConfBaseException):
         return True
     if isinstance(error, OF_PATHS) and error.filename:  # which the user has given

@@ -32,7 +32,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.mistakes import is_torchrun
+from conf.mistakes import is_mistake, is_torchrun
 from runtime import watch
 from runtime.group import Alone
 
@@ -80,6 +80,7 @@ class ProcessGroup(Alone):
             try:
                 answer[0] = _without_tensors(read(), tensors)
             except Exception as error:
+                error.is_bug = not is_mistake(error)  # type: ignore[attr-defined]
                 answer[1] = error
         dist.broadcast_object_list(answer, src=0)
         if answer[1] is not None:
@@ -89,9 +90,6 @@ class ProcessGroup(Alone):
     def mean(self, tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor)
         return tensor / self.world_size
-
-    def barrier(self) -> None:
-        dist.barrier()
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -226,7 +224,9 @@ def _only_warn(rank: int) -> None:
 
 def numbers_of_ranks_that_do_not_divide(global_batch_size: int, world_size: int) -> str:
     """Of those that launch/elastic_torchrun.py may start beside the number that there are now."""
-    fewest, _, most = os.environ.get("ELASTIC_NNODES", "1").partition(":")
+    if "ELASTIC_NNODES" not in os.environ:
+        return ""
+    fewest, _, most = os.environ["ELASTIC_NNODES"].partition(":")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     numbers = (per_node * nodes for nodes in range(int(fewest), int(most or fewest) + 1))
     return ", ".join(str(n) for n in numbers if global_batch_size % n and n != world_size)

@@ -45,6 +45,7 @@ def evaluate(
     # Made outside inference mode: its tensors may not be changed later, as all_reduce does.
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=loader.device)
     shown: Shown = ()
+    inputs: Tensor | None = None
     was_training = model.training
     model.eval()
     try:
@@ -56,6 +57,9 @@ def evaluate(
                 num_batches -= 1
                 if not shown:  # copies, which do not keep the whole batch
                     shown = tuple(p[:NUM_SHOWN].clone() for p in (inputs, outputs, targets))
+            if inputs is None and num_batches > 0:  # of a rank without a sample
+                size = loader.in_channels, *loader.output_size
+                inputs = torch.zeros(1, *size, device=loader.device)
             for _ in range(num_batches):
                 model(inputs)
     finally:

@@ -42,9 +42,6 @@ class Alone:
         """The mean over all ranks."""
         return tensor
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-
     def whole(self, tensor: Tensor) -> Tensor:
         """The whole of a tensor whose parts lie on the ranks; every rank calls it."""
         return tensor

@@ -160,8 +160,12 @@ class NonFiniteGuard:
             log.warning(message)
 
     def _largest_value(self) -> Tensor:
-        """Of the weights and the optimizer's state on this rank: not finite if any of them is not."""
-        tensors: list[Tensor] = [*self.model.parameters(), *self.model.buffers()]
+        """Of the weights, BatchNorm's statistics and the optimizer's state on this rank: not finite if any
+        of them is not."""
+        tensors: list[Tensor] = list(self.model.parameters())
+        # Other buffers may be infinite, such as the mask of an attention.
+        for statistics in self.statistics:
+            tensors += statistics.buffers
         for state in self.optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, Tensor)]
         parts = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]

@@ -45,11 +45,12 @@ def build_optimizer(
 
     total_steps = cfg.epochs * steps_per_epoch
     warmup_steps = round(options.warmup_epochs * steps_per_epoch)
+    cosine_steps = max(1, total_steps - warmup_steps)  # none if less than half a step is left
 
     def share_of_peak(step: int) -> float:
         if step < warmup_steps:
             return 0.01 + 0.99 * step / warmup_steps
-        return (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps))) / 2
+        return (1 + math.cos(math.pi * (step - warmup_steps) / cosine_steps)) / 2
 
     return optimizer, Schedule(optimizer, share_of_peak)
 

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 2.0
 LONGEST_CALL_S = 10.0
 
-_board: Any = None
-"""The store where the ranks tell each other where they stand."""
-
 _world_size = 1
 _flight_record: Callable[[], bytes] = bytes
 _teller: threading.Thread | None = None
@@ -118,9 +115,8 @@ def start_telling(
         timeout_s: how long a collective may take.
         flight_record: what torch has recorded of the collectives of this process.
     """
-    global _board, _flight_record, _teller, _world_size
-    _board, _world_size, _flight_record = store, world_size, flight_record
-    mistakes.board = store
+    global _flight_record, _teller, _world_size
+    mistakes.board, _world_size, _flight_record = store, world_size, flight_record
     _stops.clear()
     _teller = threading.Thread(target=_watch, args=(rank, work, timeout_s), daemon=True)
     _teller.start()
@@ -137,8 +133,8 @@ def stop_telling() -> None:
 def _watch(rank: int, work: DeviceWork, timeout_s: float) -> None:
     main_thread = threading.main_thread().ident
     while not _stops.is_set():
-        frame = sys._current_frames().get(main_thread or 0)
-        stack = traceback.extract_stack(frame)
+        # Under no name: a frame that is kept keeps its tensors, too.
+        stack = traceback.extract_stack(sys._current_frames().get(main_thread or 0))
         ours = [line for line in stack if "site-packages" not in line.filename] or stack
         place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
         if not _tell(f"place{rank}", f"{time.time()} {place}"):
@@ -155,8 +151,8 @@ def _watch(rank: int, work: DeviceWork, timeout_s: float) -> None:
 def _tell(key: str, value: str = "") -> bool:
     """Whether it could be told; otherwise the group is gone, and nobody will ask."""
     try:
-        if _board is not None:
-            _board.set(key, value)
+        if mistakes.board is not None:
+            mistakes.board.set(key, value)
     except (RuntimeError, ValueError):
         return False
     return True
@@ -178,17 +174,18 @@ def _report_timeout(rank: str) -> None:
 
 def _who_is_missing() -> str:
     """Where each rank stood when it told last, and which of them did not notice that others waited."""
-    if _board is None:
+    board = mistakes.board
+    if board is None:
         return "the process group could not be joined in time"
     lines, missing = [], []
     try:
         time.sleep(HEARTBEAT_S)  # the others that waited notice at about the same time
         for other in range(_world_size):
-            if not _board.check([f"failed{other}"]):
+            if not board.check([f"failed{other}"]):
                 missing.append(other)
             place = "has told nothing"
-            if _board.check([f"place{other}"]):
-                when, _, place = _board.get(f"place{other}").decode().partition(" ")
+            if board.check([f"place{other}"]):
+                when, _, place = board.get(f"place{other}").decode().partition(" ")
                 place = f"{max(0.0, time.time() - float(when)):.0f} s ago at {place}"
             lines.append(f"  rank {other}: {place}")
     except (RuntimeError, ValueError):

@@ -5,14 +5,18 @@ import ctypes
 import math
 import multiprocessing
 import os
+import pickle
 import platform
 import random
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +25,24 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 from torch.optim.swa_utils import AveragedModel
 
+from conf import mistakes
+from conf.mistakes import is_mistake
+from conf.schema import Config
 from loaders import build_loaders
-from runtime import Run, build_optimizer, preemption, resolve_device, seed_everything, setup, timing
+from runtime import (
+    Run,
+    build_optimizer,
+    distributed,
+    preemption,
+    resolve_device,
+    seed_everything,
+    setup,
+    timing,
+    watch,
+)
 from runtime import run as run_module
-from runtime.distributed import convert_sync_batchnorm
+from runtime.checkpoint import read_checkpoint
+from runtime.distributed import ProcessGroup, convert_sync_batchnorm
 from runtime.ema import ema_multi_avg_fn
 from runtime.group import Alone
 from runtime.guard import NonFiniteGuard
@@ -55,6 +73,17 @@ def test_the_schedule_is_that_of_pytorchs_own_parts(warmup_epochs: float) -> Non
     assert schedule.get_last_lr() == [0]
 
 
+def test_a_warmup_up_to_the_last_step_is_one() -> None:
+    cfg = make_config("epochs=1", "optimizer.warmup_epochs=0.95", "optimizer.lr=1")
+    optimizer, schedule = build_optimizer(cfg, nn.Linear(1, 1), steps_per_epoch=8)
+    rates = []
+    for _ in range(8):
+        rates += schedule.get_last_lr()
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.01 + 0.99 * step / 8 for step in range(8)])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_bad_step_leaves_batch_norms_statistics_as_they_were(device: str) -> None:
     cfg = make_config("loader=synthetic", "log.every_steps=100")
@@ -78,6 +107,23 @@ def test_a_bad_step_leaves_batch_norms_statistics_as_they_were(device: str) -> N
     assert [buffer.item() for buffer in model.buffers() if buffer.ndim == 0] == [2, 2]
 
 
+def test_the_guard_takes_a_mask_for_no_broken_weight() -> None:
+    cfg = make_config("loader=synthetic", "log.every_steps=1")
+    loader, _ = build_loaders(cfg, torch.device("cpu"))
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+    guard = NonFiniteGuard(cfg, model, torch.optim.SGD(model.parameters()), loader, Path())
+    guard.check(torch.tensor(1.0))
+    for name in ("1.running_var", "0.weight"):
+        broken = model.state_dict()[name].view(-1)[:1]
+        value = broken.clone()
+        broken.fill_(math.inf)
+        with pytest.raises(FloatingPointError, match="not finite any more"):
+            guard.settle()
+        broken.copy_(value)
+    guard.settle()
+
+
 def test_the_guard_does_not_wait_for_a_device() -> None:
     """Tensors on the meta device have no values, so that looking at one fails."""
     cfg = make_config("loader=synthetic", "log.every_steps=3")
@@ -97,6 +143,70 @@ class SecondOfTwo(Alone):
     rank, world_size = 1, 2
 
 
+class FirstOfTwo(Alone):
+    """Its answers come a step late."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.wishes: list[bool] = []
+
+    def agree(self, wishes: Sequence[bool]) -> list[bool]:
+        answer, self.wishes = self.wishes, list(wishes)
+        return answer
+
+    def last_agreement(self) -> list[bool]:
+        return self.agree([])
+
+
+def run_of(cfg: Config, group: Alone) -> Run:
+    loader, _ = build_loaders(cfg, torch.device("cpu"), group.rank, group.world_size)
+    model = nn.Linear(1, 1)
+    optimizer, scheduler = build_optimizer(cfg, model, len(loader))
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+    return Run(cfg, torch.device("cpu"), state, group)
+
+
+@pytest.mark.parametrize(
+    ("group", "every_steps", "expected"),
+    [
+        (Alone, "null", [3, 6, 9]),
+        (FirstOfTwo, "null", [4, 8, 11]),
+        (FirstOfTwo, 3, [3, 6, 9]),
+        (SecondOfTwo, "null", []),
+    ],
+)
+def test_the_clock_of_one_rank_asks_once_for_each_save(
+    group: type[Alone], every_steps, expected: list[int], monkeypatch, tmp_path
+) -> None:
+    """Every three steps here, the last time in the last step."""
+    now = 0.0
+    monkeypatch.setattr(run_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(preemption, "listen", lambda: None)
+    monkeypatch.setattr(run_module, "claim", lambda *_: None)
+    options = [
+        "checkpoint.every_minutes=3",
+        f"checkpoint.every_steps={every_steps}",
+        "log.images=0",
+    ]
+    cfg = make_config("loader=synthetic", "max_steps=11", f"output_dir={tmp_path}", *options)
+    run = run_of(cfg, group())
+    saved: list[int] = []
+    save = run._save
+
+    def noting() -> None:
+        saved.append(run.step_number)
+        save()
+
+    monkeypatch.setattr(run, "_save", noting)
+    monkeypatch.setattr(run.writer, "write", lambda *_: None)
+    for _ in run.batches(run.loader):
+        now += 60
+        run.step(torch.zeros(()), torch.zeros(()))
+    run.board.close()
+    assert saved == expected
+
+
 def test_the_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path) -> None:
     """Also where a checkpoint counts a part of the first step's time."""
     now = 0.0
@@ -104,13 +214,8 @@ def test_the_speed_is_that_of_the_steps_after_the_first(monkeypatch, tmp_path) -
     monkeypatch.setattr(preemption, "listen", lambda: None)
     monkeypatch.setattr(run_module, "claim", lambda *_: None)  # what rank 0 does for all
     cfg = make_config("loader=synthetic", "max_steps=5", f"output_dir={tmp_path}")
-    cpu = torch.device("cpu")
-    train_loader, _ = build_loaders(cfg, cpu, rank=1, world_size=2)
-    model = nn.Linear(1, 1)
-    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
-    run = Run(cfg, cpu, state, SecondOfTwo())
-    for _ in run.batches(train_loader):
+    run = run_of(cfg, SecondOfTwo())
+    for _ in run.batches(run.loader):
         if run.step_number == 0:
             now += 100
             run.timing.lap("compute")
@@ -263,6 +368,48 @@ def test_the_average_follows_by_its_definition() -> None:
             else:
                 expected[name] = decay * expected[name] + (1 - decay) * now
         torch.testing.assert_close(dict(average.module.state_dict()), expected, msg=str(n))
+
+
+def test_a_bug_on_rank_0_is_one_on_all_ranks_and_a_mistake_a_mistake(monkeypatch, tmp_path) -> None:
+    def broadcast(values: list[Any], src: int) -> None:
+        values[:] = sent.setdefault("values", pickle.loads(pickle.dumps(values)))
+
+    monkeypatch.setattr(distributed.dist, "broadcast_object_list", broadcast)
+    group = object.__new__(ProcessGroup)
+    for read, expected in [
+        (lambda: int("a bug"), ValueError),
+        (lambda: read_checkpoint("nowhere", tmp_path), FileNotFoundError),
+    ]:
+        sent: dict[str, list[Any]] = {}
+        for rank in (0, 1):
+            group.rank = rank
+            with pytest.raises(expected) as raised:
+                group.from_rank_0(read)
+            assert is_mistake(raised.value) == (expected is FileNotFoundError), rank
+
+
+def test_the_ranks_watch_keeps_nothing_alive_between_two_looks(monkeypatch) -> None:
+    class Store:
+        def set(self, key: str, value: str) -> None:
+            told.set()
+
+    class Activation:
+        pass
+
+    def forward() -> weakref.ref[Activation]:
+        activation = Activation()
+        assert told.wait(10)
+        return weakref.ref(activation)
+
+    told = threading.Event()
+    monkeypatch.setattr(mistakes, "board", None)
+    monkeypatch.setattr(watch, "HEARTBEAT_S", 60.0)
+    work = watch.DeviceWork(torch.device("cpu"))
+    watch.start_telling(Store(), 0, 1, work, 60.0, bytes)
+    try:
+        assert forward()() is None
+    finally:
+        watch.stop_telling()
 
 
 def product_files() -> list[Path]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,18 @@ def test_runs_at_a_time_share_no_gpu_and_are_no_more_than_asked_for(folder: Path
     assert {first[1], second[1]} == {"4", "5"} == {third[1], fourth[1]}
     # The third one starts when one of the first two has ended, after three steps of 0.3 s.
     assert float(third[0]) - float(first[0]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("4,5,6", "5"), ("GPU-a,GPU-b,-1,6", "GPU-b"), ("-1", None), ("", None)],
+)
+def test_a_gpu_that_cuda_does_not_see_is_none(visible: str, expected, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = sweep.environment(Namespace(ranks=None, jobs=2, overrides=[]), 1)
+    assert found["CUDA_VISIBLE_DEVICES"] == (visible if expected is None else expected)
+    assert ("OMP_NUM_THREADS" in found) == (expected is None)
 
 
 def test_a_run_that_fails_is_told_and_does_not_end_the_others(folder: Path) -> None:

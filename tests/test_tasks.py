@@ -785,6 +785,7 @@ def loader_of(*batches: tuple[Tensor, Tensor], device: str = "cpu") -> Loader:
 
     loader: Any = ListLoader(batches)
     loader.device = torch.device(device)
+    loader.in_channels, loader.output_size = 3, (24, 32)
     return loader
 
 
@@ -851,6 +852,13 @@ def test_evaluate_calls_the_model_so_often_and_counts_every_image_once(num_batch
     assert model.was_training == [False] * max(2, num_batches)
     assert model.had_gradients == [False] * max(2, num_batches)
     torch.testing.assert_close(totals, task.sums(outputs, targets), rtol=1e-6, atol=0)
+
+
+def test_a_rank_without_a_batch_calls_the_model_as_often_as_the_others() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), Probe())
+    totals, shown = evaluate(model, Restoration("l1"), loader_of(), num_batches=2)
+    assert model[1].was_training == [False, False]
+    assert (totals.tolist(), shown) == ([0, 0, 0, 0], ())
 
 
 @pytest.mark.parametrize("training", [True, False])
