@@ -372,7 +372,10 @@ def test_the_average_follows_by_its_definition() -> None:
 
 def test_a_bug_on_rank_0_is_one_on_all_ranks_and_a_mistake_a_mistake(monkeypatch, tmp_path) -> None:
     def broadcast(values: list[Any], src: int) -> None:
-        values[:] = sent.setdefault("values", pickle.loads(pickle.dumps(values)))
+        if group.rank == src:
+            sent["values"] = pickle.dumps(values)
+        else:
+            values[:] = pickle.loads(sent["values"])
 
     monkeypatch.setattr(distributed.dist, "broadcast_object_list", broadcast)
     group = object.__new__(ProcessGroup)
@@ -380,7 +383,7 @@ def test_a_bug_on_rank_0_is_one_on_all_ranks_and_a_mistake_a_mistake(monkeypatch
         (lambda: int("a bug"), ValueError),
         (lambda: read_checkpoint("nowhere", tmp_path), FileNotFoundError),
     ]:
-        sent: dict[str, list[Any]] = {}
+        sent: dict[str, bytes] = {}
         for rank in (0, 1):
             group.rank = rank
             with pytest.raises(expected) as raised:
@@ -390,20 +393,26 @@ def test_a_bug_on_rank_0_is_one_on_all_ranks_and_a_mistake_a_mistake(monkeypatch
 
 def test_the_ranks_watch_keeps_nothing_alive_between_two_looks(monkeypatch) -> None:
     class Store:
+        looks = 0
+
         def set(self, key: str, value: str) -> None:
-            told.set()
+            self.looks += is_inside.is_set()
+            if self.looks == 2:  # the first one may have begun before
+                watch.HEARTBEAT_S = 60.0
+                told.set()
 
     class Activation:
         pass
 
     def forward() -> weakref.ref[Activation]:
         activation = Activation()
+        is_inside.set()
         assert told.wait(10)
         return weakref.ref(activation)
 
-    told = threading.Event()
+    is_inside, told = threading.Event(), threading.Event()
     monkeypatch.setattr(mistakes, "board", None)
-    monkeypatch.setattr(watch, "HEARTBEAT_S", 60.0)
+    monkeypatch.setattr(watch, "HEARTBEAT_S", 0.01)
     work = watch.DeviceWork(torch.device("cpu"))
     watch.start_telling(Store(), 0, 1, work, 60.0, bytes)
     try:
