@@ -103,7 +103,7 @@ def test_a_run_that_torchrun_restarts_waits_for_the_end_of_the_one_before(
     other.join()
 
 
-def test_another_optimizer_is_refused_and_the_run_stays_as_it_was(copy, options) -> None:
+def test_another_optimizer_is_refused(copy, options) -> None:
     files = [copy / "config.yaml", copy / "run.json", copy / "summary.json"]
     before = [path.read_text() for path in files]
     line = refused(copy, *options, "resume=auto", "epochs=3", "optimizer=sgd")
