@@ -158,8 +158,11 @@ class Split:
     def describe(self) -> dict[str, Any]:
         """What decides the shards' content."""
         sizes = [np.ascontiguousarray(side["num_bytes"]) for side in self.index.headers]
-        crc32 = zlib.crc32(b"".join(side.tobytes() for side in sizes))
-        return describe_split(self.index) | {"shards": len(self), "sizes_crc32": crc32}
+        return describe_split(self.index) | {
+            "shards": len(self),
+            "starts_crc32": zlib.crc32(self.starts.tobytes()),
+            "sizes_crc32": zlib.crc32(b"".join(side.tobytes() for side in sizes)),
+        }
 
     def samples_of(self, number: int) -> np.ndarray:
         """Those of a shard, in its order."""

@@ -43,5 +43,5 @@ def paths_of(files: Sequence[str]) -> Paths:
 
 
 def common_folder(files: Sequence[str]) -> str:
-    """The deepest folder below which all files lie; the first and the last in order tell it."""
-    return os.path.commonpath([os.path.dirname(min(files)), os.path.dirname(max(files))])
+    """The deepest folder below which all files lie, as they write it; the first and the last in order tell it."""
+    return os.path.dirname(os.path.commonprefix([min(files), max(files)]))

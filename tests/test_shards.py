@@ -200,6 +200,8 @@ def test_parts_make_what_one_makes_however_often_they_are_killed(
     out = tmp_path / "parts"
     packed(options, out, part=Part(3, 3))
     packed(options, out, part=Part(1, 3))
+    with pytest.raises(Mistake, match="holds shards of other data or settings"):
+        packed(options, out, shard_mb=0.0195)  # as many shards, but not of the same samples
     printed = capsys.readouterr().out
     assert "part 1/3 is whole; train/000001.tar of part 2/3 is not there yet" in printed
     with pytest.raises(
