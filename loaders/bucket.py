@@ -284,6 +284,8 @@ class Bucket(Storage):
         lacks_credentials = any(place in str(error) for place in METADATA)
         if lacks_credentials or (status and status[1][:3] in ("401", "403")):
             return CREDENTIALS[self.scheme]
+        if self.scheme == "s3" and "configured region" in str(error):
+            return "set AWS_REGION to the region of the bucket"
         if isinstance(error, said.NotSupportedError) and not self.knows_ranges:
             return "use a server that answers requests for ranges of bytes, such as nginx"
         if status and status[1][:3] == "416":

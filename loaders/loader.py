@@ -96,12 +96,13 @@ class Loader:
 
     @property
     def batches_done(self) -> int:
-        """Batches of the epoch that were already yielded."""
-        return self.position // self.sampler.global_batch_size
+        """Batches of the epoch that were already yielded; had they another size, so many that with those
+        that are left they make a whole epoch."""
+        return min(-(-self.position // self.sampler.global_batch_size), self.max_batches)
 
     @property
     def epoch_is_finished(self) -> bool:
-        return self.position >= self.sampler.num_rows
+        return self.batches_done == self.max_batches
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch's plan. The same epoch again keeps a position that was loaded."""
@@ -154,7 +155,7 @@ class Loader:
                 # holds a step that has already used it.
                 self.position += self.sampler.global_batch_size
                 yield batch
-        self.position = self.sampler.num_rows
+        self.position = len(self.index)  # at which the epoch is finished with batches of any size
 
     def _held_back(self) -> Iterator[Finished]:
         """The finished batches; of a storage that may stay away, some stay behind until it has done so."""

@@ -7,6 +7,8 @@ Started again, it goes on where it was stopped. With `format=shards`, see `loade
 """
 
 import json
+import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,6 +63,8 @@ def pack(data: DataConfig, out: Path) -> None:
         for split, index in indexes.items():
             _pack_split(data, index, out, split)
         begun.rename(finished)
+        for split in indexes:
+            (out / f"{split}-done.npy").unlink()
 
 
 def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
@@ -95,14 +99,30 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
                 array.flush()  # the pixels first: what counts as done must be on the disk
             done[part] = True
             done.flush()
-    (out / f"{split}-done.npy").unlink()
 
 
 def _open(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
-    """The array in the file, or a new one of zeros."""
+    """The array in the file, or a new one of zeros, whose room on the disk is taken.
+
+    Raises:
+        OSError: there is not so much room.
+    """
     if path.exists():
         return cast(np.memmap, np.load(path, mmap_mode="r+"))
-    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+    partial = path.with_suffix(".partial")
+    array = np.lib.format.open_memmap(partial, "w+", dtype, shape)
+    try:
+        with partial.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
+    except OSError as error:  # a full disk would end the process when a page is written
+        partial.unlink()
+        free = shutil.disk_usage(path.parent).free
+        raise OSError(
+            f"out={path.parent}: {error.strerror}: {path.name} needs {array.nbytes / 1e9:.3g} GB, and "
+            f"{free / 1e9:.3g} GB are free; choose another out=DIR, or run this again when there is room"
+        ) from error
+    partial.rename(path)
+    return array
 
 
 def command_line(options: dict[str, str | None]) -> Config:

@@ -69,17 +69,26 @@ class Part:
 def part_of(
     text: str | None, environment: "os._Environ[str] | dict[str, str]" = os.environ
 ) -> Part:
-    """The part that `part=3/64` says, or else torchrun or a Slurm array; the whole if nothing does."""
+    """The part that `part=3/64` says, or else torchrun or a Slurm array; the whole if nothing does.
+
+    Raises:
+        Mistake: there is no such part, or the array has gaps.
+    """
     if text is not None:
         number, slash, of = text.partition("/")
         if not (slash and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
             raise Mistake(f"part={text} is not possible; use part=1/64 to part=64/64, for example")
         return Part(int(number), int(of))
     if "SLURM_ARRAY_TASK_ID" in environment:
-        task, least, step, count = (
-            int(environment.get(f"SLURM_ARRAY_TASK_{name}", default))
-            for name, default in (("ID", "0"), ("MIN", "0"), ("STEP", "1"), ("COUNT", "1"))
+        task, least, most, step, count = (
+            int(environment[f"SLURM_ARRAY_TASK_{name}"])
+            for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
         )
+        if (most - least) // step + 1 != count:
+            raise Mistake(
+                f"the Slurm array has gaps: {count} tasks from {least} to {most}, so that "
+                f"SLURM_ARRAY_TASK_ID={task} says no part; give it: part=3/64, for example"
+            )
         return Part((task - least) // step + 1, count)
     return Part(int(environment.get("RANK", "0")) + 1, int(environment.get("WORLD_SIZE", "1")))
 
@@ -158,8 +167,11 @@ class Split:
     def describe(self) -> dict[str, Any]:
         """What decides the shards' content."""
         sizes = [np.ascontiguousarray(side["num_bytes"]) for side in self.index.headers]
-        crc32 = zlib.crc32(b"".join(side.tobytes() for side in sizes))
-        return describe_split(self.index) | {"shards": len(self), "sizes_crc32": crc32}
+        return describe_split(self.index) | {
+            "shards": len(self),
+            "starts_crc32": zlib.crc32(self.starts.tobytes()),
+            "sizes_crc32": zlib.crc32(b"".join(side.tobytes() for side in sizes)),
+        }
 
     def samples_of(self, number: int) -> np.ndarray:
         """Those of a shard, in its order."""

@@ -44,4 +44,5 @@ def paths_of(files: Sequence[str]) -> Paths:
 
 def common_folder(files: Sequence[str]) -> str:
     """The deepest folder below which all files lie; the first and the last in order tell it."""
-    return os.path.commonpath([os.path.dirname(min(files)), os.path.dirname(max(files))])
+    # Not commonpath, which drops "./" and "//", so that the names would be cut at the wrong place.
+    return os.path.dirname(os.path.commonprefix([min(files), max(files)]))  # noqa: RUF071

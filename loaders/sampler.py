@@ -27,8 +27,9 @@ class PlanSampler:
     `world_size`-th one from `rank` on, in an order that `set_epoch` changes alike on every rank. It is
     no subclass, because it yields batches of rows, starts at any row, and pads nothing: in training
     every rank gets the same number of batches and the tail of the epoch that does not fill a global
-    batch is dropped; in evaluation every row is yielded exactly once over all ranks, so that the last
-    batches can be smaller and a rank can have one batch less.
+    batch is dropped, also where an epoch goes on that was begun with other batches; in evaluation every
+    row is yielded exactly once over all ranks, so that the last batches can be smaller and a rank can have
+    one batch less.
 
     A sample that turns out to be undecodable joins `bad` (sample: reason). In training the next row of
     this rank in the epoch whose sample is good takes the place of its row, in evaluation the row is left
@@ -124,8 +125,11 @@ class PlanSampler:
     def __iter__(self) -> Iterator[np.ndarray]:
         batch = self.global_batch_size // self.world_size
         num_rows = max(1, ROWS_AT_ONCE // batch) * self.global_batch_size
-        for start in range(self.start_row, self.num_rows, num_rows):
-            end = min(start + num_rows, self.num_rows)
+        stop = self.num_rows
+        if self.train:
+            stop -= (stop - self.start_row) % self.global_batch_size
+        for start in range(self.start_row, stop, num_rows):
+            end = min(start + num_rows, stop)
             rows = self.plan(np.arange(start + self.rank, end, self.world_size))
             for first in range(0, len(rows), batch):
                 self._fetch_ahead(int(rows["position"][first]))

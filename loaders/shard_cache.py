@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from loaders.bucket import TRY_S, Bucket, submit
-from loaders.storage import OpenFile, Storage, StorageError, in_a_thread, kept_open, read_range
+from loaders.storage import (
+    OpenFile,
+    Storage,
+    StorageError,
+    close_removed,
+    in_a_thread,
+    kept_open,
+    read_range,
+)
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +126,7 @@ class CachedBucket(Storage):
             self._say(f"data.cache_dir={self.folder.parent}: {error.strerror}")
             return None
         self._copies[name] = copy
+        close_removed()  # copies that made room for this one, or for one of another process
         return file
 
     async def _try_to_fetch(self, name: str, size: int, copy: Path) -> bool:

@@ -55,7 +55,13 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
             f"data.root={shown} holds no (whole) shards: {DESCRIPTION} is missing; write them: "
             f"python -m loaders.pack data={data.layout} data.root=FOLDER format=shards out={shown}"
         ) from error
-    about = json.loads(text)
+    try:
+        about = json.loads(text)
+    except ValueError:
+        raise ValueError(
+            f"data.root={shown} holds no shards: its {DESCRIPTION} is not JSON but begins with "
+            f"{text[:40]!r}; see whether data.root names what is meant, and whether it asks for a login"
+        ) from None
     if about["format"] != FORMAT:
         raise ValueError(f"data.root={shown} was packed by another version; pack it again")
     if differing := differences(data, about["settings"]):

@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from conf.mistakes import Mistake
 from conf.schema import DataConfig
@@ -149,8 +150,13 @@ def kept_open(path: str | Path) -> OpenFile:
     file = _open(path)
     if os.fstat(file.number).st_nlink:
         return file
-    _open.cache_clear()  # also of others that are gone, and take up the disk as long as they are open
+    close_removed()
     return _open(path)
+
+
+def close_removed() -> None:
+    """Close files that are kept open, because some are gone, and take up the disk as long as they are open."""
+    _open.cache_clear()
 
 
 def in_a_thread(read: Callable[..., bytes], *arguments: Any) -> Future[bytes]:
@@ -182,7 +188,8 @@ class Folder(Storage):
 
     def write(self, name: str, path: Path) -> None:
         target = Path(self.path, name)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        # Not named by the process: those of two containers on one disk may have the same number.
+        partial = target.with_name(f".{target.name}.{uuid4().hex}.partial")
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copyfile(path, partial)

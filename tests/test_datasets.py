@@ -1,5 +1,7 @@
 """Every data set in every backend: the same samples, rectangles, flips and pixels."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -391,7 +393,10 @@ def test_upper_lines_of_a_png_are_right_or_its_damage_is_seen(tmp_path: Path) ->
     assert num_errors > 0.8 * len(content)
 
 
-def test_packing_goes_on_where_it_was_stopped(photos: Path, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(("stopped_at", "num_left"), [(12, 14), (24, 2)], ids=["train", "val"])
+def test_packing_goes_on_where_it_was_stopped(
+    stopped_at: int, num_left: int, photos: Path, tmp_path: Path, monkeypatch
+) -> None:
     import loaders.pack
 
     options = ["data=imagefolder", f"data.root={photos}", "data.resize=40", "data.crop=[32,32]"]
@@ -402,7 +407,7 @@ def test_packing_goes_on_where_it_was_stopped(photos: Path, tmp_path: Path, monk
 
     def read_or_fail(self, sample, *arguments):
         calls.append(sample)
-        if len(calls) == 12:
+        if len(calls) == stopped_at:
             raise OSError("interrupted")
         return read(self, sample, *arguments)
 
@@ -415,9 +420,34 @@ def test_packing_goes_on_where_it_was_stopped(photos: Path, tmp_path: Path, monk
         build_loaders(make_config(*options_now, f"data.cache_dir={tmp_path}"), CPU)
     before = len(calls)
     pack(data, stopped)
-    assert len(calls) - before <= 24 - 10
+    assert len(calls) - before <= num_left
     for name in ("train-0.npy", "val-0.npy"):
         assert np.array_equal(np.load(whole / name), np.load(stopped / name))
+    assert {path.name for path in stopped.iterdir()} == {path.name for path in whole.iterdir()}
+    assert not list(whole.glob("*-done.npy"))
+
+
+def test_a_pack_for_which_there_is_no_room_says_so(
+    photos: Path, tmp_path: Path, monkeypatch
+) -> None:
+    options = ["data=imagefolder", f"data.root={photos}", "data.resize=40", "data.crop=[32,32]"]
+    data, out = make_config(*options, f"data.cache_dir={tmp_path}").data, tmp_path / "out"
+    taken = []
+
+    def take(file: int, start: int, size: int) -> None:
+        taken.append(size)
+        if len(taken) == 4:  # the pixels of val
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", take)
+        message = rf"out={out}: No space left on device: val-0.npy needs .* GB, and .* GB are free"
+        with pytest.raises(OSError, match=message):
+            pack(data, out)
+    assert not list(out.glob("*.partial"))
+    assert taken[1] == (out / "train-0.npy").stat().st_size
+    pack(data, out)
+    assert (out / "val-0.npy").stat().st_blocks * 512 >= taken[3]
 
 
 def test_a_pack_is_refused_with_other_settings_or_data(photos: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`data=table`: what the cells of a table become, and what is said of those that are wrong."""
 
 import builtins
+import os
 import shutil
 from pathlib import Path
 
@@ -312,6 +313,23 @@ def test_missing_files_and_double_paths_are_named_with_their_lines(images: Path,
     message = r"lists 1 paths twice: line 14 \(day 1/3.png, as line 5\); keep one line of each"
     with pytest.raises(ValueError, match=message):
         index_of(images, table)
+
+
+def test_a_root_may_be_written_in_any_way(images: Path, tmp_path, monkeypatch) -> None:
+    table = write(tmp_path, "path,label", NAMES)
+    expected = index_of(images, table)[0]
+    monkeypatch.chdir(images)
+    for root in (".", "./", f"../{images.name}", f".//../{images.name}", f"{images}//."):
+        index = index_of(images, table, f"data.root={root}")[0]
+        assert np.array_equal(index.read(3, 0), expected.read(3, 0))
+        assert [*map(os.path.realpath, index.files[0])] == [*expected.files[0]]
+        assert index.fingerprint == expected.fingerprint
+    lines = table.read_text().replace("day 0/2.png", str(images / "day 0/2.png"))
+    table.write_text(lines)
+    assert len(index_of(images, table)[0]) == len(expected)
+    message = rf"1 paths are absolute, .*: line 4 \(.*/2.png\); set data.root={images}$"
+    with pytest.raises(ValueError, match=message):
+        index_of(images, table, "data.root=.")
 
 
 def test_of_many_wrong_lines_ten_are_named(images: Path, tmp_path) -> None:

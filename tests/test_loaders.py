@@ -160,6 +160,34 @@ def test_an_epoch_goes_on_at_its_row_on_any_number_of_ranks(
     assert rest == expected[1:]
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_epoch_goes_on_with_other_batches_which_are_whole_on_every_rank(
+    thirteen, world_size: int, tmp_path
+) -> None:
+    def loader_of(batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:
+        cfg = config("pytorch", tmp_path, f"global_batch_size={batch_size}")
+        return build_loaders(cfg, CPU, rank, world_size)[0]
+
+    for before, after in ((4, 6), (5, 6), (1, 6), (7, 12), (3, 12), (2, 12)):
+        first = loader_of(before)
+        next(iter(first))
+        begun = first.state_dict()
+        assert begun["position"] == before
+        list(first)
+        finished = first.state_dict()
+        for rank in range(world_size):
+            loader = loader_of(after, rank, world_size)
+            loader.load_state_dict(begun)
+            num_left = (12 - before) // after
+            assert loader.batches_done + num_left == len(loader)
+            assert loader.epoch_is_finished == (num_left == 0)
+            if num_left:
+                assert [len(inputs) for inputs, _ in loader] == num_left * [after // world_size]
+            loader.load_state_dict(finished)
+            assert loader.epoch_is_finished
+            assert loader.batches_done == len(loader)
+
+
 @pytest.mark.parametrize("backend", PIXELS)
 def test_an_epoch_that_was_left_early_leaves_nothing_behind(thirteen, backend, tmp_path) -> None:
     loader, _ = build_loaders(config(backend, tmp_path), CPU)

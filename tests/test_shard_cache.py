@@ -70,6 +70,9 @@ def test_the_least_recently_used_copy_goes_first(web: WebServer, tmp_path: Path)
     for name in ("0.tar", "1.tar", "2.tar", "0.tar", "3.tar"):
         assert storage.read_whole(name) == FILES[name]
         assert copies(tmp_path) <= 3
+    if Path("/proc/self/fd").exists():  # what is removed but open takes up the disk
+        files = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+        assert not [f for f in files if f.startswith(str(tmp_path)) and "(deleted)" in f]
     web.requests.clear()
     for name in ("3.tar", "2.tar", "0.tar"):
         assert storage.read(name, 5, 9) == FILES[name][5:9]

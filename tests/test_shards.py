@@ -200,6 +200,8 @@ def test_parts_make_what_one_makes_however_often_they_are_killed(
     out = tmp_path / "parts"
     packed(options, out, part=Part(3, 3))
     packed(options, out, part=Part(1, 3))
+    with pytest.raises(Mistake, match="holds shards of other data or settings"):
+        packed(options, out, shard_mb=0.0195)  # as many shards, but not of the same samples
     printed = capsys.readouterr().out
     assert "part 1/3 is whole; train/000001.tar of part 2/3 is not there yet" in printed
     with pytest.raises(
@@ -223,13 +225,19 @@ def test_parts_make_what_one_makes_however_often_they_are_killed(
         packed([*options, "data.val_count=7"], out)
 
 
+def slurm(*values: int) -> dict[str, str]:
+    names = (f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
+    return dict(zip(names, map(str, values), strict=True))
+
+
 @pytest.mark.parametrize(
     ("text", "environment", "part"),
     [
         (None, {}, "1/1"),
         ("3/64", {"RANK": "1", "WORLD_SIZE": "2"}, "3/64"),
         (None, {"RANK": "1", "WORLD_SIZE": "2"}, "2/2"),
-        (None, {f"SLURM_ARRAY_TASK_{k}": v for k, v in [("ID", "7"), ("MIN", "5"), ("COUNT", "4")]}, "3/4"),
+        (None, slurm(7, 5, 8, 1, 4), "3/4"),
+        (None, slurm(9, 5, 10, 2, 3), "3/3"),
         *((wrong, {}, "") for wrong in ("0/3", "4/3", "3", "a/b", "1/0", "-1/2")),
     ],
 )  # fmt: skip
@@ -239,6 +247,18 @@ def test_which_part_a_process_writes(text, environment, part: str) -> None:
     else:
         with pytest.raises(Mistake, match=f"part={text} is not possible"):
             part_of(text, environment)
+
+
+def test_a_slurm_array_with_gaps_says_no_part() -> None:
+    with pytest.raises(Mistake, match=r"gaps: 3 tasks from 1 to 7.*TASK_ID=5 .*part=3/64"):
+        part_of(None, slurm(5, 1, 7, 1, 3))
+
+
+def test_a_page_in_place_of_shards_is_told(tmp_path: Path, web: WebServer) -> None:
+    web.files["photos/shards.json"] = b"<!DOCTYPE html><title>Log in</title>" + bytes([255])
+    options = ["data=imagefolder", f"data.root={web.url}/photos", f"data.cache_dir={tmp_path}"]
+    with pytest.raises(ValueError, match=r"shards.json is not JSON but begins with b'<!DOCTYPE"):
+        build_index(make_config(*options).data)
 
 
 @pytest.mark.parametrize("kind", ["labels", "images", "masks", "cells"])

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import pickle
+import shutil
 import sys
 import threading
 import time
@@ -166,6 +167,36 @@ def test_a_server_that_stays_away_is_named_without_credentials(
     web.close()
     with pytest.raises(StorageError, match="Connection refused.*tried"):
         open_storage(root, data).read("a", 0, 4)
+
+
+def test_a_bucket_of_another_region_is_told_at_once(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url)
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    web.fault = lambda path, number: "301"
+    with pytest.raises(StorageError, match="region.*; set AWS_REGION to the region") as away:
+        open_storage("s3://bucket/x", settings(tmp_path)).size("a")
+    assert not away.value.may_pass
+    assert len(web.requests) == 1
+
+
+def test_two_containers_write_one_file_into_a_shared_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose processes have the same number."""
+    (tmp_path / "local").write_bytes(CONTENT)
+    storage, copyfile = open_storage(str(tmp_path / "shared"), settings(tmp_path)), shutil.copyfile
+
+    def copy_and_meet_another(source: Path, target: Path) -> None:
+        copyfile(source, target)
+        monkeypatch.setattr(shutil, "copyfile", copyfile)
+        storage.write("a", source)
+
+    monkeypatch.setattr(shutil, "copyfile", copy_and_meet_another)
+    storage.write("a", tmp_path / "local")
+    assert storage.read_whole("a") == CONTENT
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["a"]
 
 
 def test_a_server_that_comes_back_in_time_is_no_error(web: WebServer, tmp_path: Path) -> None:

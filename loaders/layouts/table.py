@@ -40,7 +40,7 @@ def table(data: DataConfig) -> tuple[Index, Index]:
     read = read_table(data)
     _check_cells(read, data)
     files = [os.path.join(data.root, path) for path in read.paths]
-    _check_files(read, files)
+    _check_files(read, files, data.root)
     parts = _split(read, data)
     train_target, val_target = _targets(read, data, parts)
     headers = read_headers(files, data, "rgb")
@@ -193,7 +193,7 @@ def _check_cells(read: Table, data: DataConfig) -> None:
     )
 
 
-def _check_files(read: Table, files: list[str]) -> None:
+def _check_files(read: Table, files: list[str], root: str) -> None:
     missing = [not os.path.isfile(path) for path in files]
     _refuse(
         read,
@@ -202,6 +202,10 @@ def _check_files(read: Table, files: list[str]) -> None:
         "files are missing",
         "correct the paths or data.root, or remove the lines",
     )
+    absolute = [os.path.isabs(path) for path in files]
+    if not all(absolute):
+        fix = f"set data.root={os.path.abspath(root)}"
+        _refuse(read, absolute, files, "paths are absolute, unlike the others,", fix)
 
 
 def _refuse(read: Table, wrong: list[bool], cells: list[str], what: str, fix: str) -> None:

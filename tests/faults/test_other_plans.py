@@ -112,6 +112,16 @@ def test_a_run_goes_on_in_mid_epoch_on_another_number_of_ranks(
     assert [value for _, value in scalars_of(run, "train/loss")] == pytest.approx(losses, abs=1e-4)
 
 
+def test_a_run_goes_on_in_mid_epoch_with_other_batches_on_more_ranks(options, tmp_path) -> None:
+    """Of the epoch's 64 rows 27 are used; 29 of 56 are left, of which 14 + 14 make batches of two ranks."""
+    run = tmp_path / "run"
+    train("train.py", run, *options, "global_batch_size=9", "max_steps=3")
+    train("train_ddp.py", run, *options, "global_batch_size=14", "resume=auto")
+    saved, steps_per_epoch = checkpoint_of(run), NUM_TRAIN // 14
+    assert saved["step"] == saved["scheduler"]["last_epoch"] == 2 * steps_per_epoch
+    assert [step for step, _ in scalars_of(run, "val/loss")] == [4, 8]
+
+
 def test_two_nodes_train_like_one_process_and_write_once(whole, no_batch_norm, tmp_path) -> None:
     """Two agents on this machine, each with one rank, whose local rank is 0."""
     run, script = tmp_path / "run", recording(tmp_path / "s", "train_ddp.py")
