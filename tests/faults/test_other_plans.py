@@ -139,7 +139,7 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
     whole, no_batch_norm, tmp_path
 ) -> None:
     run, port = tmp_path / "run", free_port()
-    script = recording(tmp_path / "s", "train_ddp.py", "time.sleep(0.3)")
+    script = recording(tmp_path / "s", "train_ddp.py", "time.sleep(0.5)")
     launcher = ["--nnodes=1:2", "--nproc_per_node=1", f"--rdzv_endpoint=127.0.0.1:{port}"]
     launcher += ["--rdzv_id=test", "--local_addr=127.0.0.1", "--max-restarts=9"]
     launcher += ["--rdzv_conf=last_call_timeout=1,keep_alive_interval=1"]
@@ -180,12 +180,12 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
         place = meeting_place()
         wait_for_ranks(2)
         one.agent.terminate()
-        assert wait_for_end(one, timeout=30) == [128 + signal.SIGTERM]
-        assert wait_for_end(another, timeout=60) == [0], another.text()
+        assert wait_for_end(one, timeout=60) == [128 + signal.SIGTERM]
+        assert wait_for_end(another, timeout=120) == [0], another.text()
         text = one.text() + another.text()
         assert "Traceback" not in text
         late = machine()
-        assert wait_for_end(late, timeout=30) == [1]
+        assert wait_for_end(late, timeout=60) == [1]
         assert "--rdzv_id=test has ended" in late.text()
     assert seen_by(script) == seen_by(whole.parent / "s")
     assert_like(run, whole)
