@@ -34,9 +34,16 @@ class MergeError(ValueError):
     """What was asked for cannot be merged; the message says why and what to do."""
 
 
-def split_docstring(source: str) -> tuple[str, str]:
-    """A script's docstring, and its text after the docstring."""
-    module = ast.parse(source)
+def split_docstring(source: str, name: str = "the script") -> tuple[str, str]:
+    """A script's docstring, and its text after the docstring.
+
+    Raises:
+        MergeError: the script, of this name, is no Python.
+    """
+    try:
+        module = ast.parse(source)
+    except SyntaxError as error:
+        raise MergeError(f"{name}, line {error.lineno}: {error.msg}; correct it") from error
     docstring = ast.get_docstring(module)
     if docstring is None:
         return "", source
@@ -48,8 +55,9 @@ def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
     excluded = {}
     for path in sorted(folder.glob("train_*.py")):
         name = path.stem.removeprefix("train_")
-        line = COMBINES.search(split_docstring(path.read_text())[0])
-        if line and "_" not in name:
+        if "_" in name:
+            continue
+        if line := COMBINES.search(split_docstring(path.read_text(), path.name)[0]):
             excluded[name] = set(re.findall(r"`(\w+)`", line["excluded"] or ""))
     return {
         name: others | {other for other in excluded if name in excluded[other]}
@@ -115,8 +123,9 @@ def compose(
         MergeError: the techniques do not combine, or `train.py` was edited since they were made.
     """
     check_set(names, folder)
-    _, baseline = split_docstring((folder / BASELINE).read_text())
-    docstring, merged = split_docstring((onto or folder / BASELINE).read_text())
+    _, baseline = split_docstring((folder / BASELINE).read_text(), BASELINE)
+    onto_path = onto or folder / BASELINE
+    docstring, merged = split_docstring(onto_path.read_text(), onto_path.name)
     titles, launchers = [], []
     for name in sorted(names):
         script = (folder / f"train_{name}.py").read_text()
@@ -125,7 +134,7 @@ def compose(
                 f"train_{name}.py is older than {BASELINE}; run python compose.py --update"
             )
         own_docstring, text = split_docstring(script)
-        merged = merge(baseline, merged, text, (onto or Path(BASELINE)).name, f"train_{name}.py")
+        merged = merge(baseline, merged, text, onto_path.name, f"train_{name}.py")
         titles.append(own_docstring.splitlines()[0].rstrip("."))
         command = COMMAND.search(own_docstring)
         launchers.append(command["launcher"] if command else "python ")
@@ -168,16 +177,19 @@ def with_baseline(path: Path) -> str:
     """A technique's script or a composite, merged with `train.py` if that was edited since it was made.
 
     Raises:
-        MergeError: the script differs from the `train.py` it was made from in a place that is not marked.
+        MergeError: the script differs from the `train.py` it was made from in a place that is not marked,
+            or one of the two is no Python.
     """
-    script, baseline = path.read_text(), path.with_name(BASELINE).read_text()
+    script = path.read_text()
+    _, own = split_docstring(script, path.name)
+    _, new = split_docstring(path.with_name(BASELINE).read_text(), BASELINE)
     base = baseline_of(path)
     if unmarked := unmarked_differences(base, script):
         raise MergeError(
             f"{path.name} differs from {BASELINE} in a place that is not marked `{MARKER.strip()}`:\n"
             f"{unmarked[0]}"
         )
-    old, own, new = (split_docstring(text)[1] for text in (base, script, baseline))
+    _, old = split_docstring(base)
     head = script.removesuffix(own)
     return script if old == new else head + merge(old, own, new, path.name, "as edited")
 
@@ -199,12 +211,11 @@ def baseline_of(path: Path) -> str:
     return git("show", f"{commit}:./{BASELINE}") if commit else current
 
 
-def write(path: Path, text: str) -> None:
-    """Write a script; MergeError, which shows the lines, if there are conflicts in it."""
-    path.write_text(text)
+def refuse_conflicts(name: str, text: str) -> None:
+    """Raises MergeError, which shows the lines, if there are conflicts in a script of this name."""
     if conflicts := [match[0] for match in CONFLICT.finditer(text)]:
         raise MergeError(
-            f"{path}: both sides edit the same lines in {len(conflicts)} places; choose there, between the "
+            f"{name}: both sides edit the same lines in {len(conflicts)} places; choose there, between the "
             f"markers:\n{conflicts[0]}"
         )
 
@@ -224,8 +235,9 @@ def update(folder: Path = HERE) -> None:
         if text == path.read_text():
             continue
         print(f"{path.name} follows {BASELINE}")
+        path.write_text(text)
         try:
-            write(path, text)
+            refuse_conflicts(str(path), text)
         except MergeError as error:
             conflicts.append(str(error))
     if conflicts:
@@ -265,7 +277,8 @@ def main() -> None:
             elif output is None:
                 print(script, end="")
             else:
-                write(output, script)
+                output.write_text(script)
+            refuse_conflicts(str(output or "the printed script"), script)
     except (MergeError, OSError) as error:
         sys.exit(f"compose.py: {error}")
 

@@ -103,9 +103,10 @@ def main() -> None:
     if options["out"] is not None:
         broken = [{"path": path, "reason": reason} for path, reason in problems.items()]
         report = {"files": num_files, "broken": broken}
-        Path(options["out"]).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        Path(options["out"]).write_text(json.dumps(report, indent=2) + "\n")
     for path, reason in problems.items():
-        print(f"{path}: {reason}")
+        # A terminal need not take the bytes of a name that is no UTF-8.
+        print(os.fsencode(f"{path}: {reason}").decode(errors="backslashreplace"))
     print(f"{num_files} files were decoded, {len(problems)} problems were found")
     sys.exit(1 if problems else 0)
 

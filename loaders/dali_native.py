@@ -38,9 +38,14 @@ def native_images(  # type: ignore[no-untyped-def]
 ):
     """(samples, images[, targets]); the sides of a pair share every random value."""
     shard_id, num_shards = shards
-    x, y = (fn.random.uniform(range=(0.0, 1.0)) if random_crop else 0.5 for _ in "xy")
-    mirror = fn.random.coin_flip(probability=flips[0]) + 2 * fn.random.coin_flip(
-        probability=flips[1]
+    # Without seeds of their own, DALI's random operators take the time of day.
+    seeds = np.random.SeedSequence([seed, shard_id]).generate_state(4).tolist()
+    x, y = (
+        fn.random.uniform(range=(0.0, 1.0), seed=own) if random_crop else 0.5 for own in seeds[:2]
+    )
+    hflip, vflip = (
+        fn.random.coin_flip(probability=p, seed=own)
+        for p, own in zip(flips, seeds[2:], strict=True)
     )
     outputs: list[Any] = []
     for files in sides:
@@ -66,7 +71,7 @@ def native_images(  # type: ignore[no-untyped-def]
                 crop=crop,
                 crop_pos_x=x,
                 crop_pos_y=y,
-                mirror=mirror,
+                mirror=hflip + 2 * vflip,
                 interp_type=types.INTERP_LINEAR,
                 antialias=True,
             )

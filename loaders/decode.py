@@ -57,7 +57,7 @@ def decode(
             decode_photo(content, int(header["orientation"]), num_lines) if photo is None else photo
         )
         if header["channels"] == 1:  # what a model of grey images asks for
-            image = np.asarray(Image.fromarray(image).convert("L"))[..., None]
+            image = np.array(Image.fromarray(image).convert("L"))[..., None]
     if image.shape[:2] not in {
         reduced_shape(shape, f) for shape in (whole, upper) for f in (1, factor)
     }:

@@ -197,11 +197,13 @@ def _resized(image: np.ndarray, size: tuple[int, ...]) -> Tensor:
         return torch.from_numpy(image)
     # The leading dimension comes first: only so does torch see channels_last.
     pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    if image.dtype == np.uint16:  # which torch cannot resize
+        pixels = pixels.float()
     # Lines cost torch more than columns: the fewer of them it resizes, the better.
     if size[0] < image.shape[0]:
         pixels = interpolate(pixels, (size[0], image.shape[1]), mode="bilinear", antialias=True)
-    pixels = interpolate(pixels, size, mode="bilinear", antialias=True)
-    return pixels[0].permute(1, 2, 0)
+    pixels = interpolate(pixels, size, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
+    return pixels.round().to(torch.uint16) if image.dtype == np.uint16 else pixels
 
 
 def _movable(images: Tensor) -> Tensor:
@@ -212,7 +214,7 @@ def _movable(images: Tensor) -> Tensor:
 def _cut_alike(images: Tensor, rows: np.ndarray, size: tuple[int, int]) -> Tensor:
     """The rows' rectangles, all of `size`, of images of one size."""
     height, width = size
-    if (height, width) == images.shape[1:3]:
+    if (height, width) == images.shape[1:3] or not len(rows):
         return images
     corners = rows[["y", "x"]]
     if (corners == corners[0]).all():

@@ -99,7 +99,10 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
     kind = f"{common_folder(files)} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
     kept = Path(data.cache_dir, f"index-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}.npz")
     broken = {}
-    with _one_process_if_possible(kept) as can_keep:
+    with one_process_if_possible(kept) as reason:
+        can_keep = reason is None
+        if reason:
+            log.warning(NOT_KEPT, kept.parent, reason)
         parts = _parts_of(kept)
         is_known = np.zeros(len(files), bool)
         for part in (kept, *parts):
@@ -256,16 +259,15 @@ def one_process_at_a_time(path: Path) -> FileLock:
 
 
 @contextmanager
-def _one_process_if_possible(path: Path) -> Iterator[bool]:
-    """Lock as above; whether files can be kept there: a folder that is read-only or full is no error."""
+def one_process_if_possible(path: Path) -> Iterator[Exception | None]:
+    """Lock as above, or why there is none, such as a folder that is read-only or full."""
     with ExitStack() as stack:
         try:
             stack.enter_context(one_process_at_a_time(path))
         except (OSError, NotImplementedError) as error:
-            log.warning(NOT_KEPT, path.parent, error)
-            yield False
+            yield error
         else:
-            yield True
+            yield None
 
 
 def some(names: "set[str] | list[str]") -> str:

@@ -294,10 +294,12 @@ def test_tiffs_cut_short_are_skipped(planar: bool, way: str, tmp_path: Path) -> 
         tifffile.imwrite(path, image, planarconfig="separate" if planar else "contig")
     options = ["data=cells", f"data.root={tmp_path / 't'}", f"data.cache_dir={tmp_path}"]
     options += ["data.mean=null", "data.std=null", "data.val_fraction=0.5", "data.on_error=skip"]
-    cfg = make_config(*options, "global_batch_size=3", *WAYS[way])
-    name = build_index(cfg.data)[0].files[0][2]
-    replace_file(name, Path(name).read_bytes()[:-300])
-    train, _ = build_loaders(cfg, CPU)
+    cfg = make_config(*options, "data.crop=[10,12]", "global_batch_size=3", *WAYS[way])
+    train_index, val_index = build_index(cfg.data)
+    for name in (train_index.files[0][2], *val_index.files[0][3:]):  # all of its last batch
+        replace_file(name, Path(name).read_bytes()[:-300])
+    train, val = build_loaders(cfg, CPU)
+    assert sum(len(labels) for _, labels in val) == 3
     assert rows_and_images(train)[0] == expected_rows(train.sampler, {2})
     assert "is cut short" in train.sampler.bad[2] or "decoded" in train.sampler.bad[2]
 
@@ -393,18 +395,22 @@ def test_the_check_lists_everything_that_is_broken(tmp_path, monkeypatch, capsys
     expected[str(root / "b" / "bomb.png")] = (
         "40000x30000 pixels are more than data.max_pixels=100000000; raise it if the file is meant"
     )
+    no_utf8 = os.fsdecode(os.fsencode(root) + b"/c/caf\xe9.jpg")
+    Path(no_utf8).touch()
     cut_short(str(root / "c" / "foto ä 2.jpg"))
     capsys.readouterr()
     assert run_check(monkeypatch, *overrides) == 1
     report = json.loads(out.read_text())
     found = {entry["path"]: entry["reason"] for entry in report["broken"]}
     assert "image file is truncated" in found.pop(str(root / "c" / "foto ä 2.jpg"))
+    assert found.pop(no_utf8) == "empty file"
     assert found == expected
-    assert report["files"] == 44
+    assert report["files"] == 45
     printed = capsys.readouterr()
     assert all(f"{path}: {reason}" in printed.out for path, reason in expected.items())
-    assert "44 files were decoded, 15 problems were found" in printed.out
-    assert "44/44" in printed.err
+    assert rf"{root}/c/caf\xe9.jpg: empty file" in printed.out
+    assert "45 files were decoded, 16 problems were found" in printed.out
+    assert "45/45" in printed.err
 
 
 def test_the_check_also_says_what_the_index_refuses(tmp_path, monkeypatch, capsys) -> None:

@@ -283,6 +283,29 @@ def test_small_tiffs_are_enlarged_alike(backend: str, tmp_path: Path) -> None:
         assert got.std() > 0.1
 
 
+@pytest.mark.parametrize(
+    "options", [["data.resize=[32,40]", "data.crop=[30,36]"], ["data.random_resized_crop=[0.5,1]"]]
+)
+def test_tiffs_of_16_bits_are_reduced_alike(options: list[str], tmp_path: Path) -> None:
+    for number in range(12):
+        image = 257 * smooth(number, 60, 70).astype(np.uint16)
+        path = tmp_path / "tiffs" / f"c{number % 2}" / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tifffile.imwrite(path, image, photometric="rgb")
+    overrides = ["data=cells", f"data.root={tmp_path / 'tiffs'}", "data.val_fraction=0.5"]
+    overrides += ["data.crop=[20,24]", "data.hflip=0.5", "data.vflip=0.5", *options]
+    overrides += ["data.mean=null", "data.std=null"]
+    splits = zip(
+        *(loaders_of(backend, tmp_path, overrides) for backend in ("pytorch", "dali")), strict=True
+    )
+    for both in splits:
+        for (inputs, labels), (other_inputs, other_labels) in zip(*both, strict=True):
+            assert torch.equal(labels, other_labels)
+            difference = 255 * (inputs - other_inputs).abs()
+            assert difference.max() < 2
+            assert difference.mean() < 0.1
+
+
 @pytest.mark.parametrize("options", [["loader.num_workers=2"], ["loader.num_threads=3"], []])
 def test_processes_and_threads_give_the_same_batches(options, photos: Path, tmp_path: Path) -> None:
     overrides = ["data=imagefolder", f"data.root={photos}", "data.crop=[48,48]", "data.resize=64"]
@@ -554,6 +577,24 @@ def test_dalis_own_reader_repeats_nothing_and_drops_the_tail(
         assert len(set(seen)) == len(seen)
         orders.append(seen)
     assert orders[0] != orders[1] != orders[3]
+
+
+def test_dalis_own_reader_draws_the_same_from_the_same_seed(tmp_path: Path) -> None:
+    for number in range(8):
+        save(tmp_path / "x" / "ab"[number % 2] / f"{number}.png", positions(40, 60))
+    overrides = ["data=imagefolder", f"data.root={tmp_path / 'x'}", "data.crop=[24,32]"]
+    overrides += ["data.resize=null", "data.random_resized_crop=null", "data.random_crop=true"]
+    overrides += ["data.colour_jitter=[0,0,0]", "data.hflip=0.5", "data.vflip=0.5", "seed=3"]
+    overrides += ["loader.reader=native", "data.mean=null", "data.std=null", "data.val_count=2"]
+
+    def drawn(rank: int, *options: str) -> list[tuple[int, int, bool, bool]]:
+        train, _ = loaders_of("dali", tmp_path, [*overrides, *options], rank, 2)
+        return [rectangle_of(image) for inputs, _ in train for image in inputs]
+
+    assert drawn(0) == drawn(0)
+    assert drawn(1) == drawn(1)
+    assert drawn(0) != drawn(1)
+    assert drawn(0) != drawn(0, "seed=4")
 
 
 def test_dalis_own_reader_says_what_it_cannot_do(pairs: Path, photos: Path, tmp_path: Path) -> None:

@@ -4,6 +4,10 @@ import gzip
 import io
 import os
 import shutil
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +61,67 @@ def test_mnist_without_a_download_says_where_to_put_the_files(tmp_path, monkeypa
     assert isinstance(val.target, Labels)
     assert np.array_equal(train.images[..., 0], digits)
     assert val.target.values.tolist() == [3, 7]
+
+
+def test_mnist_is_read_without_a_lock_and_damage_is_told(tmp_path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split in ("train", "t10k"):
+        write_idx(raw / f"{split}-images-idx3-ubyte", np.zeros((2, 28, 28), np.uint8))
+        write_idx(raw / f"{split}-labels-idx1-ubyte", np.array([3, 7], np.uint8))
+    for path in raw.iterdir():
+        path.write_bytes(gzip.decompress(path.read_bytes()))
+    data = make_config("data=mnist", f"data.root={tmp_path}").data
+    (tmp_path / "download.lock").mkdir()  # it can no more be opened than in a read-only folder
+    assert [len(index) for index in build_index(data)] == [2, 2]
+    images = raw / "t10k-images-idx3-ubyte"
+    for content in (images.read_bytes()[:-1], images.read_bytes()[:3], b"", bytes(100)):
+        images.write_bytes(content)
+        with pytest.raises(ValueError, match=f"MNIST in {raw} cannot be read .*; remove what is"):
+            build_index(data)
+
+
+def test_caltech256_is_used_once_it_is_unpacked_as_a_whole(tmp_path, monkeypatch) -> None:
+    """From an archive that was put there by hand: it is unpacked once in vain and then once more, while a
+    second process asks for it, too."""
+    from torchvision.datasets import caltech
+
+    root, archive = tmp_path / "root", tmp_path / "root/caltech256/256_ObjectCategories.tar"
+    archive.parent.mkdir(parents=True)
+    names = [f"256_ObjectCategories/{name}/{n}.jpg" for name in ("001.a", "002.b") for n in (1, 2)]
+    with tarfile.open(archive, "w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = len(jpeg_of())
+            tar.addfile(member, io.BytesIO(jpeg_of()))
+    unpack, half, may_end = caltech.download_and_extract_archive, [], threading.Event()
+
+    def slowly(url: str, folder: str, filename: str, md5: str) -> None:
+        with tarfile.open(Path(folder, filename)) as tar:
+            tar.extract(names[0], folder, filter="data")
+        half.append(folder)
+        if len(half) == 1:
+            raise KeyboardInterrupt
+        may_end.wait(60)
+        unpack(url, folder, filename=filename)
+
+    monkeypatch.setattr(caltech, "download_and_extract_archive", slowly)
+    options = ["data=caltech256", f"data.root={root}", f"data.cache_dir={tmp_path}"]
+    data = make_config(*options, "data.val_count=1").data
+    with pytest.raises(KeyboardInterrupt):
+        build_index(data)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(build_index, data)
+        while len(half) < 2 and not first.done():
+            time.sleep(0.01)
+        second = pool.submit(build_index, data)
+        time.sleep(0.2)
+        assert not second.done()
+        may_end.set()
+        for future in (first, second):
+            assert sum(map(len, future.result())) == len(names)
+    assert len(half) == 2
+    assert sorted(path.name for path in archive.parent.iterdir()) == [archive.stem, archive.name]
 
 
 def jpeg_of(mode: str = "RGB", **options: object) -> bytes:

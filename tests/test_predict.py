@@ -214,7 +214,7 @@ def test_photos_become_grey_for_a_model_of_grey_digits(photos, tmp_path) -> None
     arguments = [*arguments[:2], f"data.root={root}", f"out={out}"]
     backends: list[list[str]] = [[], ["loader=dali"]] if HAS_DALI else [[]]
     for loader in backends:
-        use("predict.py", tmp_path, *arguments, *loader)
+        assert "not writable" not in use("predict.py", tmp_path, *arguments, *loader)
         # The very digits that the run validated with, now as files.
         for row, other in zip(table(out), expected, strict=True):
             assert row["prediction"] == other["prediction"]

@@ -101,6 +101,11 @@ def test_a_file_more_is_a_technique_and_a_script_of_a_users_own_is_none(tmp_path
     (tmp_path / "train_copy.py").write_text((tmp_path / "train.py").read_text())
     assert set(find_techniques(tmp_path)) == {*TECHNIQUES, "mine"}
     assert find_techniques(tmp_path)["dp"] == {"ddp", "fsdp", "mine"}
+    (tmp_path / "train_half_written.py").write_text("def main(\n")
+    assert "mine" in find_techniques(tmp_path)
+    (tmp_path / "train_half.py").write_text("def main(\n")
+    with pytest.raises(MergeError, match=r"train_half\.py, line 1: .* never closed; correct it"):
+        find_techniques(tmp_path)
 
 
 def test_composites_in_the_repository_are_the_merge_of_their_parts() -> None:
@@ -304,6 +309,10 @@ def test_edits_of_the_same_lines_are_shown_with_both_sides(clone: Path) -> None:
     written = (clone / "new.py").read_text()
     assert written.count("<<<<<<<") == written.count(">>>>>>>") == 1
     assert "DistributedDataParallel(model" in written
+    printed = start("compose.py", "ddp", "amp", "--onto", "my_train.py", folder=clone)
+    assert printed.returncode == 1
+    assert "inputs.clone()" in printed.stderr
+    assert printed.stdout.count("<<<<<<<") == 1
 
     baseline.write_text(text)
     assert start("compose.py", "amp", folder=clone).returncode == 1  # it would drop the edit

@@ -1,5 +1,6 @@
 """One folder per class, in `train` and `val` (or `test`) if these exist, else split by seed."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,11 @@ def cells(data: DataConfig) -> tuple[Index, Index]:
 def caltech256(data: DataConfig) -> tuple[Index, Index]:
     folder = Path(data.root, CALTECH256)
     if not folder.is_dir():
-        from torchvision.datasets import Caltech256
-
         refuse_to_fill(Path(data.root), "caltech256")
         try:
             with one_process_at_a_time(Path(data.root) / "download"):
-                Caltech256(data.root, download=True)
+                if not folder.is_dir():  # which another process may have unpacked meanwhile
+                    _unpack_caltech256(folder)
         except (RuntimeError, OSError) as error:
             raise FileNotFoundError(
                 f"Caltech-256 is not in {data.root} and could not be downloaded ({error}); unpack "
@@ -47,6 +47,22 @@ def caltech256(data: DataConfig) -> tuple[Index, Index]:
                 + or_generate(f"caltech256 --root {folder} --size 3000")
             ) from error
     return class_folders(data, folder)
+
+
+def _unpack_caltech256(folder: Path) -> None:
+    """Make `folder`, which is whole once it is there, from the archive beside it, which is downloaded if it
+    is missing."""
+    from torchvision.datasets import Caltech256
+
+    unfinished = folder.with_name("download.unfinished").absolute()
+    shutil.rmtree(unfinished, ignore_errors=True)  # that of a process that was stopped
+    unpacked = unfinished / CALTECH256
+    unpacked.parent.mkdir(parents=True)
+    # Through the link the archive is found where it lies, and outlives what is unfinished.
+    unpacked.with_suffix(".tar").symlink_to(folder.with_suffix(".tar").absolute())
+    Caltech256(unfinished, download=True)
+    unpacked.rename(folder)
+    shutil.rmtree(unfinished)
 
 
 def class_folders(data: DataConfig, root: Path, as_stored: bool = False) -> tuple[Index, Index]:

@@ -5,11 +5,17 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema import DataConfig
-from loaders.headers import one_process_at_a_time
+from loaders.decode import reason_of
+from loaders.headers import one_process_if_possible
 from loaders.index import Index
 from loaders.layouts.files import refuse_to_fill
 from loaders.targets import Labels
 
+UNPACKED = [
+    f"{split}-{kind}-ubyte"
+    for split in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
 MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 
 
@@ -25,15 +31,21 @@ def mnist(data: DataConfig) -> tuple[Index, Index]:
     from torchvision.datasets import MNIST
 
     refuse_to_fill(Path(data.root), "MNIST")
+    raw = Path(data.root, "MNIST", "raw")
     try:
-        with one_process_at_a_time(Path(data.root) / "download"):
+        with one_process_if_possible(Path(data.root) / "download"):
             train, val = (MNIST(data.root, train=train, download=True) for train in (True, False))
-    except (RuntimeError, OSError) as error:
+    except Exception as error:  # damaged bytes make torchvision raise errors of any type
+        reason = reason_of(error, str(raw))
+        if all((raw / name).is_file() for name in UNPACKED):
+            raise ValueError(
+                f"MNIST in {raw} cannot be read ({reason}); remove what is damaged there, and it is "
+                "unpacked or downloaded again"
+            ) from error
         raise FileNotFoundError(
-            f"MNIST is not in {data.root} and could not be downloaded ({error}); put "
-            "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and "
-            f"t10k-labels-idx1-ubyte.gz into {Path(data.root, 'MNIST', 'raw')}, or use "
-            "data=mnist_mini, which needs no download"
+            f"MNIST is not in {data.root} and could not be downloaded ({reason}); put "
+            f"{', '.join(f'{name}.gz' for name in UNPACKED)} into {raw}, or use data=mnist_mini, "
+            "which needs no download"
         ) from error
     return (
         _digits("mnist/train", train.data.numpy(), train.targets.numpy()),
