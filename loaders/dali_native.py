@@ -132,7 +132,7 @@ class NativeDALILoader(Loader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if 0 < self.position < self.sampler.num_rows:
+        if self.position and not self.epoch_is_finished:
             raise ValueError(
                 "loader.reader=native cannot go on in the middle of an epoch; use loader.reader=plan, "
                 "or a checkpoint from the end of an epoch"
