@@ -22,11 +22,12 @@ train: setup  ## train the default model on the embedded digits
 	$(BIN)/python train.py
 
 test: setup  ## run the tests, in as many processes as there are CPUs; SLOW=1: the slow ones too
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile $(if $(SLOW),,-m "not slow")
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+		$(if $(SLOW),,-m "not slow")
 	@test ! -e /proc/driver/nvidia/version || $(BIN)/python -m pytest -m gpu
 
 test-fast: setup  ## run the quick tests that start no training
-	$(BIN)/python -m pytest -m "not slow" $(addprefix tests/test_,config.py documents.py plan.py index.py tasks.py models.py runtime.py)
+	$(BIN)/python -m pytest -m "not slow" $(wildcard $(addprefix tests/test_,architecture.py config.py documents.py plan.py index.py task*.py model*.py runtime.py))
 
 lint: setup  ## check style, format and types
 	$(BIN)/ruff check .

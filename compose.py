@@ -4,6 +4,9 @@ Every technique edits other lines of the same baseline, so the three-way merge o
 combined script. A technique is a file `train_<name>.py` whose docstring has a line such as
 
     Combines with every technique but `dp` and `fsdp`.
+
+`python compose.py --update` brings an edit of `train.py` to all scripts, by a three-way merge as well: its
+base is `.train.py.base`, a copy of the `train.py` that the scripts were made from or last updated with.
 """
 
 import argparse
@@ -11,35 +14,40 @@ import ast
 import difflib
 import itertools
 import re
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 BASELINE = "train.py"
+BASE = ".train.py.base"
 MARKER = "# new #: "
 COMBINES = re.compile(
     r"^Combines with every technique(?: but (?P<excluded>[^,.]*))?[,.]", re.MULTILINE
 )
 COMMAND = re.compile(r"`(?P<launcher>[^`]*?)(?P<script>\w+\.py)[^`]*`")
+COMPOSED = re.compile(r"^Written by `python compose\.py (?P<names>[\w ]+)`", re.MULTILINE)
+MAX_LENGTH = 100  # of a line
 CONFLICT = re.compile(
-    r"<{7}[^\n]*\n(?P<ours>.*?)\|{7}[^\n]*\n(?P<base>.*?)={7}\n(?P<theirs>.*?)>{7}[^\n]*\n",
-    re.DOTALL,
+    r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?^={7}\n(?P<theirs>.*?)^>{7} [^\n]*\n",
+    re.DOTALL | re.MULTILINE,
 )
 
 
 class MergeError(ValueError):
-    """What was asked for cannot be merged; the message says why and what to do."""
+    """Scripts cannot be merged; the message gives the reason and the fix."""
 
 
 def split_docstring(source: str, name: str = "the script") -> tuple[str, str]:
-    """A script's docstring, and its text after the docstring.
+    """Split a script into its docstring and the text after the docstring.
 
     Raises:
-        MergeError: the script, of this name, is no Python.
+        MergeError: the script, of this name, holds conflicts or is no Python.
     """
+    refuse_conflicts(name, source)
     try:
         module = ast.parse(source)
     except SyntaxError as error:
@@ -50,14 +58,24 @@ def split_docstring(source: str, name: str = "the script") -> tuple[str, str]:
     return docstring, "".join(source.splitlines(keepends=True)[module.body[0].end_lineno :])
 
 
+def read(path: Path) -> tuple[str, str]:
+    """Read a script's docstring and the text after it; each line ends with a line feed alone."""
+    return split_docstring(path.read_text(), path.name)
+
+
+def write(path: Path, text: str, like: Path) -> None:
+    """Write a script with the line ends of another file."""
+    path.write_text(text, newline="\r\n" if b"\r\n" in like.read_bytes() else "\n")
+
+
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
-    """The techniques in a folder by name, and those that each of them does not combine with."""
+    """Names of the techniques in a folder, each with those that it does not combine with."""
     excluded = {}
     for path in sorted(folder.glob("train_*.py")):
         name = path.stem.removeprefix("train_")
         if "_" in name:
             continue
-        if line := COMBINES.search(split_docstring(path.read_text(), path.name)[0]):
+        if line := COMBINES.search(read(path)[0]):
             excluded[name] = set(re.findall(r"`(\w+)`", line["excluded"] or ""))
     return {
         name: others | {other for other in excluded if name in excluded[other]}
@@ -66,7 +84,7 @@ def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
 
 
 def allowed_sets(folder: Path = HERE) -> list[tuple[str, ...]]:
-    """All sets of techniques that combine, each in the order of the alphabet."""
+    """Sets of techniques that combine, each in alphabetical order."""
     excluded = find_techniques(folder)
     return [
         names
@@ -77,7 +95,7 @@ def allowed_sets(folder: Path = HERE) -> list[tuple[str, ...]]:
 
 
 def check_set(names: list[str], folder: Path = HERE) -> None:
-    """Raises MergeError unless these techniques are there and combine."""
+    """Raise MergeError unless these techniques exist and combine."""
     excluded = find_techniques(folder)
     for name in names:
         if name not in excluded:
@@ -91,7 +109,7 @@ def check_set(names: list[str], folder: Path = HERE) -> None:
 
 
 def unmarked_differences(baseline: str, script: str) -> list[str]:
-    """The differences from the baseline, docstrings aside, that do not begin with the marker."""
+    """Differences from the baseline, docstrings aside, that do not begin with the marker."""
     old, new = (split_docstring(text)[1].splitlines() for text in (baseline, script))
     unmarked = []
     for kind, *span in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -108,52 +126,56 @@ def unmarked_differences(baseline: str, script: str) -> list[str]:
 def compose(
     names: list[str], onto: Path | None = None, output: str | None = None, folder: Path = HERE
 ) -> str:
-    """The text of the script that combines techniques.
+    """Combine techniques into one script.
 
     Args:
-        names: of the techniques, in any order: the answer is the same.
-        onto: a script that was made from `train.py` and gets the techniques in its place.
-        output: file name that the docstring's command shall start; default: train_<names>.py.
+        names: of the techniques; their order changes the names in the docstring only.
+        onto: script that was made from `train.py` and gets the techniques in its place.
+        output: file name in the docstring's command; default: train_<names>.py.
         folder: where `train.py` and the scripts of the techniques lie.
 
     Returns:
-        Where the techniques and `onto` edit the same lines, conflict markers stand around them.
+        Text of the script; where the techniques and `onto` edit the same lines, with conflict markers.
 
     Raises:
         MergeError: the techniques do not combine, or `train.py` was edited since they were made.
     """
     check_set(names, folder)
-    _, baseline = split_docstring((folder / BASELINE).read_text(), BASELINE)
     onto_path = onto or folder / BASELINE
-    docstring, merged = split_docstring(onto_path.read_text(), onto_path.name)
+    source = onto_path.read_text()
+    docstring, merged = split_docstring(source, onto_path.name)
+    comments = "".join(itertools.takewhile(lambda line: line[0] == "#", source.splitlines(True)))
+    merged = merged.removeprefix(comments)
+    _, baseline = read(folder / BASELINE)
+    if read(folder / BASE)[1] != baseline:
+        raise MergeError(
+            f"{BASELINE} was edited; bring it to all scripts: python compose.py --update"
+        )
     titles, launchers = [], []
     for name in sorted(names):
-        script = (folder / f"train_{name}.py").read_text()
-        if with_baseline(folder / f"train_{name}.py") != script:
-            raise MergeError(
-                f"train_{name}.py is older than {BASELINE}; run python compose.py --update"
-            )
-        own_docstring, text = split_docstring(script)
-        merged = merge(baseline, merged, text, onto_path.name, f"train_{name}.py")
+        path = folder / f"train_{name}.py"
+        own_docstring, text = read(path)
+        refuse_unmarked(baseline, path)
+        merged = merge(baseline, merged, text, onto_path.name, path.name)
         titles.append(own_docstring.splitlines()[0].rstrip("."))
         command = COMMAND.search(own_docstring)
         launchers.append(command["launcher"] if command else "python ")
     script_name = output or f"train_{'_'.join(names)}.py"
     head = f"{docstring}\n\nWith:\n" if onto else ""
     arguments = " ".join(names) + (f" --onto {onto.name}" if onto else "")
-    return (
-        f'"""{head}' + ".\n".join(titles) + ".\n\n"
-        # A launcher of several processes is the longer command.
-        f"Start with `{max(launchers, key=len)}{script_name}`.\n"
-        f'Written by `python compose.py {arguments}`.\n"""\n{merged}'
-    )
+    head += ".\n".join(titles) + ".\n\n"
+    # A launcher of several processes is the longer command.
+    head += f"Start with `{max(launchers, key=len)}{script_name}`.\n"
+    head += f"Written by `python compose.py {arguments}`.\n"
+    head = head.replace("\\", r"\\").replace('"""', r"\"\"\"")
+    return f'{comments}"""{head}"""\n{merged}'
 
 
 def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> str:
-    """Three-way merge with git; where both only insert at the same place, both insertions are kept.
+    """Merge three ways with git; where both only insert at the same place, keep both insertions.
 
     Returns:
-        The merged text; where both sides edit the same lines, git's conflict markers stand around them.
+        The merged text; where both sides edit the same lines, with git's conflict markers.
     """
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, name) for name in ("ours", "base", "theirs")]
@@ -161,7 +183,9 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
             path.write_text(text)
         labels = [option for name in (our_name, BASELINE, their_name) for option in ("-L", name)]
         command = ["git", "merge-file", "-p", "--diff3", *labels, *map(str, paths)]
-        merged = subprocess.run(command, capture_output=True, text=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode > 127:  # up to there it is the number of conflicts
+        raise MergeError(f"{our_name}: git merge-file failed: {done.stderr.strip()}")
 
     def resolved(conflict: re.Match[str]) -> str:
         if conflict["base"].strip():
@@ -170,78 +194,124 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
             return conflict["ours"]
         return conflict["ours"] + conflict["theirs"]
 
-    return CONFLICT.sub(resolved, merged)
+    merged = CONFLICT.sub(resolved, done.stdout)
+    are_sorted = all(sort_imports(text) == text for text in (ours, theirs))
+    return sort_imports(merged) if are_sorted else merged
 
 
-def with_baseline(path: Path) -> str:
-    """A technique's script or a composite, merged with `train.py` if that was edited since it was made.
+def sort_imports(text: str) -> str:
+    """Sort the imports at the top of a script and join those of one module, as `ruff check` asks.
 
-    Raises:
-        MergeError: the script differs from the `train.py` it was made from in a place that is not marked,
-            or one of the two is no Python.
+    Returns:
+        The script; unchanged if it has conflicts, or a comment in the line of an import.
     """
-    script = path.read_text()
-    _, own = split_docstring(script, path.name)
-    _, new = split_docstring(path.with_name(BASELINE).read_text(), BASELINE)
-    base = baseline_of(path)
-    if unmarked := unmarked_differences(base, script):
-        raise MergeError(
-            f"{path.name} differs from {BASELINE} in a place that is not marked `{MARKER.strip()}`:\n"
-            f"{unmarked[0]}"
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:
+        return text
+    lines = text.splitlines()
+    end = 0
+    names: dict[Any, set[str]] = {}  # imported by each statement, by what statements are sorted by
+    comments: dict[Any, list[str]] = {}  # above it
+    for node in body:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            break
+        above = [line for line in lines[end : node.lineno - 1] if line]
+        end = node.end_lineno or 0
+        if "#" in "".join(lines[node.lineno - 1 : end]):
+            return text
+        for name in map(ast.unparse, node.names):
+            is_from = isinstance(node, ast.ImportFrom)
+            start = ast.unparse(node).partition("import ")[0] + "import "
+            start += "" if is_from else name
+            package = re.split("[ .]", start)[1]
+            is_own = (HERE / package).exists() or (HERE / f"{package}.py").exists()
+            section = 0 if package in sys.stdlib_module_names else 2 if is_own else 1
+            key = (package != "__future__", section), is_from, start.lower(), start
+            names.setdefault(key, set()).add(name if is_from else "")
+            comments.setdefault(key, []).extend(above)
+            above = []
+    block: list[str] = []
+    for previous, key in itertools.pairwise([None, *sorted(names)]):
+        if previous and (comments[key] or key[0] != previous[0]):
+            block.append("")
+        # Constants, classes, functions.
+        in_order = sorted(
+            names[key], key=lambda name: (not name[1:].isupper(), name[:1].islower(), name.lower())
         )
-    _, old = split_docstring(base)
-    head = script.removesuffix(own)
-    return script if old == new else head + merge(old, own, new, path.name, "as edited")
-
-
-def baseline_of(path: Path) -> str:
-    """The `train.py` that a script was made from: that of the commit that changed the script last."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments]
-        return subprocess.run(command, cwd=path.parent, capture_output=True, text=True).stdout
-
-    current = path.with_name(BASELINE).read_text()
-    if git("status", "--porcelain", "--", path.name):
-        if not unmarked_differences(current, path.read_text()):
-            return current  # it follows already, or is new
-        commit = "HEAD"
-    else:
-        commit = git("log", "-1", "--format=%H", "--", path.name).strip()
-    return git("show", f"{commit}:./{BASELINE}") if commit else current
+        statement = key[-1] + ", ".join(in_order)
+        if len(statement) > MAX_LENGTH:
+            statement = key[-1] + "(\n" + "".join(f"    {name},\n" for name in in_order) + ")"
+        block += [*dict.fromkeys(comments[key]), statement]
+    if not block:
+        return text
+    leading = text[: len(text) - len(text.lstrip("\n"))]
+    return leading + "\n".join([*block, *lines[end:], ""])
 
 
 def refuse_conflicts(name: str, text: str) -> None:
-    """Raises MergeError, which shows the lines, if there are conflicts in a script of this name."""
+    """Raise MergeError, which shows the lines, if there are conflicts in a script of this name."""
     if conflicts := [match[0] for match in CONFLICT.finditer(text)]:
+        places = "1 place" if len(conflicts) == 1 else f"{len(conflicts)} places"
         raise MergeError(
-            f"{name}: both sides edit the same lines in {len(conflicts)} places; choose there, between the "
-            f"markers:\n{conflicts[0]}"
+            f"{name}: both sides edit the same lines in {places}; choose there, between the markers:\n"
+            f"{conflicts[0]}"
+        )
+
+
+def refuse_unmarked(baseline: str, path: Path) -> None:
+    """Raise MergeError if a script differs from the baseline in a place that is not marked."""
+    if unmarked := unmarked_differences(baseline, path.read_text()):
+        raise MergeError(
+            f"{path.name} differs from {BASELINE} in a place that is not marked `{MARKER.strip()}`; mark it, "
+            f"or take the lines of {BASELINE}:\n{unmarked[0]}"
         )
 
 
 def update(folder: Path = HERE) -> None:
-    """Bring an edit of `train.py` to the scripts of all techniques and to their composites.
+    """Bring an edit of `train.py` to the scripts of all techniques and to those composed of them.
 
     Raises:
-        MergeError: both sides edit the same lines; the other scripts are written all the same.
+        MergeError: a script holds conflicts of before, and none is written; or both sides edit the same lines,
+            or a technique is gone, and the other scripts are written all the same.
     """
     techniques = find_techniques(folder).keys()
-    conflicts = []
+    (_, base), (_, baseline) = read(folder / BASE), read(folder / BASELINE)
+    scripts: dict[Path, list[str]] = {}  # those composed with the names of their techniques
+    merged = {}
     for path in sorted(folder.glob("train_*.py")):
-        if not set(path.stem.split("_")[1:]) <= techniques:
+        text = path.read_text()
+        composed = COMPOSED.search(text)
+        if not composed and not techniques >= set(path.stem.split("_")[1:]):
             continue
-        text = with_baseline(path)
-        if text == path.read_text():
-            continue
+        scripts[path] = composed["names"].split() if composed else []
+        _, own = split_docstring(text, path.name)
+        new = own if base == baseline else merge(base, baseline, own, "as edited", path.name)
+        if new != own:
+            merged[path] = text.removesuffix(own) + new
+
+    for path, text in merged.items():
         print(f"{path.name} follows {BASELINE}")
-        path.write_text(text)
+        write(path, text, like=path)
+    shutil.copyfile(folder / BASELINE, folder / BASE)
+
+    problems = {}
+    for path, names in scripts.items():
         try:
-            refuse_conflicts(str(path), text)
+            _, own = read(path)
+            refuse_unmarked(baseline, path)
+            if gone := sorted(set(names) - techniques):
+                raise MergeError(
+                    f"{path.name} is composed of {' '.join(names)}, but there is no train_{gone[0]}.py; "
+                    "delete it, or the line `Written by` in its docstring to keep it as your own"
+                )
+            if names and own != split_docstring(compose(names, folder=folder))[1]:
+                command = f"python compose.py {' '.join(names)} -o {path.name} --force"
+                print(f"{path.name} is not what its techniques give; to write it again: {command}")
         except MergeError as error:
-            conflicts.append(str(error))
-    if conflicts:
-        raise MergeError("\n".join(conflicts))
+            problems[str(error)] = path
+    if problems:
+        raise MergeError("\n".join(problems))
 
 
 def main() -> None:
@@ -259,14 +329,13 @@ def main() -> None:
         "--update", action="store_true", help="bring an edit of train.py to all scripts"
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     output: Path | None = options.output
     try:
         if options.update:
             update()
         elif not options.techniques:
             for name in find_techniques():
-                docstring, _ = split_docstring((HERE / f"train_{name}.py").read_text())
+                docstring, _ = read(HERE / f"train_{name}.py")
                 print(f"{name:10} {docstring.splitlines()[0]}")
         elif output is not None and output.exists() and not options.force:
             raise MergeError(f"{output} exists already; choose another name or give --force")
@@ -277,7 +346,7 @@ def main() -> None:
             elif output is None:
                 print(script, end="")
             else:
-                output.write_text(script)
+                write(output, script, like=options.onto or HERE / BASELINE)
             refuse_conflicts(str(output or "the printed script"), script)
     except (MergeError, OSError) as error:
         sys.exit(f"compose.py: {error}")
@@ -287,18 +356,9 @@ def show_difference(old: Path, script: str) -> None:
     """Print how a script differs from a file, as git does, in colour on a terminal."""
     with tempfile.TemporaryDirectory() as folder:
         new = Path(folder, "merged.py")
-        new.write_text(script)
-        colour = "always" if sys.stdout.isatty() else "never"
-        command = [
-            "git",
-            "--no-pager",
-            "diff",
-            "--no-index",
-            f"--color={colour}",
-            str(old),
-            str(new),
-        ]
-        subprocess.run(command)
+        write(new, script, like=old)
+        colour = f"--color={'always' if sys.stdout.isatty() else 'never'}"
+        subprocess.run(["git", "--no-pager", "diff", "--no-index", colour, old, new])
 
 
 if __name__ == "__main__":

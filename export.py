@@ -4,33 +4,36 @@
     python export.py run=outputs/mine format=torch out=mine.pt2             # a program of torch.export
     python export.py run=outputs/mine format=safetensors out=mine.safetensors    # the weights alone
 
-The normalisation is inside: `onnx` and `torch` take uint8 images (N, H, W, C), any N at a time, of the size
-that the run validated with. It returns (N, classes) probabilities, (N, numbers), a restorer (N, H, W, C)
-images with pixels in [0, 1], and of masks (N, H, W, classes) probabilities. The names of classes or numbers
-are in the metadata. Any key of the configuration can be
-changed, such as `data.root`; with `data.crop=[512,512]` a restorer takes larger images.
+The files of `onnx` and `torch` contain the normalisation. They take uint8 images (N, H, W, C), any N, of the size
+that the run validated with, and return (N, classes) probabilities, (N, numbers), (N, H, W, C) images with pixels
+in [0, 1], or (N, H, W, classes) probabilities, as the task needs. The names of classes or numbers are in the
+metadata. Any key of the configuration can be changed, such as `data.root`; with `data.crop=[512,512]` a restorer
+takes larger images.
 
-Before the file gets its name, its outputs are compared with the model's on images of the validation split;
-a difference of 1e-4 or more, or of that share of a value above 1, is an error.
+The file is written only if its outputs are those of the model on images of the validation split, with a
+difference below 1e-4 (relative for values above 1).
 """
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
 
-from conf.mistakes import Mistake
-from loaders import Loader, build_loaders
+from conf.cli import parse_options
+from conf.errors import UserError
+from conf.files import write_atomically
+from loaders import LOADERS
+from loaders.image_loaders import ImageLoader, build_loaders
 from loaders.targets import describe_target
 from models import build_model
-from runtime.trained import command_line, read_trained
+from runtime import run_main
+from runtime.trained import read_trained
 from tasks import Task, build_task
 
 TOLERANCE = 1e-4
@@ -38,29 +41,31 @@ MOST_IMAGES = 64
 
 
 class Exported(nn.Module):
-    """From the images that a user has to the answers that a user wants."""
+    """The model between normalisation and the task's predictions: raw images in, predictions out."""
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, model: nn.Module, task: Task, loader: Loader) -> None:
+    def __init__(self, model: nn.Module, task: Task, loader: ImageLoader) -> None:
         super().__init__()
-        self.model, self.answers = model, task.answers
+        self.model, self.predictions = model, task.predictions
         scale, shift, full_intensity = normalisation(loader)
         self.register_buffer("scale", scale / full_intensity)
         self.register_buffer("shift", shift.clone())
 
     def forward(self, images: Tensor) -> Tensor:
         inputs = images.permute(0, 3, 1, 2).float() * self.scale + self.shift
-        return self.answers(self.model(inputs))
+        return self.predictions(self.model(inputs))
 
 
 def main() -> None:
-    options, overrides = command_line(__doc__, run=None, format=None, out=None)
+    options, overrides = parse_options(__doc__, sys.argv[1:], run=None, format=None, out=None)
     if options["format"] not in FORMATS:
-        raise Mistake(f"format={options['format']} is unknown; use {', '.join(FORMATS)}")
+        raise UserError(f"format={options['format']} is unknown; use {', '.join(FORMATS)}")
     if options["format"] == "torch" and not options["out"].endswith(".pt2"):
-        raise Mistake(f"out={options['out']}: torch.export.load reads files that end in .pt2 only")
+        raise UserError(
+            f"out={options['out']}: torch.export.load reads files that end in .pt2 only"
+        )
     # On the CPU and not compiled, as it is going to be exported.
     same = ["model.compile=false", "model.channels_last=false"]
     same += ["loader.channels_last=false", "loader.num_workers=0", "loss.weights=null"]
@@ -68,7 +73,13 @@ def main() -> None:
     cfg, out = trained.cfg, Path(options["out"])
 
     # data
+    if cfg.data.layout in LOADERS:
+        raise UserError(
+            f"data.layout={cfg.data.layout}: export.py writes models of images only; the weights are in "
+            f"{trained.weights_file}"
+        )
     _, loader = build_loaders(cfg, torch.device("cpu"))
+    trained.check_data(loader)
 
     # model
     task = build_task(cfg, loader)
@@ -79,20 +90,20 @@ def main() -> None:
     # what the file has to compute, on real images
     images, inputs = validation_images(loader)
     with torch.no_grad():
-        expected = task.answers(exported.model(inputs))
+        expected = task.predictions(exported.model(inputs))
 
     # the file, which gets its name once it has proven itself
-    data: Any = OmegaConf.to_container(cfg.data)
     metadata = {
         "classes": json.dumps(loader.classes, ensure_ascii=False),
         "target": json.dumps(describe_target(loader.target), ensure_ascii=False),
-        "model": cfg.model.name,
+        "model": cfg.model.arch or cfg.model.name,
         "in_channels": json.dumps(trained.in_channels),
-        "resize": json.dumps(data["resize"]),
+        "dtype": json.dumps(loader.index.dtype),
+        "precision": json.dumps(trained.facts["precision"]),
+        "resize": json.dumps(cfg.data.resize),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    unchecked = out.with_name(f".unchecked-{out.name}")
-    try:
+    with write_atomically(out) as unchecked:
         compute = FORMATS[options["format"]](exported, images, metadata, unchecked)
         with torch.no_grad():
             # Any number of images at a time: all, and one.
@@ -101,17 +112,14 @@ def main() -> None:
             float(((got - wanted).abs() / wanted.abs().clamp(min=1)).max()) for got, wanted in parts
         )
         if not difference < TOLERANCE:
-            raise Mistake(
+            raise UserError(
                 f"the exported model differs from the run's by {difference:.1e}, which is not below "
                 f"{TOLERANCE}; {out} is not written"
             )
-        unchecked.replace(out)
-    finally:
-        unchecked.unlink(missing_ok=True)
     print(f"{out}: largest difference {difference:.1e} on {len(images)} validation images")
 
 
-def validation_images(loader: Loader) -> tuple[Tensor, Tensor]:
+def validation_images(loader: ImageLoader) -> tuple[Tensor, Tensor]:
     """Up to 64 images as a user has them, (N, H, W, C), and as the model sees them."""
     inputs = next(iter(loader))[0][:MOST_IMAGES]
     scale, shift, full_intensity = normalisation(loader)
@@ -123,14 +131,14 @@ def validation_images(loader: Loader) -> tuple[Tensor, Tensor]:
     return pixels.permute(0, 2, 3, 1).to(torch.int32).to(dtype).contiguous(), inputs
 
 
-def normalisation(loader: Loader) -> tuple[Tensor, Tensor, int]:
+def normalisation(loader: ImageLoader) -> tuple[Tensor, Tensor, int]:
     """Scale and shift of (1, C or 1, 1, 1) from full intensity 1 to the model's inputs; full intensity."""
     full_intensity = 65535 if loader.index.dtype == "uint16" else 255
-    return loader.pixels.scales[0], loader.pixels.shifts[0], full_intensity
+    return loader.transform.scales[0], loader.transform.shifts[0], full_intensity
 
 
 Compute = Callable[[Tensor], Tensor]
-"""What a written file makes of images."""
+"""Predictions of a written file for images."""
 
 
 def write_onnx(exported: Exported, images: Tensor, metadata: dict[str, str], file: Path) -> Compute:
@@ -138,7 +146,7 @@ def write_onnx(exported: Exported, images: Tensor, metadata: dict[str, str], fil
         import onnxruntime
         import onnxscript  # noqa: F401  # which torch.onnx needs
     except ModuleNotFoundError as error:
-        raise Mistake(
+        raise UserError(
             f"format=onnx needs {error.name}: pip install onnx onnxruntime onnxscript, or use format=torch"
         ) from error
     program = torch.onnx.export(
@@ -183,9 +191,9 @@ FORMATS = {"onnx": write_onnx, "torch": write_program, "safetensors": write_weig
 
 
 def example(images: Tensor) -> Tensor:
-    """Two images: of one, an export would take the number for a part of the program."""
+    """Return two images: with one, torch.export would fix the batch size at 1."""
     return images[:1].repeat(2, 1, 1, 1)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -6,13 +6,14 @@
     torchrun --standalone --nproc_per_node=2 predict.py run=outputs/mine data.root=PHOTOS out=predictions.csv
 
 Configuration, class names and best weights are the run's; any key can be changed, such as `loader=dali`,
-`device=cpu` or `data.crop=null`. The table has one row for each file, in the order of their names; a file
-that cannot be read is a row whose column `error` says why.
+`device=cpu` or `data.crop=null`. The table has one row for each file, in the order of their names; for a file
+that cannot be read, its column `error` gives the reason.
 """
 
 import csv
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,40 +22,46 @@ import torch.distributed as dist
 from PIL import Image
 from tqdm import tqdm
 
-from conf.mistakes import Mistake
-from loaders import build_loaders, build_prediction_loader
+from conf.cli import parse_options
+from conf.errors import UserError
+from conf.files import write_atomically
+from loaders import LOADERS, Loader, build_loaders
 from models import build_model
-from runtime import resolve_device, set_numerics
-from runtime.checkpoint import write_atomically
+from runtime import run_main, setup
 from runtime.distributed import init_process_group, local_rank
-from runtime.group import Alone
-from runtime.trained import command_line, read_trained
+from runtime.group import SingleProcess
+from runtime.trained import read_trained
 from tasks import build_task
 
 
 def main() -> None:
-    options, overrides = command_line(__doc__, run=None, out=None, split="")
+    options, overrides = parse_options(__doc__, sys.argv[1:], run=None, out=None, split="")
     trained = read_trained(Path(options["run"]), overrides)
     cfg, out, split = trained.cfg, Path(options["out"]), options["split"]
 
     # processes: this one, or those that torchrun has started
     if "LOCAL_RANK" in os.environ:
-        device = resolve_device(cfg.device, local_rank())
-        group: Alone = init_process_group(cfg, device)
+        device = setup(cfg, local_rank())
+        group: SingleProcess = init_process_group(cfg, device)
     else:
-        device, group = resolve_device(cfg.device), Alone()
-    set_numerics(cfg)
+        device, group = setup(cfg), SingleProcess()
 
     # data and task
     broken: dict[str, str] = {}
+    loader: Loader
     if split == "val":
         train_loader, loader = build_loaders(cfg, device, group.rank, group.world_size)
+        trained.check_data(loader)
         task = build_task(cfg, train_loader)
     elif split:
-        raise Mistake(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
+        raise UserError(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
+    elif cfg.data.layout in LOADERS:
+        raise UserError(f"data.layout={cfg.data.layout} has no folder of images; use split=val")
     elif not any(override.startswith("data.root=") for override in overrides):
-        raise Mistake("data.root= is missing; give the folder of the images, or split=val")
+        raise UserError("data.root= is missing; give the folder of the images, or split=val")
     else:
+        from loaders.prediction import build_prediction_loader  # a project may have no images
+
         loader, broken = build_prediction_loader(
             cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
         )
@@ -63,7 +70,9 @@ def main() -> None:
 
     # model
     if task.makes_images and out.resolve() == Path(cfg.data.root).resolve():
-        raise Mistake(f"out={out} is data.root, whose images would be replaced; use another folder")
+        raise UserError(
+            f"out={out} is data.root, whose images would be replaced; use another folder"
+        )
     model = build_model(cfg.model, trained.in_channels, task.num_outputs)
     trained.load_into(model)
     model = model.to(device).eval()
@@ -79,31 +88,34 @@ def main() -> None:
             outputs = model(inputs)
             if split:
                 totals += task.sums(outputs, targets)
-            answers = [tuple(map(as_text, row)) for row in task.rows(outputs)]
+            answers = [tuple(map(as_text, row)) for row in task.table_rows(outputs)]
             if (images := task.images(outputs)) is not None:
                 files = [
-                    image_file(name, cfg.data.root, out) for name in loader.names(loader.last_rows)
+                    image_file(loader.info.name_of(sample), cfg.data.root, out)
+                    for sample in loader.last_samples
                 ]
                 for file, image in zip(files, images, strict=True):
                     write_image(file, image, task.palette)
                 answers = [(str(file), *row) for file, row in zip(files, answers, strict=True)]
-            rows |= zip(loader.last_rows["sample"].tolist(), answers, strict=True)
+            rows |= zip(loader.last_samples, answers, strict=True)
 
     # from all ranks
     if group.world_size > 1:
         dist.all_reduce(totals)
-    ranks = group.gather((rows, loader.sampler.bad))
+    ranks = group.gather((rows, loader.state_dict().get("bad", [{}])[0]))
     if group.rank != 0:
         return
 
     # the table, in the order of the files
-    name_of = loader.index.name_of
+    name_of = loader.info.name_of
     table: dict[str, tuple[str, ...]] = {}
     for rows, bad in ranks:
         table |= {name_of(sample): (*row, "") for sample, row in rows.items()}
         broken |= {name_of(sample): reason for sample, reason in bad.items()}
     table |= {name: (*[""] * len(columns), reason) for name, reason in broken.items()}
-    names = [name_of(sample) for sample in range(len(loader.index))] if split else sorted(table)
+    names = (
+        [name_of(sample) for sample in range(loader.info.num_samples)] if split else sorted(table)
+    )
     path = out / "predictions.csv" if task.makes_images else out
     write_table(path, ("path", *columns, "error"), [(name, *table[name]) for name in names])
     if split:
@@ -126,7 +138,7 @@ def image_file(name: str, root: str, out: Path) -> Path:
 def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> None:
     """Write (H, W, 1 or 3) uint8, or (H, W) indices, of 8 bits in the colours of the palette."""
     if image.ndim == 3 and image.shape[2] not in (1, 3):
-        raise Mistake(
+        raise UserError(
             f"{file} cannot be written: predictions of {image.shape[2]} channels are no pictures; use "
             "export.py, which gives all channels"
         )
@@ -138,21 +150,20 @@ def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> No
 
 
 def as_text(value: str | float) -> str:
-    """For the table: numbers with six digits."""
+    """Return a value as text; numbers have six digits."""
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
 def write_table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """Write a CSV file, whole or not at all."""
-
-    def write(temporary: Path) -> None:
-        # Names of files may hold bytes that are no text.
-        with temporary.open("w", newline="", errors="surrogateescape") as file:
-            csv.writer(file).writerows([header, *rows])
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, write)
+    # Names of files may hold bytes that are no text.
+    with (
+        write_atomically(path) as temporary,
+        temporary.open("w", newline="", errors="surrogateescape") as file,
+    ):
+        csv.writer(file).writerows([header, *rows])
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

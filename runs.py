@@ -1,81 +1,156 @@
 """List the runs of a folder: `python runs.py`, `python runs.py outputs/train sort=images/s`.
 
-A line a run: its folder, its best value of the metric that chooses the best epoch, its speed in training and
-the settings that were changed. The best is on top; `sort=` takes `best`, `images/s`, `name` or any metric of
-`summary.json`, such as `val/loss`, whose smallest value is on top. A run that did not end shows no values.
+One table for each data set and task, runs on synthetic data last. One line for each run: its best value of the
+metric that chooses the best epoch, its speed in training, its folder and the settings that were changed. The best
+run is on top; `sort=` takes `best`, `images/s`, `name` or any metric of `summary.json`, such as `val/loss`, whose
+smallest value is on top. A run that did not end shows no values; damaged folders are named at the end.
 """
 
 import json
+import math
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from conf.mistakes import Mistake, end_in_a_few_lines
+import yaml
+
+from conf.cli import user_errors
+from conf.credentials import masked
+from conf.errors import UserError
+
+MAX_WIDTH = 120
+Number = int | float
 
 
-class Row(NamedTuple):
-    """What is told of a run."""
+@dataclass(frozen=True)
+class Row:
+    """One run."""
 
     folder: str
-    metric: str
-    """Of the best epoch; empty if the run did not end."""
-    best: dict[str, float]
+    data: str = ""
+    """Data set and task, as on a command line; empty if the run has not started."""
+    is_synthetic: bool = False
+    metric: str = ""
+    """The metric that chooses the best epoch; empty if the run did not end."""
+    is_error: bool = False
+    """The lowest value of this metric is the best."""
+    best: dict[str, float] = field(default_factory=dict)
     """The metrics of that epoch."""
-    images_per_s: float | None
-    settings: str
+    images_per_s: float | None = None
+    settings: str = ""
+    damage: str = ""
+    """The damaged file and what is wrong with it; empty if nothing is."""
+
+    def score(self, metric: str) -> float | None:
+        """Value of a metric, by which higher is better; None if the run has none."""
+        value = self.best.get(metric)
+        is_error = self.is_error if metric == self.metric else metric.endswith("loss")
+        return -value if value is not None and is_error else value
 
 
 def read_run(folder: Path, root: Path) -> Row:
     """The row of the run in this folder."""
-    start, summary = (read_json(folder / name) for name in ("run.json", "summary.json"))
-    best = summary.get("best", {})
-    settings = " ".join(f"{key}={value}" for key, value in start.get("settings", {}).items())
+    name = str(folder.relative_to(root))
+    try:
+        config = read(folder / "config.yaml", yaml.safe_load, data=dict, loader=dict, task=dict)
+        start = read(folder / "run.json", json.loads, settings=dict)
+        types: dict[str, Any] = {"best": dict, "best_metric": str, "perf/images_per_s": Number}
+        # Integers may be too large for a float.
+        summary = read(folder / "summary.json", partial(json.loads, parse_int=float), **types)
+        best = summary.get("best", {})
+        if not all(isinstance(value, Number) for value in best.values()):
+            raise ValueError(f"summary.json: best={best} are not all numbers")
+    except ValueError as error:
+        return Row(name, damage=masked(str(error)))
+    data, task = config.get("data", {}), config.get("task", {})
+    about = {"data": data.get("layout"), "data.root": data.get("root"), "task": task.get("name")}
+    about |= {"data.table": data.get("table")}
+    is_synthetic = config.get("loader", {}).get("name") == "synthetic"
     return Row(
-        folder=str(folder.relative_to(root)),
+        folder=name,
+        data=as_overrides({key: value for key, value in about.items() if value}),
+        is_synthetic=is_synthetic,
         metric=summary.get("best_metric", "") if best else "",
+        is_error=summary.get("best_mode") == "min",
         best=best,
         images_per_s=summary.get("perf/images_per_s"),
-        settings=settings or "-",
+        settings=as_overrides(start.get("settings", {})),
     )
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Nothing if there is no such file, or only a part of it."""
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
+def read(file: Path, parse: Callable[[str], Any], **types: Any) -> dict[str, Any]:
+    """The mapping in a file, empty if there is no such file.
+
+    Raises:
+        ValueError: the file cannot be read, holds no mapping, or a value is not of these types.
+    """
+    if not file.exists():
         return {}
+    try:
+        values = parse(file.read_text())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ValueError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file.name} holds {values!r:.20} instead of keys and values")
+    for key, type_ in types.items():
+        if key in values and not isinstance(values[key], type_):
+            raise ValueError(f"{file.name}: {key}={values[key]!r:.20} has another type")
+    return values
+
+
+def as_overrides(settings: dict[str, Any]) -> str:
+    return " ".join(f"{key}={masked(value)}" for key, value in settings.items())
+
+
+def listing(rows: list[Row], key: str) -> str:
+    """The rows in order, one table for each data set and task, then the damaged folders."""
+
+    def group(row: Row) -> tuple[bool, str]:
+        return row.is_synthetic, row.data
+
+    tables = []
+    sound = [row for row in rows if not row.damage]
+    for (is_synthetic, data), some in groupby(sorted(sound, key=group), group):
+        title = f"{data} loader=synthetic" if is_synthetic else data
+        tables.append([title] * bool(title) + table(in_order(list(some), key), key))
+    if damaged := [row for row in rows if row.damage]:
+        tables.append(["damaged:", *(f"{row.folder}: {row.damage}" for row in damaged)])
+    return "\n\n".join("\n".join(map(shortened, lines)) for lines in tables)
 
 
 def in_order(rows: list[Row], key: str) -> list[Row]:
     """The rows, the best first and those without a value last; of several metrics, one after the other."""
 
     def place(row: Row) -> tuple[Any, ...]:
-        if key == "best":
-            value = row.best.get(row.metric)
-            return value is None, row.metric, -(value or 0), row.folder
-        if key == "images/s":
-            return row.images_per_s is None, -(row.images_per_s or 0), row.folder
-        value = row.best.get(key)
-        return value is None, (value or 0) * (1 if key.endswith("loss") else -1), row.folder
+        metric = row.metric if key == "best" else key
+        value = row.images_per_s if key == "images/s" else row.score(metric)
+        if value is None or math.isnan(value):
+            return True, "", 0, row.folder
+        return False, metric, -value, row.folder
 
-    if key == "name":
-        return sorted(rows)
-    return sorted(rows, key=place)
+    return sorted(rows, key=(lambda row: row.folder) if key == "name" else place)
 
 
-def table(rows: list[Row], key: str) -> str:
-    shown = [("run", "best", "images/s", "settings")]
+def table(rows: list[Row], key: str) -> list[str]:
+    shown = [("best", "images/s", "run", "settings")]
     for row in rows:
         metric = key if "/" in key and key != "images/s" else row.metric
         value = f"{metric} {row.best[metric]:.4f}" if metric in row.best else "-"
         speed = "-" if row.images_per_s is None else f"{row.images_per_s:,.0f}"
-        shown.append((row.folder, value, speed, row.settings))
+        shown.append((value, speed, row.folder, row.settings or "-"))
     widths = [max(len(cells[column]) for cells in shown) for column in range(3)]
-    return "\n".join(
-        f"{run:{widths[0]}}  {best:{widths[1]}}  {speed:>{widths[2]}}  {settings}"
-        for run, best, speed, settings in shown
-    )
+    return [
+        f"{best:{widths[0]}}  {speed:>{widths[1]}}  {run:{widths[2]}}  {settings}"
+        for best, speed, run, settings in shown
+    ]
+
+
+def shortened(line: str) -> str:
+    return line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 3]}..."
 
 
 def main() -> None:
@@ -83,20 +158,20 @@ def main() -> None:
     folders = [argument for argument in sys.argv[1:] if "=" not in argument]
     unknown = [option for option in options if not option.startswith("sort=")]
     if unknown or len(folders) > 1 or any(folder.startswith("-") for folder in folders):
-        raise Mistake(f"runs.py takes a folder and sort=KEY, not {' '.join(sys.argv[1:])}")
+        raise UserError(f"runs.py takes a folder and sort=KEY, not {' '.join(sys.argv[1:])}")
     root = Path(folders[0] if folders else "outputs")
     key = options[-1].removeprefix("sort=") if options else "best"
     if not root.is_dir():
-        raise Mistake(f"{root} is not a folder; give the folder that holds the runs")
+        raise UserError(f"{root} is not a folder; give the folder that holds the runs")
     rows = [read_run(file.parent, root) for file in root.rglob("config.yaml")]
     if not rows:
-        raise Mistake(f"there are no runs below {root}; give the folder that holds the runs")
+        raise UserError(f"there are no runs below {root}; give the folder that holds the runs")
     known = {"best", "images/s", "name"}.union(*(row.best for row in rows))
     if key not in known:
-        raise Mistake(f"sort={key} is unknown; use one of {', '.join(sorted(known))}")
-    print(table(in_order(rows, key), key))
+        raise UserError(f"sort={key} is unknown; use one of {', '.join(sorted(known))}")
+    print(listing(rows, key))
 
 
 if __name__ == "__main__":
-    end_in_a_few_lines()
-    main()
+    with user_errors():
+        main()

@@ -1,30 +1,26 @@
 """Train a run for each combination of values, several at a time, each on one process or on several ranks.
 
-    python sweep.py train.py optimizer.lr=0.1,0.01 seed=1,2
-    python sweep.py --ranks 2 --jobs 2 train_ddp.py optimizer.lr=0.1,0.01 seed=1,2
-    python sweep.py --trials 20 --jobs 4 train.py 'optimizer.lr=tag(log,interval(1e-4,1e-1))' optimizer=adamw,sgd
-    python sweep.py --slurm "--nodes=2 --gpus-per-node=8" train_ddp.py optimizer.lr=0.1,0.01
+    python sweep.py script=train.py optimizer.lr=0.1,0.01 seed=1,2
+    python sweep.py script=train_ddp.py ranks=2 jobs=2 optimizer.lr=0.1,0.01 seed=1,2
+    python sweep.py script=train.py trials=20 jobs=4 'optimizer.lr=tag(log,interval(1e-4,1e-1))' optimizer=adamw,sgd
 
-Values are separated by commas, as Hydra takes them with -m. With --trials, Optuna chooses so many combinations,
-by the metric of the best epoch of the runs before. Each run has a folder of its own below --out, beside
-a log; on GPUs, runs share none. A run that is killed goes on from its newest checkpoint as long as it makes new
-ones, and the same command again goes on with the sweep. At the end the runs are listed, the best first.
+Values are separated by commas, as in Hydra's -m. `ranks=N` starts each run by torchrun with N ranks; `jobs=N` trains N
+runs at a time, which share no GPU. With `trials=N`, Optuna chooses N combinations by the metric of the best epoch of
+earlier runs. Each run has a folder below `out` (default: outputs/sweep/...) and a log next to it, both named after its
+values and a checksum of the script and all overrides. A run that was killed starts again as long as it makes new
+checkpoints, and the same command continues the sweep. At the end the runs are listed, the best first.
 """
 
-import argparse
-import ctypes
 import itertools
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,177 +28,198 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
 import runs
-from conf.mistakes import Mistake, end, is_mistake
-from launch.trials import Trials
+from conf.cli import parse_options, user_errors
+from conf.credentials import masked
+from conf.errors import UserError
+from launch.study import Study
 
-LINES_OF_A_LOG = 12
-ASKED_TO_LEAVE = 75  # runtime.preemption's, which would import torch
-SECONDS_BETWEEN_LOOKS = 0.2
-MOST_LETTERS = 100  # of a folder's name
+NUM_LOG_LINES = 12
+EXIT_CODE = 75  # as a run that a signal has stopped; runtime has the name, but would import torch
+POLL_S = 0.2
+MAX_NAME_LENGTH = 100
+
+
+class Options(NamedTuple):
+    """The command line."""
+
+    script: Path
+    ranks: int
+    """0: without torchrun."""
+    jobs: int
+    trials: int
+    """0: every combination."""
+    out: Path
+    overrides: list[str]
+
+
+class Trial(NamedTuple):
+    """One run of the sweep."""
+
+    name: str
+    """Of its folder and its log."""
+    overrides: list[str]
 
 
 def main() -> None:
-    options = command_line()
-    overrides = parsed(options.overrides)
+    options = command_line(sys.argv[1:])
+    overrides = parse(options.overrides)
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.trials is None:
-        trials, names = None, runs_of(overrides)
-    else:
-        trials = Trials(options.out, overrides, options.jobs)
-        names = dict(trial_of(overrides, *made) for made in enumerate(trials.made()))
-    if options.slurm is not None:
-        submit(options, names)
-        return
-    places = list(range(options.jobs))
-    environments = [environment(options, place) for place in places]
-    waiting = deque(name for name in names if not has_ended(options.out / name))
-    num_runs = options.trials or len(names)
-    print(f"{options.out}: {num_runs} runs, {len(names) - len(waiting)} have ended already")
-    running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
-    made: dict[str, set[str]] = {}  # checkpoints before the last start
+    name = checksum(options.script, options.overrides)
+    study = Study(options.out, name, overrides, options.jobs) if options.trials else None
+    trials = [
+        make_trial(options.script, overrides, values, number if study else None)
+        for number, values in enumerate(study.values() if study else combinations(overrides))
+    ]
+    num_trials = options.trials or len(trials)
+    environments = [environment(options, place) for place in range(options.jobs)]
+    waiting = deque(trial for trial in trials if not has_ended(options.out / trial.name))
+    print(f"{options.out}: {num_trials} runs, {len(trials) - len(waiting)} have ended already")
+    running: dict[subprocess.Popen[bytes], tuple[Trial, dict[str, str]]] = {}
+    checkpoints: dict[str, set[str]] = {}  # by name, before the last start
     failed: list[str] = []
-    asked: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: asked.append(number))
-    num_passed_on = 0
+    signals: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, _: signals.append(number))
+    num_forwarded = 0
 
-    while running or ((waiting or len(names) < num_runs) and not asked):
-        while (waiting or len(names) < num_runs) and places and not asked:
-            if trials and not waiting:
-                tell_of_ended(trials, names, options.out)
-                name, names[name] = trial_of(overrides, len(names), trials.choose())
-                waiting.append(name)
-            name, place = waiting.popleft(), places.pop(0)
-            print(f"{name}: starts{' again' if name in made else ''}", flush=True)
-            made[name] = checkpoints_of(options.out / name)
-            running[start(options, name, names[name], environments[place])] = name, place
-        for _ in asked[num_passed_on:]:
-            num_passed_on += 1
-            for process in running:  # which saves and leaves
+    while running or ((waiting or len(trials) < num_trials) and not signals):
+        while (waiting or len(trials) < num_trials) and environments and not signals:
+            if study and not waiting:
+                report(study, trials, options.out)
+                trials.append(make_trial(options.script, overrides, study.choose(), len(trials)))
+                waiting.append(trials[-1])
+            trial, env = waiting.popleft(), environments.pop(0)
+            print(f"{trial.name}: starts{' again' * (trial.name in checkpoints)}", flush=True)
+            checkpoints[trial.name] = checkpoints_of(options.out / trial.name)
+            running[start(options, trial, env)] = trial, env
+        while num_forwarded < len(signals):
+            num_forwarded += 1
+            for process in running:  # saves and exits
                 process.send_signal(signal.SIGTERM)
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_S)
         for process in [process for process in running if process.poll() is not None]:
-            name, place = running.pop(process)
-            places.append(place)
-            if has_ended(options.out / name):
-                print(f"{name}: has ended", flush=True)
-            elif not asked and checkpoints_of(options.out / name) != made[name]:
-                waiting.appendleft(name)  # killed, but it was moving on
-            elif not asked:
-                failed.append(name)
-                log = options.out / f"{name}.log"
-                last = log.read_text(errors="replace").splitlines()[-LINES_OF_A_LOG:]
-                print(f"{name}: failed with exit code {process.returncode}; the end of {log}:")
+            trial, env = running.pop(process)
+            environments.append(env)
+            if has_ended(options.out / trial.name):
+                print(f"{trial.name}: has ended", flush=True)
+            elif signals:
+                continue
+            elif checkpoints_of(options.out / trial.name) != checkpoints[trial.name]:
+                waiting.appendleft(trial)  # killed, but it had made progress
+            else:
+                failed.append(trial.name)
+                log = options.out / f"{trial.name}.log"
+                last = log.read_text(errors="replace").splitlines()[-NUM_LOG_LINES:]
+                print(
+                    f"{trial.name}: failed with exit code {process.returncode}; the end of {log}:"
+                )
                 print("\n".join(f"    {line}" for line in last), flush=True)
 
-    if trials:
-        tell_of_ended(trials, names, options.out)
-    rows = [runs.read_run(options.out / name, options.out) for name in names]
-    print(runs.table(runs.in_order(rows, "best"), "best"))
-    if asked:
-        print(f"asked to leave; the same command again goes on with {options.out}")
-        sys.exit(ASKED_TO_LEAVE)
+    if study:
+        report(study, trials, options.out)
+    rows = [runs.read_run(options.out / trial.name, options.out) for trial in trials]
+    print(runs.listing(rows, "best"))
+    if signals:
+        print(f"stopped by a signal; the same command again continues {options.out}")
+        sys.exit(EXIT_CODE)
     sys.exit(bool(failed))
 
 
-def command_line() -> argparse.Namespace:
-    """What the user has asked for.
+def command_line(arguments: list[str]) -> Options:
+    """Read the options and the overrides.
 
     Raises:
-        Mistake: they do not fit each other or this machine.
+        UserError: they do not fit each other.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given, overrides = parse_options(
+        __doc__, arguments, script=None, ranks="0", jobs="1", trials="0", out=""
     )
-    parser.add_argument("--ranks", type=int, help="start each run by torchrun with so many ranks")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    parser.add_argument("--trials", type=int, help="have Optuna choose so many combinations")
-    parser.add_argument("--out", type=Path, help="folder of the sweep (default: by what is swept)")
-    parser.add_argument("--slurm", help="submit an array of jobs with these options of sbatch")
-    parser.add_argument("script", type=Path)
-    parser.add_argument("overrides", nargs="*", help="KEY=VALUE or KEY=VALUE,VALUE")
-    options = parser.parse_args()
-    if not options.script.is_file():
-        raise Mistake(f"{options.script} is no file; give a training script, such as train.py")
-    for name in ("ranks", "jobs", "trials"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise Mistake(f"--{name} {value} is less than 1; use 1 or more")
-    if options.trials is not None and options.slurm is not None:
-        raise Mistake("--trials waits for results, which --slurm does not; use one of them")
-    if options.ranks is None and options.slurm is None and "torchrun" in options.script.read_text():
-        raise Mistake(f"{options.script} is started by torchrun: say with how many --ranks")
-    if any(override.startswith("output_dir=") for override in options.overrides):
-        raise Mistake("output_dir= would be the folder of all runs; use --out FOLDER")
-    if options.out is None:
-        swept = f"{crc32(' '.join(sorted(options.overrides)).encode()):08x}"
-        options.out = Path("outputs") / "sweep" / f"{options.script.stem}-{swept}"
-    return options
+    script = Path(given["script"])
+    if not script.is_file():
+        raise UserError(f"script={script} is no file; give a training script, such as train.py")
+    for key, least in {"ranks": 0, "jobs": 1, "trials": 0}.items():
+        if not given[key].isdecimal() or int(given[key]) < least:
+            raise UserError(f"{key}={given[key]} is no number of {key}; use 1 or more")
+    ranks, jobs, trials = (int(given[key]) for key in ("ranks", "jobs", "trials"))
+    if not ranks and "torchrun" in script.read_text():
+        raise UserError(f"script={script} is started by torchrun; give the number of ranks=")
+    if trials and masked(overrides) != overrides:
+        raise UserError(
+            "trials= writes the values to a file, and an address among them has a user, password or query; "
+            "put it into an environment variable: data.root='${oc.env:NAME}', for example"
+        )
+    if any(override.startswith("output_dir=") for override in overrides):
+        raise UserError("output_dir= would be the folder of all runs; use out=FOLDER")
+    default = Path("outputs", "sweep", f"{script.stem}-{checksum(script, overrides)}")
+    return Options(script, ranks, jobs, trials, Path(given["out"] or default), overrides)
 
 
-def parsed(overrides: list[str]) -> list[Override]:
+def checksum(script: Path, overrides: list[str]) -> str:
+    return f"{crc32(' '.join([str(script), *sorted(masked(overrides))]).encode()):08x}"
+
+
+def parse(overrides: list[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
-        raise Mistake(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
 
 
-def runs_of(overrides: list[Override]) -> dict[str, list[str]]:
-    """Of each run its name, and its overrides: every combination of the values."""
-    for override in overrides:
-        if isinstance(override.value(), IntervalSweep):
-            raise Mistake(
-                f"{override.input_line} has no end of values; use --trials NUMBER, or a list"
-            )
-    values = [
-        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else [override.input_line or ""]
-        for override in overrides
-    ]
-    swept = [place for place, override in enumerate(overrides) if override.is_sweep_override()]
-    return {
-        name_of(number, [chosen[place] for place in swept]): list(chosen)
-        for number, chosen in enumerate(itertools.product(*values))
-    }
-
-
-def trial_of(
-    overrides: list[Override], number: int, values: dict[str, Any]
-) -> tuple[str, list[str]]:
-    """The name and the overrides of a trial with these values."""
-    chosen = [f"{key}={value}" for key, value in values.items()]
-    fixed = [o.input_line or "" for o in overrides if not o.is_sweep_override()]
-    return name_of(number, chosen), fixed + chosen
-
-
-def name_of(number: int, swept: list[str]) -> str:
-    # No = and no comma, which Hydra would read in output_dir=.
-    return re.sub(r"[^\w.+-]", "_", f"{number}-{'-'.join(swept)}".rstrip("-"))[:MOST_LETTERS]
-
-
-def tell_of_ended(trials: Trials, names: Iterable[str], out: Path) -> None:
-    for number, name in enumerate(names):
-        if has_ended(out / name):
-            row = runs.read_run(out / name, out)
-            trials.tell(number, row.best.get(row.metric))
-
-
-def environment(options: argparse.Namespace, place: int) -> dict[str, str]:
-    """The variables of the run that is `place`-th at the same time.
+def combinations(overrides: list[Override]) -> list[dict[str, str]]:
+    """Values of the swept keys, one dictionary for each run.
 
     Raises:
-        Mistake: there are not enough GPUs for all.
+        UserError: a key has an interval, which holds infinitely many values.
     """
-    num_ranks = options.ranks or 1
+    swept = [override for override in overrides if override.is_sweep_override()]
+    for override in swept:
+        if isinstance(override.value(), IntervalSweep):
+            raise UserError(
+                f"{override.input_line} has infinitely many values; use trials=NUMBER, or a list"
+            )
+    keys = [override.get_key_element() for override in swept]
+    values = [list(override.sweep_string_iterator()) for override in swept]
+    return [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*values)]
+
+
+def make_trial(
+    script: Path, overrides: list[Override], values: dict[str, Any], number: int | None = None
+) -> Trial:
+    """Combine the fixed overrides with these values of the swept ones; Optuna's trials have numbers."""
+    chosen = [f"{key}={value}" for key, value in values.items()]
+    fixed = [
+        override.input_line or "" for override in overrides if not override.is_sweep_override()
+    ]
+    parts = [*([] if number is None else [str(number)]), *chosen]
+    # Without = and commas, which Hydra would read in output_dir=.
+    name = re.sub(r"[^\w.+-]", "_", "-".join(masked(parts)))[:MAX_NAME_LENGTH]
+    return Trial(f"{name}-{checksum(script, fixed + chosen)}".lstrip("-"), fixed + chosen)
+
+
+def report(study: Study, trials: list[Trial], out: Path) -> None:
+    """Give the study the results of the trials that have ended."""
+    for number, trial in enumerate(trials):
+        if has_ended(out / trial.name):
+            row = runs.read_run(out / trial.name, out)
+            study.report(number, row.score(row.metric))
+
+
+def environment(options: Options, place: int) -> dict[str, str]:
+    """Environment variables of the run in one of the `jobs` places.
+
+    Raises:
+        UserError: there are not enough GPUs for all places.
+    """
+    num_ranks = max(1, options.ranks)
     found = dict(os.environ)
     every = [str(n) for n, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
     visible = found.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
     gpus = list(itertools.takewhile(lambda gpu: gpu not in ("", "-1"), visible))  # as CUDA reads it
     if gpus and "device=cpu" not in options.overrides:
         if len(gpus) < options.jobs * num_ranks:
-            raise Mistake(
-                f"--jobs {options.jobs} of {num_ranks} ranks need {options.jobs * num_ranks} GPUs, but "
+            raise UserError(
+                f"jobs={options.jobs} of {num_ranks} ranks need {options.jobs * num_ranks} GPUs, but "
                 f"there are {len(gpus)}; use fewer, or device=cpu"
             )
         chosen = gpus[place * num_ranks : (place + 1) * num_ranks]
@@ -211,36 +228,18 @@ def environment(options: argparse.Namespace, place: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, num_threads))} | found
 
 
-def start(
-    options: argparse.Namespace, name: str, overrides: list[str], env: dict[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a run, or go on with it; what it prints goes to its log."""
-    launcher = [sys.executable]
+def start(options: Options, trial: Trial, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start or resume a run; its output is appended to its log."""
+    command = [sys.executable]
     if options.ranks:
-        # Ranks that are alone on their machine find each other without a port that others may have.
-        launcher += ["-m", "torch.distributed.run", "--standalone"]
-        launcher += [f"--nproc_per_node={options.ranks}"]
-    with (options.out / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(
-            [
-                *launcher,
-                options.script,
-                *overrides,
-                f"output_dir={options.out / name}",
-                "resume=auto",
-            ],
-            env=env,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C reaches it once, from here
-            preexec_fn=end_with_the_sweep,
-        )
-
-
-def end_with_the_sweep() -> None:
-    """Have this process asked to leave when the sweep is killed."""
-    set_signal_of_parents_death = 1
-    ctypes.CDLL(None).prctl(set_signal_of_parents_death, signal.SIGTERM)
+        # Ranks on one machine find each other without a port that other runs may have.
+        command += ["-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc_per_node={options.ranks}"]
+    command += [str(options.script), *trial.overrides]
+    command += [f"output_dir={options.out / trial.name}", "resume=auto"]
+    with (options.out / f"{trial.name}.log").open("ab") as log:
+        # In a session of its own a run gets Ctrl-C once, from here.
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 def has_ended(folder: Path) -> bool:
@@ -251,25 +250,6 @@ def checkpoints_of(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("checkpoints/step-*.pt")}
 
 
-def submit(options: argparse.Namespace, names: dict[str, list[str]]) -> None:
-    """Submit the runs as an array of Slurm jobs, whose arguments lie in files named by their numbers."""
-    for number, (name, overrides) in enumerate(names.items()):
-        arguments = [*overrides, f"output_dir={options.out / name}"]
-        (options.out / f"{number}.arguments").write_text("\n".join(arguments) + "\n")
-    command = ["sbatch", f"--array=0-{len(names) - 1}%{options.jobs}", *shlex.split(options.slurm)]
-    variables = {"SCRIPT": str(options.script), "SWEEP": str(options.out)}
-    status = subprocess.run(
-        [*command, "launch/slurm.sbatch"], env=os.environ | variables
-    ).returncode
-    if status == 0:
-        print(f"python runs.py {options.out} lists the runs")
-    sys.exit(status)
-
-
 if __name__ == "__main__":
-    try:
+    with user_errors():
         main()
-    except Exception as error:
-        if not is_mistake(error):
-            raise
-        end(error)

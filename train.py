@@ -1,6 +1,9 @@
 """Baseline: one process, one device, full precision.
 
 Start with `python train.py`.
+
+`compose.py` merges techniques into this script line by line. The blank lines and the comments that name a
+phase keep the places apart that techniques and you edit: leave them where they are.
 """
 
 import hydra
@@ -9,16 +12,14 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
-from runtime.malloc import keep_freed_memory
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@entry_point
 def main(cfg: Config) -> None:
-    device = resolve_device(cfg.device)
-    keep_freed_memory(device)
-    set_numerics(cfg)
+    device = setup(cfg)
 
     seed_everything(cfg.seed)
 
@@ -37,8 +38,15 @@ def main(cfg: Config) -> None:
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
 
-    # run: resumes, logs, saves
-    run = Run(cfg, device, state)
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+    )
+    run.resume()
+
+    # your own: loggers, callbacks
 
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
@@ -46,6 +54,8 @@ def main(cfg: Config) -> None:
         for inputs, targets in run.batches(train_loader):
             # forward
             outputs = model(inputs)
+
+            # loss
             loss = task.loss(outputs, targets)
 
             # backward
@@ -55,7 +65,7 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)
+            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
@@ -77,4 +87,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

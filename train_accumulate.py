@@ -14,19 +14,17 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: for models that are spread over ranks
 from runtime.distributed import set_gradient_sync
-from runtime.malloc import keep_freed_memory
 from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@entry_point
 def main(cfg: Config) -> None:
-    device = resolve_device(cfg.device)
-    keep_freed_memory(device)
-    set_numerics(cfg)
+    device = setup(cfg)
 
     seed_everything(cfg.seed)
 
@@ -45,8 +43,15 @@ def main(cfg: Config) -> None:
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
 
-    # run: resumes, logs, saves
-    run = Run(cfg, device, state)
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+    )
+    run.resume()
+
+    # your own: loggers, callbacks
 
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
@@ -54,10 +59,12 @@ def main(cfg: Config) -> None:
         # new #: every batch comes in parts
         for inputs, targets in run.batches(train_loader, cfg.accumulate_steps):
             # new #: ranks exchange gradients once per step
-            set_gradient_sync(model, run.ends_step)
+            set_gradient_sync(model, run.is_last_micro_batch)
 
             # forward
             outputs = model(inputs)
+
+            # loss
             loss = task.loss(outputs, targets)
 
             # new #: of the mean over the whole batch, each part has its share
@@ -67,15 +74,15 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             # new #: gradients add up until the last part
-            if not run.ends_step:
-                run.part_of_step(loss)
+            if not run.is_last_micro_batch:
+                run.record_micro_batch(loss)
                 continue
 
             # clip
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)
+            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
@@ -97,4 +104,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -17,19 +17,17 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
-from runtime.malloc import keep_freed_memory
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: the configured dtype
-from runtime.setup import amp_dtype
+from runtime.amp import amp_dtype
 from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@entry_point
 def main(cfg: Config) -> None:
-    device = resolve_device(cfg.device)
-    keep_freed_memory(device)
-    set_numerics(cfg)
+    device = setup(cfg)
 
     seed_everything(cfg.seed)
 
@@ -45,7 +43,7 @@ def main(cfg: Config) -> None:
     # optimizer
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
 
-    # new #: scales the loss so that small float16 gradients do not vanish
+    # new #: scales the loss, without which small float16 gradients would vanish
     dtype = amp_dtype(cfg.amp.dtype, device)
     scaler = torch.amp.GradScaler(device.type, cfg.amp.init_scale, enabled=dtype is torch.float16)
 
@@ -54,11 +52,18 @@ def main(cfg: Config) -> None:
     # new #: the scale is part of it
     state["scaler"] = scaler
 
-    # run: resumes, logs, saves
-    run = Run(cfg, device, state)
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+    )
+    run.resume()
 
     # new #: the log says so
     run.precision = dtype
+
+    # your own: loggers, callbacks
 
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
@@ -68,6 +73,8 @@ def main(cfg: Config) -> None:
             # new #: the forward pass runs in low precision where that is safe
             with torch.autocast(device.type, dtype):
                 outputs = model(inputs)
+
+            # loss
             loss = task.loss(outputs, targets)
 
             # backward
@@ -106,4 +113,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

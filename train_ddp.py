@@ -3,8 +3,8 @@
 Start with `torchrun --standalone --nproc_per_node=2 train_ddp.py`.
 Combines with every technique but `dp` and `fsdp`, which also split the batch over the GPUs.
 
-The gradients are averaged while `backward()` still runs, so that communication hides behind
-computation. With the same `global_batch_size` it computes what `train.py` computes.
+The gradients are averaged while `backward()` still runs: communication hides behind computation. With the
+same `global_batch_size` it computes what `train.py` computes.
 """
 
 import hydra
@@ -16,31 +16,19 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: what torchrun's processes need
-from runtime.distributed import (
-    broadcast_buffers,
-    convert_sync_batchnorm,
-    init_process_group,
-    local_rank,
-)
-from runtime.malloc import keep_freed_memory
-
-# new #: a rank that fails or hangs is named
-from runtime.watch import report_by_rank
+from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank, sync_buffers
 from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-# new #: a failing rank names itself, and the others do not wait for it
-@report_by_rank
+@entry_point
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
-    device = resolve_device(cfg.device, local_rank())
+    device = setup(cfg, local_rank())
     group = init_process_group(cfg, device)
-    keep_freed_memory(device)
-    set_numerics(cfg)
 
     seed_everything(cfg.seed)
 
@@ -65,12 +53,20 @@ def main(cfg: Config) -> None:
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
 
-    # run: resumes, logs, saves
-    # new #: the ranks log, save and leave together; rank 0 alone writes
-    run = Run(cfg, device, state, group)
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+        # new #: the ranks log, save and leave together; rank 0 alone writes
+        group,
+    )
+    run.resume()
 
     # new #: average the gradients over all ranks during backward; buffers matter in validation only
     model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+
+    # your own: loggers, callbacks
 
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
@@ -78,6 +74,8 @@ def main(cfg: Config) -> None:
         for inputs, targets in run.batches(train_loader):
             # forward
             outputs = model(inputs)
+
+            # loss
             loss = task.loss(outputs, targets)
 
             # backward
@@ -87,7 +85,7 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)
+            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
@@ -96,7 +94,7 @@ def main(cfg: Config) -> None:
             run.step(loss, grad_norm)
 
         # new #: where BatchNorm is per rank, all evaluate with the statistics of rank 0
-        broadcast_buffers(state)
+        sync_buffers(state)
 
         # validation
         totals, shown = evaluate(
@@ -105,7 +103,7 @@ def main(cfg: Config) -> None:
             val_loader,
         )
 
-        # new #: sums over all shards, so that every rank holds the same metrics
+        # new #: sums over all shards: every rank has the same metrics
         dist.all_reduce(totals)
 
         # record
@@ -115,4 +113,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -17,34 +17,22 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
-
-# new #: what torchrun's processes need
-from runtime.distributed import (
-    broadcast_buffers,
-    convert_sync_batchnorm,
-    init_process_group,
-    local_rank,
-)
-from runtime.malloc import keep_freed_memory
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: the configured dtype
-from runtime.setup import amp_dtype
+from runtime.amp import amp_dtype
 
-# new #: a rank that fails or hangs is named
-from runtime.watch import report_by_rank
+# new #: what torchrun's processes need
+from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank, sync_buffers
 from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-# new #: a failing rank names itself, and the others do not wait for it
-@report_by_rank
+@entry_point
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
-    device = resolve_device(cfg.device, local_rank())
+    device = setup(cfg, local_rank())
     group = init_process_group(cfg, device)
-    keep_freed_memory(device)
-    set_numerics(cfg)
 
     seed_everything(cfg.seed)
 
@@ -66,7 +54,7 @@ def main(cfg: Config) -> None:
     # optimizer
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
 
-    # new #: scales the loss so that small float16 gradients do not vanish
+    # new #: scales the loss, without which small float16 gradients would vanish
     dtype = amp_dtype(cfg.amp.dtype, device)
     scaler = torch.amp.GradScaler(device.type, cfg.amp.init_scale, enabled=dtype is torch.float16)
 
@@ -75,15 +63,23 @@ def main(cfg: Config) -> None:
     # new #: the scale is part of it
     state["scaler"] = scaler
 
-    # run: resumes, logs, saves
-    # new #: the ranks log, save and leave together; rank 0 alone writes
-    run = Run(cfg, device, state, group)
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+        # new #: the ranks log, save and leave together; rank 0 alone writes
+        group,
+    )
+    run.resume()
+
+    # new #: the log says so
+    run.precision = dtype
 
     # new #: average the gradients over all ranks during backward; buffers matter in validation only
     model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
 
-    # new #: the log says so
-    run.precision = dtype
+    # your own: loggers, callbacks
 
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
@@ -93,6 +89,8 @@ def main(cfg: Config) -> None:
             # new #: the forward pass runs in low precision where that is safe
             with torch.autocast(device.type, dtype):
                 outputs = model(inputs)
+
+            # loss
             loss = task.loss(outputs, targets)
 
             # backward
@@ -116,7 +114,7 @@ def main(cfg: Config) -> None:
             run.step(loss, grad_norm)
 
         # new #: where BatchNorm is per rank, all evaluate with the statistics of rank 0
-        broadcast_buffers(state)
+        sync_buffers(state)
 
         # validation
         totals, shown = evaluate(
@@ -127,7 +125,7 @@ def main(cfg: Config) -> None:
             precision=torch.autocast(device.type, dtype),
         )
 
-        # new #: sums over all shards, so that every rank holds the same metrics
+        # new #: sums over all shards: every rank has the same metrics
         dist.all_reduce(totals)
 
         # record
@@ -137,4 +135,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -6,8 +6,8 @@ Combines with every technique but `ddp` and `fsdp`, which also split the batch o
 When to use it: almost never. DistributedDataParallel (`train_ddp.py`) is faster even on one machine:
 here a single Python process drives all GPUs under one interpreter lock, copies the whole model to
 each of them in every step, gathers all outputs on the first GPU, which therefore runs out of memory
-first, and keeps the BatchNorm statistics of the first GPU's part only. What speaks for it: it needs
-no launcher and one changed line.
+first, and keeps the BatchNorm statistics of the first GPU's part only. Its advantages: no launcher, and
+one changed line.
 """
 
 import hydra
@@ -16,8 +16,7 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
-from runtime.malloc import keep_freed_memory
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: says so where nothing is gained
 from runtime.parallel import visible_gpus
@@ -25,10 +24,9 @@ from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@entry_point
 def main(cfg: Config) -> None:
-    device = resolve_device(cfg.device)
-    keep_freed_memory(device)
-    set_numerics(cfg)
+    device = setup(cfg)
 
     seed_everything(cfg.seed)
 
@@ -47,11 +45,18 @@ def main(cfg: Config) -> None:
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
 
-    # run: resumes, logs, saves
-    run = Run(cfg, device, state)
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+    )
+    run.resume()
 
     # new #: split every batch over all visible GPUs
     model = nn.DataParallel(model, device_ids=visible_gpus(cfg, device))
+
+    # your own: loggers, callbacks
 
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
@@ -59,6 +64,8 @@ def main(cfg: Config) -> None:
         for inputs, targets in run.batches(train_loader):
             # forward
             outputs = model(inputs)
+
+            # loss
             loss = task.loss(outputs, targets)
 
             # backward
@@ -68,7 +75,7 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)
+            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
@@ -90,4 +97,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -10,26 +10,21 @@ rate would, at the price of a second copy of the model. BatchNorm's statistics a
 import hydra
 from torch import nn
 
-# new #: a model that averages another one
-from torch.optim.swa_utils import AveragedModel
-
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: how the average follows
 from runtime.distributed import shard_like
-from runtime.ema import ema_multi_avg_fn
-from runtime.malloc import keep_freed_memory
+from runtime.ema import EMA
 from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@entry_point
 def main(cfg: Config) -> None:
-    device = resolve_device(cfg.device)
-    keep_freed_memory(device)
-    set_numerics(cfg)
+    device = setup(cfg)
 
     seed_everything(cfg.seed)
 
@@ -41,8 +36,7 @@ def main(cfg: Config) -> None:
     model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
     # new #: a copy that will follow the weights slowly
-    ema = AveragedModel(model, multi_avg_fn=ema_multi_avg_fn(cfg.ema.decay), use_buffers=True)
-    ema.module.to(device)
+    ema = EMA(model, cfg.ema.decay, device)
 
     model = model.to(device)
 
@@ -55,11 +49,18 @@ def main(cfg: Config) -> None:
     shard_like(ema.module, model)
     state["ema"] = ema
 
-    # run: resumes, logs, saves
-    run = Run(cfg, device, state)
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+    )
+    run.resume()
 
     # new #: ... and what is published
-    run.published = ema.module
+    run.eval_model = ema.module
+
+    # your own: loggers, callbacks
 
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
@@ -67,6 +68,8 @@ def main(cfg: Config) -> None:
         for inputs, targets in run.batches(train_loader):
             # forward
             outputs = model(inputs)
+
+            # loss
             loss = task.loss(outputs, targets)
 
             # backward
@@ -76,7 +79,7 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)
+            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
@@ -102,4 +105,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

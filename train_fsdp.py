@@ -4,7 +4,7 @@ Start with `torchrun --standalone --nproc_per_node=2 train_fsdp.py`.
 Combines with every technique but `dp` and `ddp`, which also split the batch over the GPUs.
 
 When to use it: where weights, gradients and optimizer state do not fit on each device. A block of the
-model is gathered when it computes, so more is sent than with `train_ddp.py`. Checkpoints are whole,
+model is gathered when it computes: more is sent than with `train_ddp.py`. Checkpoints hold full tensors,
 and any other script reads them.
 """
 
@@ -17,32 +17,25 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, evaluate, resolve_device, seed_everything, set_numerics
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: what torchrun's processes need
 from runtime.distributed import (
-    broadcast_buffers,
     convert_sync_batchnorm,
     init_process_group,
     local_rank,
     shard,
+    sync_buffers,
 )
-from runtime.malloc import keep_freed_memory
-
-# new #: a rank that fails or hangs is named
-from runtime.watch import report_by_rank
 from tasks import build_task
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-# new #: a failing rank names itself, and the others do not wait for it
-@report_by_rank
+@entry_point
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
-    device = resolve_device(cfg.device, local_rank())
+    device = setup(cfg, local_rank())
     group = init_process_group(cfg, device)
-    keep_freed_memory(device)
-    set_numerics(cfg)
 
     seed_everything(cfg.seed)
 
@@ -58,7 +51,7 @@ def main(cfg: Config) -> None:
 
     # new #: BatchNorm statistics over the global batch
     model = convert_sync_batchnorm(cfg, model, device)
-    # new #: each rank keeps a part of every weight; gradients are averaged over all ranks during backward
+    # new #: each rank keeps a shard of every weight; gradients are averaged over all ranks in backward
     model = shard(model, device)
     # new #: the ranks have the same weights, but from here on draw other dropout masks
     seed_everything(cfg.seed, group.rank)
@@ -69,9 +62,17 @@ def main(cfg: Config) -> None:
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
 
-    # run: resumes, logs, saves
-    # new #: the ranks log, save and leave together; rank 0 alone writes
-    run = Run(cfg, device, state, group)
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+        # new #: the ranks log, save and leave together; rank 0 alone writes
+        group,
+    )
+    run.resume()
+
+    # your own: loggers, callbacks
 
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
@@ -79,6 +80,8 @@ def main(cfg: Config) -> None:
         for inputs, targets in run.batches(train_loader):
             # forward
             outputs = model(inputs)
+
+            # loss
             loss = task.loss(outputs, targets)
 
             # backward
@@ -87,11 +90,11 @@ def main(cfg: Config) -> None:
             # clip
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
-            # new #: the norm over the parts of all ranks
-            grad_norm = group.whole(grad_norm)
+            # new #: the norm over the shards of all ranks
+            grad_norm = group.full_tensor(grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)
+            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
@@ -100,7 +103,7 @@ def main(cfg: Config) -> None:
             run.step(loss, grad_norm)
 
         # new #: where BatchNorm is per rank, all evaluate with the statistics of rank 0
-        broadcast_buffers(state)
+        sync_buffers(state)
 
         # validation
         totals, shown = evaluate(
@@ -111,7 +114,7 @@ def main(cfg: Config) -> None:
             num_batches=val_loader.max_batches,
         )
 
-        # new #: sums over all shards, so that every rank holds the same metrics
+        # new #: sums over all shards: every rank has the same metrics
         dist.all_reduce(totals)
 
         # record
@@ -121,4 +124,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -17,7 +17,6 @@ from benchmarks.step import on_ranks
 from benchmarks.turns import Count, Program
 from runtime.distributed import ProcessGroup
 
-WORLD_SIZES = (2, 8)
 WIDTH = 128
 BATCH_SIZE_PER_RANK = 16
 
@@ -35,12 +34,12 @@ def waits(wishes: Sequence[bool]) -> list[bool]:
 AGREEMENTS: dict[str, Callable[[], Agree]] = {
     "no agreement": lambda: list,
     "all_reduce that waits": lambda: waits,
-    "all_reduce read a step later": lambda: ProcessGroup().agree,
+    "all_reduce read a step later": lambda: ProcessGroup().any_rank,
 }
 
 
-def main(run: Run) -> None:
-    for world_size in WORLD_SIZES:
+def main(run: Run, world_sizes: Sequence[int] = (2, 8)) -> None:
+    for world_size in world_sizes:
         programs: dict[Subject, Program] = {
             Subject(name, num_devices=world_size): partial(
                 on_ranks, partial(training_loop, name), world_size, "gloo"

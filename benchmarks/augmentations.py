@@ -1,40 +1,42 @@
 """What augmentations of a finished batch cost, beside torchvision's v2 transforms with the same settings.
 
-Ours draw for each image and act on the whole batch, as `Pixels` has them do on the device. Torchvision's
+Ours draw for each image and act on the whole batch, as `BatchTransform` has them do on the device. Torchvision's
 transforms are called image by image, as a data set calls them, or on the whole batch, where one draw is for
 all images. On a CPU with one thread, which is what the loader's finishing thread has.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
 from benchmarks.turns import Count, Program
-from loaders.augment import AUGMENTATIONS
-from loaders.augmentation import parts
-from loaders.plan import neutral_rows
-from loaders.randomness import key_of, uniform
+from loaders.augment import AUGMENTATIONS, parts
+from loaders.index import Index
+from loaders.plan import PlanSampler
 from loaders.targets import Labels
 
 BATCH_SIZE, SIZE, NUM_CLASSES = 64, 224, 1000
+NUM_SAMPLES = 10**6
 OURS = "loaders.augment"
-PIXELWISE = (
-    *("Identity", "Brightness", "Contrast", "Color", "Sharpness", "Posterize", "Solarize"),
-    *("AutoContrast", "Equalize"),
-)
 
 
 def _randaugment(v2: Any) -> Any:
-    transform = v2.RandAugment(2, 9)
-    space = transform._AUGMENTATION_SPACE
-    transform._AUGMENTATION_SPACE = {name: space[name] for name in PIXELWISE}
-    return transform
+    """Two operations of RandAugment that act on pixels, at magnitude 9 of 31."""
+    operations = [
+        *(nn.Identity(), v2.ColorJitter(brightness=0.27), v2.ColorJitter(contrast=0.27)),
+        *(v2.ColorJitter(saturation=0.27), v2.RandomAdjustSharpness(1.27, p=1)),
+        *(v2.RandomPosterize(7, p=1), v2.RandomSolarize(181, p=1)),
+        *(v2.RandomAutocontrast(p=1), v2.RandomEqualize(p=1)),
+    ]
+    return v2.Compose([v2.RandomChoice(operations), v2.RandomChoice(operations)])
 
 
 # by what is set: the same as a transform of torchvision's v2 module
@@ -52,8 +54,8 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 OF_BATCHES = ("data.mixup=0.2", "data.cutmix=1")
 
 
-def main(run: Run) -> None:
-    for kind in KINDS:
+def main(run: Run, kinds: Sequence[str] = tuple(KINDS)) -> None:
+    for kind in kinds:
         programs: dict[Subject, Program] = {Subject(OURS): partial(ours, kind, run.device)}
         ways = {"torchvision v2, image by image": False, "torchvision v2, one draw for all": True}
         for name, at_once in ways.items():
@@ -66,23 +68,19 @@ def ours(kind: str, device: torch.device, count: Count) -> None:
     """Draw rows and apply them, batch after batch."""
     torch.set_num_threads(1)
     data = make_config(*kind.split()).data
-    target = Labels(np.zeros(0), tuple(map(str, range(NUM_CLASSES))))
+    classes = np.broadcast_to(np.int64(0), NUM_SAMPLES)
+    target = Labels(classes, tuple(map(str, range(NUM_CLASSES))))
+    sizes = np.broadcast_to(np.array([SIZE, SIZE], np.int32), (NUM_SAMPLES, 2))
+    index = Index(name="photos/train", sizes=sizes, channels=3, target=target)
+    sampler = PlanSampler(index, data, 0, BATCH_SIZE, 0, 1, train=True)
     images, labels = _batch(device)
     original = images.clone()
     active = [augmentation for augmentation in AUGMENTATIONS if augmentation.active_keys(data)]
-    position = 0
-    while True:
-        positions = np.arange(position, position + BATCH_SIZE)
-        position += BATCH_SIZE
-        if position % (16 * BATCH_SIZE) == 0:  # before little of them is left
+    for start in itertools.cycle(range(0, NUM_SAMPLES - BATCH_SIZE, BATCH_SIZE)):
+        if start % (16 * BATCH_SIZE) == 0:  # before little of them is left
             images.copy_(original)
-
-        def random(column: str, num: int, positions: np.ndarray = positions) -> np.ndarray:
-            return uniform(positions, key_of(column, 0), num)
-
-        rows = neutral_rows(positions)
+        rows = sampler.plan(np.arange(start, start + BATCH_SIZE))
         for augmentation in active:
-            augmentation.draw(rows, np.full((BATCH_SIZE, 2), SIZE), data, random)
             for part in parts(images):
                 augmentation.apply(images[part].clone(), rows[part])
             augmentation.apply_to_both(images, labels, rows, target)

@@ -7,6 +7,7 @@ save, loading costs, by waiting for it or because it takes cores from computing.
 them alone shows what averaging the gradients costs. Then follow the changes that aim at the largest part.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -25,12 +26,9 @@ WORTHWHILE = 1.05
 INPUT, COMMUNICATION, COMPUTE = "input", "communication", "compute"
 
 
-def main(run: Run) -> None:
-    measure(run, torch.cuda.device_count() if run.device.type == "cuda" else 1)
-
-
-def measure(run: Run, num_devices: int) -> tuple[str, float, str, float]:
-    """The parts of a step, then the changes that could remove the largest one."""
+def main(run: Run, ways: Sequence[tuple[str, ...]] = ()) -> tuple[str, float, str, float]:
+    """Measure the parts of a step, then `ways`, by default those that could reduce the largest part."""
+    num_devices = torch.cuda.device_count() if run.device.type == "cuda" else 1
 
     def subject(name: str, *overrides: str, devices: int = num_devices) -> dict[Subject, Program]:
         return {Subject(name, num_devices=devices): partial(work, run, devices, overrides)}
@@ -43,7 +41,7 @@ def measure(run: Run, num_devices: int) -> tuple[str, float, str, float]:
         parts_of_step |= subject(ALONE, *alone, devices=1)
     run.compare("bottleneck", run.title, parts_of_step, unit="images/s")
     tried, changed = f"{run.title}: changes", subject(GIVEN)
-    for overrides in changes(run, verdict(rows_of(run), {})[0]):
+    for overrides in ways or changes(run, verdict(rows_of(run), {})[0]):
         changed |= subject(" ".join(overrides), *overrides)
     run.compare("bottleneck", tried, changed, unit="images/s")
     part, share, change, gain = found = verdict(rows_of(run), rows_of(run, tried))

@@ -40,7 +40,7 @@ class Case:
     """What a sample is: `images` or `pairs`."""
 
     generator: str = ""
-    """Name that `loaders.generate` knows the data set by; empty: nothing to generate."""
+    """Name that `benchmarks.generate` knows the data set by; empty: nothing to generate."""
 
     below: str = ""
     """Folder below `data.root` that holds the files."""

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -33,12 +34,12 @@ Figures = dict[tuple[str, str], float]
 """What came of one run, by (quantity, unit)."""
 
 
-def main(run: Run) -> None:
-    """The overrides of the command line choose data and model; by default digits and a small CNN."""
+def main(run: Run, names: Sequence[str] = ()) -> None:
+    """Run these entry points, by default all, on the data and model that the overrides choose."""
     given = tuple(o.removeprefix("loader=") for o in run.overrides if o.startswith("loader="))
     jobs = [
         Subject(script, num_devices=devices, settings=f"loader={loader}")
-        for script in scripts()
+        for script in names or scripts()
         for loader in given[-1:] or (LOADERS if run.sizes.full else SMALL_LOADERS)
         for devices in device_counts(script, run)
     ]

@@ -202,7 +202,7 @@ def speeds(check: Check) -> None:
     """ResNet-50 on JPEGs cut to 224x224: images/s and data wait, against batches on the device."""
     device = resolve_device("auto")
     on_gpu = device.type == "cuda"
-    model: tuple[str, ...] = ("model=resnet50", "global_batch_size=256")
+    model: tuple[str, ...] = ("model=torchvision", "model.arch=resnet50", "global_batch_size=256")
     if not on_gpu or check.small:
         model = ("model=small_cnn", "data.resize=64", "data.crop=[64,64]", "global_batch_size=4")
     run = check.run(*model, num_images=4096 if on_gpu else 64)
@@ -292,7 +292,11 @@ def utilisation(check: Check) -> None:
     """How busy the device is over time, with one loading thread of PyTorch and with DALI."""
     seconds = 1.0 if check.small else 40.0
     on_gpu = resolve_device("auto").type == "cuda"
-    model = ("model=resnet50", "global_batch_size=256") if on_gpu else ("model=small_cnn",)
+    model = (
+        ("model=torchvision", "model.arch=resnet50", "global_batch_size=256")
+        if on_gpu
+        else ("model=small_cnn",)
+    )
     run = check.run(*model, num_images=4096 if on_gpu else 64)
     found: dict[str, list[tuple[float, float]]] = {}
     path = check.folder / "utilisation.csv"
@@ -361,6 +365,7 @@ def draw(path: Path, found: dict[str, list[tuple[float, float]]], device: str) -
     plt.close(figure)
 
 
+TASK_TESTS = sorted(path.name for path in (REPOSITORY / "tests").glob("test_task_*.py"))
 # All tests that no other part has; that of the entry points does little that `entry_points` does not.
 RUNS = "not (batches or skipped or nan or memory or waits or every_entry_point)"
 PARTS: dict[str, tuple[float, Callable[[Check], None]]] = {
@@ -372,7 +377,7 @@ PARTS: dict[str, tuple[float, Callable[[Check], None]]] = {
     "runs": (360, tests(RUNS)),
     "speeds": (360, speeds),
     "utilisation": (100, utilisation),
-    "other tests": (90, tests("cuda", "test_runtime.py", "test_tasks.py")),
+    "other tests": (90, tests("cuda", "test_runtime.py", "test_evaluate.py", *TASK_TESTS)),
 }
 """By name: the most seconds it may take, and what it does."""
 

@@ -23,8 +23,8 @@ from benchmarks.step import train
 from benchmarks.template import parts
 from benchmarks.turns import Count, Program
 from benchmarks.ways import COMPARISONS, OURS, PROCESSES, SWEEPS, Way, pack
-from loaders import build_loaders
-from loaders.layouts import build_index
+from loaders.image_loaders import build_loaders
+from loaders.open import open_splits
 
 Programs = dict[Subject, Program]
 
@@ -49,7 +49,7 @@ def compare(run: Run, benchmark: str, title: str, case: Case, programs: Programs
     run.compare(benchmark, title, programs, unit=f"{case.unit}/s", epoch_size=case.published_size)
 
 
-def workers(run: Run) -> None:
+def workers(run: Run, most_sleeping: int = MOST_SLEEPING_WORKERS) -> None:
     """The write-up's DataLoader and ours by workers, ours and DALI by threads, as the write-ups do it;
     then the mock data set whose items sleep."""
     for name, title, plain, overrides in SWEEPS:
@@ -69,8 +69,7 @@ def workers(run: Run) -> None:
                 programs[Subject(f"{way.name}, auto", *chosen)] = partial(way.load, run, case, auto)
             compare(run, "workers", title, case, programs)
     sleepers: Programs = {
-        Subject("DataLoader", count): partial(sleeping, count)
-        for count in counts(MOST_SLEEPING_WORKERS)
+        Subject("DataLoader", count): partial(sleeping, count) for count in counts(most_sleeping)
     }
     # A sleep goes on while its process is stopped.
     whole_turns = replace(run, sizes=replace(run.sizes, turn_s=run.sizes.window_s))
@@ -121,7 +120,7 @@ def measure_packing(run: Run, case: Case) -> None:
     else:
         seconds.append(time.perf_counter() - start)
         size = sum(path.stat().st_size for path in folder.iterdir())
-        num_samples = sum(len(index) for index in build_index(run.config(case.name).data))
+        num_samples = sum(len(index) for index in open_splits(run.config(case.name).data))
         note = f"{num_samples} {case.unit}, {size / 2**20:.0f} MiB"
     run.record(
         *("out_of_band", case.name, subject, {(PACKING, "s"): seconds}),

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from benchmarks.baselines import optional
@@ -25,7 +26,7 @@ from benchmarks.run import Run
 from benchmarks.template import endless, make_config, parts
 from benchmarks.turns import Count
 from conf.schema import Config
-from runtime.malloc import keep_freed_memory
+from runtime.libc import keep_freed_memory
 
 BARE, UNKEPT = "bare loop", "bare loop with malloc's own settings"
 # Imports, memory pools and the first progress bar are over after so long.
@@ -59,8 +60,8 @@ def train_with(name: str, overrides: tuple[str, ...], device: torch.device, coun
             *overrides, "loader=synthetic", f"output_dir={folder}/run", "max_steps=null"
         )
         cfg.epochs = ENDLESS
-        if name != UNKEPT:
-            keep_freed_memory(device)
+        if name != UNKEPT and device.type == "cpu":
+            keep_freed_memory()
         sys.stdout, sys.stderr = Terminal(), Terminal()
         LOOPS[name](cfg, device, watch, Path(folder))
 
@@ -85,7 +86,7 @@ def ours(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
         mock.patch.object(train, "build_model", lambda *parts: watch(build_model(*parts))),
         mock.patch.object(train, "evaluate", no_validation),
     ):
-        train.main(cfg)
+        train.main(OmegaConf.structured(cfg))
 
 
 def bare(cfg: Config, device: torch.device, watch: Watch, folder: Path, clip: bool = False) -> None:

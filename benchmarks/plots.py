@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # no screen needed
 from matplotlib import pyplot as plt
 
 from benchmarks.records import Summary

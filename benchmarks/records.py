@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from benchmarks import REPOSITORY
-from runtime.checkpoint import write_atomically
+from conf.files import write_atomically
 
 PACKAGES = (
     *("torch", "torchvision", "nvidia-dali-cuda120", "numpy", "pillow", "simplejpeg", "tifffile"),
@@ -156,7 +156,8 @@ def append(path: Path, rows: Iterable[Measurement]) -> None:
     """
     old = read(path) if path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: _write(temporary, [*old, *rows]))
+    with write_atomically(path) as temporary:
+        _write(temporary, [*old, *rows])
 
 
 def _write(path: Path, rows: Iterable[Measurement]) -> None:

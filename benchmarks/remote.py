@@ -28,9 +28,8 @@ from benchmarks.scale import FIRST_BATCH
 from benchmarks.server import serve
 from benchmarks.template import endless, make_config
 from loaders import build_loaders
-from loaders.layouts import build_index
-from loaders.pack_shards import Part, pack_shards
-from loaders.shard_index import DESCRIPTION
+from loaders.open import open_splits
+from loaders.shards import Part, holds_shards, pack_shards
 from runtime.setup import resolve_device
 
 PEAK = "peak memory"
@@ -50,7 +49,8 @@ MIN_SAMPLES = 8000
 """Fewer are linked under several names, so that no loader comes to the end, and to its copies, while it is measured."""
 WARMUP_S, WINDOW_S = 1.0, 3.0
 """The least that is left out, and measured."""
-WINDOW, CACHE = "data.shuffle=window", "data.cache_gb=4"
+WINDOW = ("data.shuffle=window", "data.shuffle_window=2")
+"""Small windows, of which each is fetched while the one before is read."""
 CREDENTIALS = {
     **{"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": "benchmark"},
     **{"AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"},
@@ -92,17 +92,15 @@ def main(run: Run) -> None:
     readers = {
         "loader=pytorch, files on disk": Reader(overrides, bucket),
         "loader=pytorch, shards on disk": Reader(
-            (*overrides, f"data.root={bucket}/shards", WINDOW), bucket
+            (*overrides, f"data.root={bucket}/shards", *WINDOW), bucket
         ),
     }
     with ExitStack() as stack:
         for latency_ms in LATENCIES_MS:
             address = stack.enter_context(serve(bucket.parent, latency_ms / 1000, set(servers)))
             root = f"data.root=s3://{bucket.name}/shards"
-            ours = Reader((*overrides, root, WINDOW), bucket, address)
+            ours = Reader((*overrides, root, *WINDOW), bucket, address)
             readers[f"loader=pytorch, shards, {latency_ms} ms"] = ours
-            copies = Reader((*ours.overrides, CACHE), bucket, address)
-            readers[f"loader=pytorch, shards and copies on disk, {latency_ms} ms"] = copies
             for other in OTHERS:
                 readers[f"{other}, {latency_ms} ms"] = Reader(overrides, bucket, address, other)
         measure(run, readers, mine)
@@ -127,9 +125,9 @@ def prepare(run: Run) -> tuple[tuple[str, ...], Path]:
         unfinished.rename(folder)
     bucket = folder / "server" / "bucket"
     data = make_config(*overrides).data
-    if not (bucket / "shards" / DESCRIPTION).exists():
+    if not holds_shards(f"{bucket}/shards"):
         pack_shards(data, str(bucket / "shards"), SHARD_MB, Part(1, 1))
-    importlib.import_module(OVER_NETWORK).prepare(list(build_index(data)[0].files[0]), bucket)
+    importlib.import_module(OVER_NETWORK).prepare(list(open_splits(data)[0].files[0]), bucket)
     return overrides, bucket
 
 

@@ -15,11 +15,11 @@ from tqdm import tqdm
 
 from benchmarks import records
 from benchmarks.cases import CASES, FULL, SMALL, Case
+from benchmarks.generate import generate
 from benchmarks.records import Measurement, Subject, Summary, machine, summarise
 from benchmarks.template import make_config
 from benchmarks.turns import TURN_S, Count, Program, measure
 from conf.schema import Config
-from loaders.generate import generate
 from runtime.setup import resolve_device
 
 # What a subject that cannot be had here raises when it is built: it becomes a row without a figure.

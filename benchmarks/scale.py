@@ -22,13 +22,9 @@ from PIL import Image
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
-from loaders.columns import SPLITS, open_index, write_index
-from loaders.headers import read_headers
-from loaders.index import Index
-from loaders.layouts.files import file_index
-from loaders.paths import Paths
-from loaders.pytorch import PyTorchLoader
-from loaders.sampler import PlanSampler
+from loaders.backends import backend
+from loaders.index import SPLITS, Index, Paths, build_index, file_index, read_headers, write_index
+from loaders.plan import PlanSampler
 from loaders.targets import Labels
 
 FIRST_BATCH, RESUME, GROWTH = "first batch", "first batch at 70 %", "memory growth"
@@ -67,9 +63,9 @@ def measure(count: int, options: list[str] | None) -> dict[tuple[str, str], floa
     before, found = private_bytes(), {}
     for what, position in ((FIRST_BATCH, 0), (RESUME, count * 7 // 10 // BATCH_SIZE * BATCH_SIZE)):
         start = time.perf_counter()
-        index = sparse_index(count) if options is None else open_index(cfg.data)[0]
+        index = sparse_index(count) if options is None else build_index(cfg.data)[0]
         sampler = PlanSampler(index, cfg.data, 0, BATCH_SIZE, 0, 1, train=True)
-        loader = PyTorchLoader(sampler, cfg, torch.device("cpu"))
+        loader = backend("pytorch")(sampler, cfg, torch.device("cpu"))
         loader.load_state_dict({"epoch": 0, "position": position})
         inputs, _ = next(iter(loader))
         assert len(inputs) == BATCH_SIZE
@@ -114,13 +110,7 @@ def write_files(count: int, folder: Path) -> list[str]:
         index,
         sizes=np.tile(index.sizes, (times, 1))[:count],
         target=Labels(np.zeros(count, np.int64), ("all",)),
-        files=(
-            Paths(
-                paths.folder,
-                np.tile(paths.names, times)[: count * len("000.jpg")],
-                np.arange(count + 1) * len("000.jpg"),
-            ),
-        ),
+        files=(Paths(paths.folder, np.tile(paths.names, times)[:count]),),
         headers=(np.tile(headers, times)[:count],),
     )
     write_index(dict(zip(SPLITS, (many, index), strict=True)), data, folder / "index")

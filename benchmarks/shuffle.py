@@ -7,15 +7,16 @@ of shuffled shards one by one, and hands out a random one of those that it holds
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.records import Subject
 from benchmarks.run import Run
-from loaders.randomness import key_of, shuffled
-from loaders.shards import Shards
-from loaders.storage import Folder
-from loaders.window import in_windows
+from benchmarks.template import make_config
+from loaders.index import Index, ShardFiles, Shards
+from loaders.plan import PlanSampler
+from loaders.targets import Labels
 
 NUM_SHARDS, SHARD_SIZE, NUM_CLASSES, WINDOW, BATCH_SIZE = 100, 500, 100, 8, 256
 COUNT = NUM_SHARDS * SHARD_SIZE
@@ -26,12 +27,18 @@ CASES = {"classes mixed in the shards": True, "one class after another": False}
 def main(run: Run) -> None:
     samples = np.arange(COUNT)
     starts = np.arange(0, COUNT + 1, SHARD_SIZE)
-    shards = Shards(Folder("."), "train", (), samples, starts)
+    index = Index(
+        name="shards/train",
+        sizes=np.broadcast_to(np.array([28, 28], np.int32), (COUNT, 2)),
+        channels=1,
+        target=Labels(samples, tuple(map(str, range(NUM_CLASSES)))),
+        shards=Shards(ShardFiles(Path(), ()), "", (), samples, starts),
+    )
     orders: dict[Subject, Callable[[int], np.ndarray]] = {
-        Subject("data.shuffle=full"): in_full,
+        Subject("data.shuffle=full"): partial(in_plan, index, ["data.shuffle=full"]),
         **{
             Subject("data.shuffle=window", settings=f"{window} of {NUM_SHARDS} shards"): partial(
-                in_windows, samples, shards, window, 0
+                in_plan, index, ["data.shuffle=window", f"data.shuffle_window={window}"]
             )
             for window in (1, WINDOW, 4 * WINDOW)
         },
@@ -40,7 +47,7 @@ def main(run: Run) -> None:
     for case, is_mixed in CASES.items():
         classes = samples * NUM_CLASSES // COUNT
         if is_mixed:
-            classes = classes[shuffled(samples, COUNT, key_of("class"))]
+            classes = np.random.default_rng(0).permutation(classes)
         for subject, order_of in orders.items():
             epochs = [measure(order_of(epoch), classes) for epoch in range(run.sizes.repeats)]
             found = {what: [epoch[what] for epoch in epochs] for what in epochs[0]}
@@ -67,8 +74,11 @@ def measure(order: np.ndarray, classes: np.ndarray) -> dict[tuple[str, str], flo
     return found
 
 
-def in_full(epoch: int) -> np.ndarray:
-    return shuffled(np.arange(COUNT), COUNT, key_of("sample", 0, epoch))
+def in_plan(index: Index, overrides: list[str], epoch: int) -> np.ndarray:
+    """Samples of an epoch with these overrides, in its order."""
+    sampler = PlanSampler(index, make_config(*overrides).data, 0, BATCH_SIZE, 0, 1, train=True)
+    sampler.set_epoch(epoch)
+    return sampler.plan(np.arange(COUNT))["sample"]
 
 
 def through_buffer(epoch: int) -> np.ndarray:

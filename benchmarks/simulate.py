@@ -30,8 +30,8 @@ from benchmarks.run import Run, fetch, say
 from benchmarks.step import on_ranks
 from benchmarks.template import endless, make_config, parts
 from benchmarks.turns import Count, Program, measure
+from conf.files import write_atomically
 from loaders import build_loaders
-from runtime.checkpoint import write_atomically
 
 EFFICIENCY, ERROR, FAILURES = "efficiency", "model's error", "failures and checkpoints"
 MEASURED_RANKS, SIMULATED_RANKS = (2, 4, 8), (8, 64, 1024)
@@ -240,8 +240,11 @@ def one_rank_alone(run: Run) -> Mapping[str, Any]:
     copy = state.clone()
     copied = time.perf_counter()
     run.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-        write_atomically(Path(folder) / "state.pt", partial(torch.save, copy))
+    with (
+        tempfile.TemporaryDirectory(dir=run.folder) as folder,
+        write_atomically(Path(folder) / "state.pt") as file,
+    ):
+        torch.save(copy, file)
     lasted = [end - begin for begin, end in itertools.pairwise(times)]
     return {
         "jitter": [seconds / statistics.median(lasted) for seconds in lasted],

@@ -13,7 +13,7 @@ from torch.amp import GradScaler, autocast
 from benchmarks.template import endless
 from benchmarks.turns import Count
 from conf.schema import Config
-from runtime.setup import amp_dtype
+from runtime.amp import amp_dtype
 
 HOST = "127.0.0.1"
 RankProgram = Callable[[int, Count], Any]

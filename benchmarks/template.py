@@ -1,14 +1,13 @@
 """The parts of the template that several benchmarks use: its configuration, files, loaders and models."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from torch import nn
 
-from benchmarks import REPOSITORY
+from conf.cli import load_config
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
@@ -21,11 +20,10 @@ def make_config(*overrides: str) -> Config:
     """The configuration that these command-line overrides give.
 
     Raises:
-        HydraException, OmegaConfBaseException: an override is wrong.
+        UserError, HydraException, OmegaConfBaseException: an override is wrong.
     """
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
-        return cast(Config, compose("config", list(overrides)))
+    return load_config(overrides)
 
 
 def endless(loader: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -13,7 +13,7 @@ from benchmarks.run import UNAVAILABLE, Run, fetch
 from benchmarks.template import endless
 from benchmarks.turns import Count
 from loaders import build_loaders
-from loaders.layouts import build_index
+from loaders.open import open_splits
 from loaders.pack import pack as pack_data
 
 
@@ -77,7 +77,7 @@ class Way:
         cfg = run.config(case.name, *overrides)
         module, _, function = self.function.partition(".")
         split, size = "train" if train else "val", run.sizes.data.get(case.generator)
-        files, *targets = build_index(cfg.data)[0 if train else 1].files
+        files, *targets = open_splits(cfg.data)[0 if train else 1].files
         job = Job(
             Recipe.of(cfg.data, train),
             *(list(files), list(targets[0]) if targets else [], cfg.global_batch_size),

@@ -33,9 +33,7 @@ def documented_keys() -> Iterator[tuple[str, str, str]]:
 
 def _row(key: str, field: ast.AnnAssign, docstring: ast.stmt | None) -> tuple[str, str, str]:
     if not (isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)):
-        raise ValueError(
-            f"{SCHEMA.name}: {key} has no docstring; say under the field what it means"
-        )
+        raise ValueError(f"{SCHEMA.name}: {key} has no docstring; add one under the field")
     default = ast.unparse(field.value) if field.value else ""
     default = default.removeprefix("field(default_factory=lambda: ").removesuffix(")")
     default = {

@@ -11,17 +11,16 @@ import os
 import sys
 import time
 
-# Read when torch is imported, here and by the ranks: each lost connection would show a page of C++ frames.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import api as rendezvous
-
 SECONDS_BETWEEN_TRIES = 5
 
 
 def main(arguments: list[str]) -> None:
+    # Read when torch is imported, here and by the ranks: each lost connection would print a page of C++ frames.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous import api as rendezvous
+
     # Ranks of a second start would else find the addresses of the first in the store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     options = run.parse_args(["--rdzv_backend=c10d", *arguments])

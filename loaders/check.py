@@ -2,114 +2,125 @@
 
     python -m loaders.check data=imagefolder data.root=photos out=broken.json
 
-Ends with exit code 1 if anything is broken. `out=FILE` also writes the list as JSON: `{"files": 3,
+The exit code is 1 if any is broken. `out=FILE` also writes the list as JSON: `{"files": 3,
 "broken": [{"path": "photos/a/2.jpg", "reason": "empty file"}]}`.
 """
 
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from conf.cli import load_config, parse_options, user_errors
+from conf.credentials import masked
 from conf.schema import DataConfig
-from loaders.decode import decode, reason_of
-from loaders.headers import HEADER, BadHeadersError, header_or_reason
-from loaders.index import BadFileError, Index
-from loaders.layouts import build_index
-from loaders.layouts.files import VALIDATION_FOLDERS, images_below
-from loaders.layouts.table import read_table
+from loaders.images import HEADER, decode, reason_of
+from loaders.index import (
+    VALIDATION_FOLDERS,
+    BadFileError,
+    BadHeadersError,
+    Index,
+    header_or_reason,
+    images_below,
+    read_table,
+)
 from loaders.limits import cpus_per_rank
-from loaders.pack import command_line
+from loaders.open import open_splits
+from loaders.read import read_image
 
 
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:
-    """The number of files, and for each broken one its path and the reason.
+    """Number of files, and reasons by path of those that are broken.
 
-    What the index refuses for another reason than single files, such as images without a partner,
-    stands under the path of the data set.
+    Errors of the index that do not concern single files, such as images without a partner, are listed under
+    the path of the data set, and files in shards under their shard and number.
     """
-
-    def problem_of(path: str) -> str | None:
-        content = "stored" if data.layout == "cells" else "rgb"
-        splits = ("", "train", *VALIDATION_FOLDERS)
-        folders = [Path(data.root, split, data.target_dir) for split in splits]
-        if data.layout == "masks" and any(map(Path(path).is_relative_to, folders)):
-            content = "indices"
-        header = header_or_reason(path, data, content)
-        if isinstance(header, str):
-            return header
-        try:
-            decode(Path(path).read_bytes(), np.array([tuple(header)], HEADER)[0], content)
-        except Exception as error:  # damaged bytes make decoders raise errors of any type
-            return reason_of(error, path)
-        return None
-
     problems: dict[str, str] = {}
     files: list[str] | None = None
     try:
-        indexes = build_index(data)
+        indexes = open_splits(data)
         if indexes[0].shards is not None:
-            return check_shards(indexes)
+            images = [
+                (index, sample, side)
+                for index in indexes
+                for sample in index.storage_order
+                for side in range(len(index.sides))
+            ]
+            return _check_all(shard_problem, images)
         if not indexes[0].files:
-            files = []  # they do not come as image files
+            files = []  # no image files
     except BadHeadersError:
-        pass  # the first ten of what is found below
+        pass  # these files are found again below
     except (ValueError, OSError) as error:
-        problems[data.root] = str(error)
-    if data.layout == "table" and not problems:
+        if "://" not in data.root and not Path(data.root).is_dir():
+            raise
+        problems[masked(data.root)] = masked(str(error))
+    if data.layout == "table" and not problems:  # part: table
         files = [os.path.join(data.root, path) for path in read_table(data).paths]
     if files is None:
         files = images_below(Path(data.root))
+    num_files, found = _check_all(partial(file_problem, data), files)
+    return num_files, problems | found
+
+
+def file_problem(data: DataConfig, path: str) -> tuple[str, str] | None:
+    """Path of a broken file and the reason."""
+    content = "stored" if data.layout == "cells" else "rgb"
+    splits = ("", "train", *VALIDATION_FOLDERS)
+    folders = [Path(data.root, split, data.target_dir) for split in splits]
+    if data.layout == "masks" and any(map(Path(path).is_relative_to, folders)):
+        content = "indices"
+    header = header_or_reason(path, data, content)
+    if isinstance(header, str):
+        return path, header
+    try:
+        decode(Path(path).read_bytes(), np.array([tuple(header)], HEADER)[0], content)
+    except Exception as error:  # damaged bytes make decoders raise errors of any type
+        return path, reason_of(error, path)
+    return None
+
+
+def shard_problem(image: tuple[Index, int, int]) -> tuple[str, str] | None:
+    """Shard and number of a broken image (index, sample, side) and the reason."""
+    try:
+        read_image(*image)
+    except BadFileError as error:
+        place, _, reason = str(error).partition(" cannot be decoded ")
+        return place, reason
+    return None
+
+
+def _check_all(
+    problem_of: Callable[[Any], tuple[str, str] | None], jobs: Sequence[Any]
+) -> tuple[int, dict[str, str]]:
     with ThreadPoolExecutor(cpus_per_rank()) as pool:
-        reasons = tqdm(pool.map(problem_of, files), total=len(files), desc="decoding")
-        for path, reason in zip(files, reasons, strict=True):
-            if reason is not None:
-                problems[path] = reason
-    return len(files), problems
-
-
-def check_shards(indexes: tuple[Index, Index]) -> tuple[int, dict[str, str]]:
-    """As `check`, for the files in shards; broken ones stand under their shard and number."""
-    jobs = [
-        (index, sample, side)
-        for index in indexes
-        for sample in range(len(index))
-        for side in range(len(index.sides))
-    ]
-
-    def problem_of(job: tuple[Index, int, int]) -> str | None:
-        index, sample, side = job
-        try:
-            index.read(sample, side)
-        except BadFileError as error:
-            return str(error)
-        return None
-
-    with ThreadPoolExecutor(indexes[0].num_readers) as pool:
-        found = tqdm(pool.map(problem_of, jobs), total=len(jobs), desc="decoding")
-        messages = [message for message in found if message is not None]
-    return len(jobs), dict(message.split(" cannot be decoded ", 1) for message in messages)
+        problems = tqdm(pool.map(problem_of, jobs), total=len(jobs), desc="decoding")
+        return len(jobs), dict(filter(None, problems))
 
 
 def main() -> None:
     """Command line: Hydra overrides of the data, and `out=FILE`."""
-    options: dict[str, str | None] = {"out": None}
-    data = command_line(options).data
+    options, overrides = parse_options(__doc__, sys.argv[1:], out="")
+    data = load_config(overrides).data
     num_files, problems = check(data)
-    if options["out"] is not None:
+    if options["out"]:
         broken = [{"path": path, "reason": reason} for path, reason in problems.items()]
         report = {"files": num_files, "broken": broken}
         Path(options["out"]).write_text(json.dumps(report, indent=2) + "\n")
     for path, reason in problems.items():
-        # A terminal need not take the bytes of a name that is no UTF-8.
+        # Names that are not UTF-8 cannot be printed.
         print(os.fsencode(f"{path}: {reason}").decode(errors="backslashreplace"))
     print(f"{num_files} files were decoded, {len(problems)} problems were found")
     sys.exit(1 if problems else 0)
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

@@ -1,28 +1,33 @@
-"""What a machine can run out of, and the setting that then helps."""
+"""Limits of the machine: CPUs, threads, and which setting to change where something has run out."""
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
-# what an error says when the machine has no more of something -> which setting to change
+import torch
+
+# part of an error's message -> which setting to change
 NO_SHARED_MEMORY = (
     "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run --shm-size=8g; "
     "Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set loader.num_workers=0, which loads "
     "with threads and without shared memory"
 )
+WORKER_DIED = (
+    "most likely the machine has no more memory: lower loader.num_workers, loader.prefetch_factor or "
+    "global_batch_size"
+)
 LIMITS = {
     "Too many open files": "raise the limit with ulimit -n 65536, or lower loader.num_workers",
     "shared memory": NO_SHARED_MEMORY,
-    "killed by signal: Bus error": NO_SHARED_MEMORY,
-    "killed by signal: Killed": "most likely for lack of memory: lower loader.num_workers, "
-    "loader.prefetch_factor or global_batch_size",
+    "exited unexpectedly": WORKER_DIED,
+    "Connection reset by peer": WORKER_DIED,  # while its batch was handed over
 }
 
 
 class LimitError(RuntimeError):
-    """The machine has no more of something; the message names the setting to change."""
-
-    may_pass = True  # another attempt can succeed
+    """The machine has run out of something; the message names the setting to change."""
 
 
 @contextmanager
@@ -33,7 +38,7 @@ def limits_explained() -> Iterator[None]:
     except LimitError:
         raise
     except (OSError, RuntimeError) as error:
-        if isinstance(error.__cause__, LimitError):  # which PyTorch wrapped
+        if isinstance(error.__cause__, LimitError):  # wrapped by PyTorch
             raise error.__cause__ from None
         for sign, advice in LIMITS.items():
             if sign in str(error):
@@ -42,7 +47,30 @@ def limits_explained() -> Iterator[None]:
         raise
 
 
-def cpus_per_rank() -> int:
-    """CPUs that this process may use, shared with the other ranks of this machine."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (available or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+def cpus_per_rank(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """CPUs that this process may use, shared with the other ranks of this machine.
+
+    Args:
+        cpu_max: quota of the container and its period in microseconds, if it has a quota (cgroup v2).
+    """
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    mine = all_ranks = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        mine = len(os.sched_getaffinity(0))
+        # torchrun's own CPUs are those of all ranks; with --numa-binding, each rank has a part of them.
+        all_ranks = len(os.sched_getaffinity(os.getppid())) if num_ranks > 1 else mine
+    if cpu_max.exists():
+        quota, _, period = cpu_max.read_text().partition(" ")
+        if quota != "max":
+            all_ranks = min(all_ranks, int(quota) // int(period))
+    return max(1, min(mine, all_ranks // num_ranks))
+
+
+def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolExecutor:
+    """A pool of `number` threads, each of which runs torch's operations with `torch_num_threads` threads.
+
+    The calling thread keeps its own number: torch otherwise gives it, at its first large operation, the
+    number that any other thread has set last.
+    """
+    torch.get_num_threads()  # fixes the number of the calling thread
+    return ThreadPoolExecutor(number, name, torch.set_num_threads, (torch_num_threads,))

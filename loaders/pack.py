@@ -1,9 +1,11 @@
-"""Decode and resize a data set once, ahead of training.
+"""Images that were decoded and resized before training (`loader=packed`).
 
     python -m loaders.pack data=imagefolder data.root=photos data.resize=256 out=data/packed
     python train.py data=imagefolder data.root=photos data.resize=256 loader=packed loader.pack=data/packed
 
-Started again, it goes on where it was stopped. With `format=shards`, see `loaders.pack_shards`.
+A pack is a folder of NumPy files: the pixels of all images of a split, one image after the other, which are
+mapped into memory. A command that was stopped continues when it is started again. For `format=shards`, see
+`loaders.shards.pack`.
 """
 
 import json
@@ -11,41 +13,102 @@ import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from filelock import FileLock
-from hydra import compose, initialize_config_dir
 from tqdm import tqdm
 
-from conf.check import check
-from conf.mistakes import Mistake, end_in_a_few_lines
+from conf.cli import load_config, parse_options, user_errors
+from conf.errors import UserError
+from conf.facts import check_kind
 from conf.schema import Config, DataConfig
-from loaders.columns import SPLITS, settings_of
-from loaders.index import Index
-from loaders.layouts import build_index
+from loaders.index import SETTINGS as INDEX_SETTINGS
+from loaders.index import (
+    SPLITS,
+    Index,
+    check_sizes,
+    open_column,
+    open_columns,
+    read_description,
+    save_columns,
+    settings_of,
+    write_columns,
+)
 from loaders.limits import cpus_per_rank
-from loaders.pack_shards import pack_shards, shard_options
-from loaders.packed import FORMAT, SETTINGS, describe_split
+from loaders.open import open_splits
 from loaders.plan import resized_sizes
-from loaders.resize import read_resized
-from loaders.targets import Labels, Numbers, SeveralLabels
+from loaders.read import read_whole
+from loaders.shards import pack_shards, shard_options
 
-CHUNK = 1024  # samples that are written before they count as done
+SETTINGS = (*INDEX_SETTINGS, "resize", "reduced_decoding")
+"""Keys of `data` that decide the content of a pack."""
+FORMAT = 7  # increased when the content of a pack changes
+FIX = "pack again into another folder"
+CHUNK = 1024
 
 
-def pack(data: DataConfig, out: Path) -> None:
-    """Write the data set, resized by `data.resize`, into the folder `out`.
+def open_pack(cfg: Config) -> tuple[Index, Index]:
+    """Index of the training and of the validation split of the pack `loader.pack`.
 
     Raises:
-        ValueError: `out` holds a pack of other data.
+        UserError: the pack is missing or not finished, or was made with other settings or other data.
     """
-    indexes = dict(zip(SPLITS, build_index(data), strict=True))
+    assert cfg.loader.pack is not None
+    folder = Path(cfg.loader.pack)
+    where = folder / "pack.json"
+    if not where.is_file():
+        raise UserError(
+            f"loader.pack={folder} is no finished pack; write it with python -m loaders.pack "
+            f"data={cfg.data.layout} data.root={cfg.data.root} out={folder}, or run that again to finish it"
+        )
+    made = read_description(where.read_bytes(), FORMAT, cfg.data, str(where), FIX)
+    splits = {"splits": {split: {"fingerprint": str} for split in SPLITS}}
+    check_kind(made, splits, str(where), FIX)
+    # The original files may be deleted, but not replaced by others.
+    if Path(cfg.data.root).exists():
+        for index, split in zip(open_splits(cfg.data), SPLITS, strict=True):
+            if index.fingerprint != made["splits"][split]["fingerprint"]:
+                raise UserError(
+                    f"{folder} was made from other files than those of {cfg.data.root}/{split}; {FIX}"
+                )
+    train, val = (_open_split(folder, split, cfg.data.max_pixels) for split in SPLITS)
+    return train, val
+
+
+def _open_split(folder: Path, split: str, max_pixels: int) -> Index:
+    index = open_columns(folder / split, max_pixels, root=None)
+    offsets = open_column(folder / split / "offsets.npy", np.int64, (len(index),))
+    pixels = [
+        open_column(folder / f"{split}-{number}.npy", np.dtype(side.dtype), (None,))
+        for number, side in enumerate(index.sides)
+    ]
+    starts = [offsets * side.per_pixel for side in index.sides]
+    most = len(pixels[0]) // index.channels
+    check_sizes(index.distinct_sizes, most, f"{folder}/{split}/sizes.npy")
+    packed = tuple(zip(pixels, starts, strict=True))
+    return replace(index, packed=packed, reopen=partial(_open_split, folder, split, max_pixels))
+
+
+def pack(data: DataConfig, out: Path, chunk: int = CHUNK) -> None:
+    """Write the data set, resized by `data.resize`, into the folder `out`.
+
+    Args:
+        data: the configuration.
+        out: folder of the pack.
+        chunk: samples that are written before they count as done.
+
+    Raises:
+        UserError: `out` holds a pack of other data.
+    """
+    indexes = dict(zip(SPLITS, open_splits(data), strict=True))
     description = {
         "format": FORMAT,
         "settings": settings_of(data, SETTINGS),
-        "splits": {split: describe_split(index) for split, index in indexes.items()},
+        "splits": {split: {"fingerprint": i.fingerprint} for split, i in indexes.items()},
     }
     text = json.dumps(description, indent=2, default=list) + "\n"
     out.mkdir(parents=True, exist_ok=True)
@@ -53,7 +116,7 @@ def pack(data: DataConfig, out: Path) -> None:
     with FileLock(out / ".lock"):
         for path in (begun, finished):
             if path.exists() and path.read_text() != text:
-                raise ValueError(
+                raise UserError(
                     f"{out} holds a pack of other data or settings; choose another out=DIR"
                 )
         if finished.exists():
@@ -61,20 +124,21 @@ def pack(data: DataConfig, out: Path) -> None:
             return
         begun.write_text(text)
         for split, index in indexes.items():
-            _pack_split(data, index, out, split)
+            _pack_split(data, index, out, split, chunk)
         begun.rename(finished)
         for split in indexes:
             (out / f"{split}-done.npy").unlink()
 
 
-def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
+def _pack_split(data: DataConfig, index: Index, out: Path, split: str, chunk: int) -> None:
     sizes = resized_sizes(data, index.sizes)
     lengths = sizes.prod(axis=1, dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    arrays = {"sizes": sizes, "offsets": offsets}
-    if isinstance(index.target, Labels | SeveralLabels | Numbers):
-        arrays["values"] = index.target.values
-    np.savez(out / f"{split}.npz", **arrays)  # type: ignore[arg-type]
+    packed = replace(
+        index, sizes=sizes, images=None, files=(), headers=(), shards=None, resized=True
+    )
+    write_columns(packed, out / split, data.root)
+    save_columns(out / split, {"offsets": offsets})
     done = _open(out / f"{split}-done.npy", (len(index),), "bool")
     pixels = [
         _open(out / f"{split}-{number}.npy", (int(lengths.sum()) * side.per_pixel,), side.dtype)
@@ -83,7 +147,7 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
 
     def write(sample: int) -> None:
         for number, side in enumerate(index.sides):
-            image = read_resized(index, sample, number, sizes[sample], data.reduced_decoding)
+            image = read_whole(index, sample, number, sizes[sample], data.reduced_decoding)
             start = offsets[sample] * side.per_pixel
             pixels[number][start : start + image.size] = image.ravel()
 
@@ -92,7 +156,7 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
         ThreadPoolExecutor(cpus_per_rank()) as pool,
         tqdm(total=len(samples), desc=f"packing {index.name}") as bar,
     ):
-        for part in np.split(samples, range(CHUNK, len(samples), CHUNK)):
+        for part in np.split(samples, range(chunk, len(samples), chunk)):
             for _ in pool.map(write, part):
                 bar.update()
             for array in pixels:
@@ -102,10 +166,10 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str) -> None:
 
 
 def _open(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
-    """The array in the file, or a new one of zeros, whose room on the disk is taken.
+    """Open the array in a file, or create one of zeros with its space on the disk allocated.
 
     Raises:
-        OSError: there is not so much room.
+        UserError: the disk has not enough space.
     """
     if path.exists():
         return cast(np.memmap, np.load(path, mmap_mode="r+"))
@@ -117,49 +181,32 @@ def _open(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
     except OSError as error:  # a full disk would end the process when a page is written
         partial.unlink()
         free = shutil.disk_usage(path.parent).free
-        raise OSError(
+        raise UserError(
             f"out={path.parent}: {error.strerror}: {path.name} needs {array.nbytes / 1e9:.3g} GB, and "
-            f"{free / 1e9:.3g} GB are free; choose another out=DIR, or run this again when there is room"
+            f"{free / 1e9:.3g} GB are free; choose another out=DIR, or run this again when there is space"
         ) from error
     partial.rename(path)
     return array
 
 
-def command_line(options: dict[str, str | None]) -> Config:
-    """The configuration that the Hydra overrides among the arguments give; others go to `options`."""
-    overrides = []
-    for argument in sys.argv[1:]:
-        key, _, value = argument.partition("=")
-        if key in options:
-            options[key] = value
-        else:
-            overrides.append(argument)
-    sys.argv[1:] = overrides  # what a mistake is looked for in
-    end_in_a_few_lines()
-    with initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"):
-        cfg = cast(Config, compose("config", overrides))
-    check(cfg, overrides)
-    return cfg
-
-
 def main() -> None:
-    """Command line: Hydra overrides of the data, `out=DIR`, and `format` with what belongs to it."""
-    options: dict[str, str | None] = {"out": None, "format": "arrays"}
-    options |= {"shard_mb": None, "part": None, "quality": None}
-    cfg = command_line(options)
-    if options["out"] is None:
-        raise Mistake("out=DIR is missing: the place that the pack is written to")
+    """Command line: Hydra overrides of the data, `out=DIR`, `format`, and options of `format=shards`."""
+    options, overrides = parse_options(
+        __doc__, sys.argv[1:], out=None, format="arrays", shard_mb="", part="", quality=""
+    )
+    data = load_config(overrides).data
     out, kind = options.pop("out"), options.pop("format")
-    given = [f"{key}={value}" for key, value in options.items() if value is not None]
-    if kind == "shards":
-        pack_shards(cfg.data, str(out), **shard_options(**options))
-    elif kind != "arrays":
-        raise Mistake(f"format={kind} is not possible; use arrays or shards")
-    elif given:
-        raise Mistake(f"{given[0]} belongs to format=shards")
-    else:
-        pack(cfg.data, Path(str(out)))
+    given = [f"{key}={value}" for key, value in options.items() if value]
+    if kind == "shards":  # part: shards
+        pack_shards(data, out, **shard_options(**options))
+        return
+    if kind != "arrays":
+        raise UserError(f"format={kind} is not possible; use arrays or shards")
+    if given:
+        raise UserError(f"{given[0]} is an option of format=shards; add format=shards")
+    pack(data, Path(out))
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

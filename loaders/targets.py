@@ -1,9 +1,12 @@
-"""What the targets of a split are: labels, several labels, numbers, images or masks."""
+"""The kinds of targets: labels, several labels, numbers, images, masks."""
 
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
+
+from conf.errors import UserError
+from conf.facts import CHANNELS, check_kind
 
 NO_PIXEL = -100
 """The `ignore_index` that no mask holds: PyTorch's own default."""
@@ -11,10 +14,10 @@ NO_PIXEL = -100
 
 @dataclass(frozen=True)
 class Target:
-    """What the targets of a split are: one of the kinds below.
+    """The targets of a split: one of the kinds below.
 
     Attributes:
-        kind: its name, as a task's `takes` and messages say it.
+        kind: its name, for `Task.target_kind` and messages.
         dtype: of the targets in a batch.
         channels: values of a target, at each pixel if it is an image.
         interpolation: of target images that are resized, `linear` or `nearest`; `none`: they are no images.
@@ -29,7 +32,7 @@ class Target:
         return 1
 
     def describe(self) -> str:
-        """For the log."""
+        """Description for the log."""
         return f"targets are {self.kind}"
 
 
@@ -51,7 +54,7 @@ class Labels(Target):
 
 
 @dataclass(frozen=True)
-class SeveralLabels(Target):
+class MultiLabels(Target):
     """Any number of classes per sample; in a batch (B, len(classes))."""
 
     kind = "several labels"
@@ -71,7 +74,7 @@ class SeveralLabels(Target):
 
 
 @dataclass(frozen=True)
-class Numbers(Target):
+class RegressionTargets(Target):
     """Numbers to predict; in a batch (B, len(names))."""
 
     kind = "numbers"
@@ -80,7 +83,7 @@ class Numbers(Target):
     """(N, len(names)) float32."""
 
     names: tuple[str, ...]
-    """What they are called."""
+    """Names of the numbers."""
 
     @property
     def channels(self) -> int:
@@ -120,7 +123,7 @@ class Masks(Target):
     """Their names."""
 
     ignore_index: int = NO_PIXEL
-    """What marks pixels without a class."""
+    """Index of pixels without a class."""
 
     stored_dtype: str = "uint8"
     """`uint8` or `uint16`: type of the masks' pixels in files and packs."""
@@ -129,32 +132,77 @@ class Masks(Target):
         return f"masks of {_listed('classes', self.classes)}"
 
 
-TARGETS: tuple[type[Target], ...] = (Labels, SeveralLabels, Numbers, TargetImages, Masks)
-
-
 @dataclass(frozen=True)
-class NoTarget(Target):
+class Unlabelled(Target):
     """Nothing is known of the samples: they are there to be predicted. In a batch (B,): their numbers."""
 
     kind = "unknown"
     dtype = "int64"
 
     predicted: Target
-    """What the model was trained on, without values."""
+    """Target that the model was trained on, without values."""
+
+
+KNOWN_TARGETS: tuple[type[Target], ...] = (
+    *(Labels, MultiLabels, RegressionTargets),
+    *(TargetImages, Masks),
+)
+TARGETS = (*KNOWN_TARGETS, Unlabelled)
 
 
 def describe_target(target: Target) -> dict[str, Any]:
-    """All but its values, which are an array of their own."""
-    return {"kind": target.kind} | {k: v for k, v in vars(target).items() if k != "values"}
+    """Facts about a target, without its values, which are a column."""
+    facts = {k: v for k, v in vars(target).items() if k != "values"}
+    if isinstance(target, Unlabelled):
+        facts["predicted"] = describe_target(target.predicted)
+    return {"kind": target.kind} | facts
 
 
-def target_of(facts: dict[str, Any], values: np.ndarray | None = None) -> Target:
-    """The target that `describe_target` described, without samples if there are no values."""
-    [target_class] = [t for t in TARGETS if t.kind == facts["kind"]]
-    told = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items() if k != "kind"}
-    if "values" in (field.name for field in fields(target_class)):
-        told["values"] = np.zeros(0) if values is None else values
-    return target_class(**told)
+FACTS = {
+    "classes": [str],
+    "names": [str],
+    "size_factor": CHANNELS,
+    "num_channels": CHANNELS,
+    "ignore_index": int,
+    "stored_dtype": ("uint8", "uint16"),
+    "predicted": {},
+}
+"""Kinds of the attributes of targets, see `conf.facts.check_kind`."""
+
+
+def target_of(
+    facts: dict[str, Any],
+    where: str = "the target",
+    targets: tuple[type[Target], ...] = TARGETS,
+) -> Target:
+    """The target that `describe_target` described, without values.
+
+    Args:
+        facts: the description.
+        where: the file that holds it, for messages.
+        targets: classes that it may have.
+
+    Raises:
+        UserError: the facts describe none of them.
+    """
+    fix = "write the folder that it belongs to again"
+    kinds = {target.kind: target for target in targets}
+    check_kind(facts, {"kind": tuple(kinds)}, where, fix)
+    target_class = kinds[facts["kind"]]
+    names = {field.name for field in fields(target_class)} - {"values"}
+    if names != set(facts) - {"kind"}:
+        raise UserError(
+            f"{where}: a target of kind {facts['kind']} has {', '.join(sorted(names))}; {fix}"
+        )
+    check_kind(facts, {name: FACTS[name] for name in names}, where, fix)
+    attributes = {
+        name: tuple(facts[name]) if FACTS[name] == [str] else facts[name] for name in names
+    }
+    if target_class in (Labels, MultiLabels, RegressionTargets):
+        attributes["values"] = np.zeros(0)
+    if target_class is Unlabelled:
+        attributes["predicted"] = target_of(facts["predicted"], where, KNOWN_TARGETS)
+    return target_class(**attributes)
 
 
 def _listed(what: str, names: tuple[str, ...]) -> str:

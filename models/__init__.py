@@ -1,70 +1,82 @@
 """The models by name. Your own: one file in this folder and one line in `MODELS`.
 
-A model is called with (in_channels, num_outputs, **kwargs) and takes images. It returns `num_outputs`
-numbers for each image, or for each pixel, as the task needs them.
+A model is called with (in_channels, num_outputs, **kwargs), and with `arch` if `model.arch` is set,
+and takes images. It returns `num_outputs` numbers for each image, or for each pixel, as the task needs them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from models.alexnet import alexnet
+from conf.errors import UserError, unknown_name
 from models.nafnet import NAFNet
-from models.resnet import resnet18, resnet50
 from models.small_cnn import SmallCNN
+from models.torchvision_models import torchvision_model
 from models.unet import UNet
-from models.weights import freeze_backbone, start_from
+from models.weights import freeze_backbone
 
 if TYPE_CHECKING:
     from conf.schema import ModelConfig
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": SmallCNN,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "alexnet": alexnet,
     "nafnet": NAFNet,
     "unet": UNet,
+    "torchvision": torchvision_model,
 }
 
 
 def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Module:
-    """The model `cfg.name` on the CPU, in the memory format asked for, with fresh weights or with what
-    fits of `cfg.weights`; with `cfg.freeze` its head alone learns.
+    """Build the model `cfg.name` on the CPU with new weights; `Run` loads `cfg.weights`.
 
-    With `cfg.compile` it is compiled when it is first called. ``num_outputs`` is the task's. Raises
-    ValueError for an unknown name, sizes that the model cannot have, kwargs that it does not take, and
-    weights of which nothing fits.
+    With `cfg.freeze` its head alone is trained; with `cfg.compile` it is compiled at its first call.
+
+    Args:
+        cfg: the group `model` of the configuration.
+        in_channels: of the images.
+        num_outputs: of the task.
+
+    Raises:
+        UserError: the name is unknown, or the model does not take these sizes or kwargs.
     """
     if cfg.name not in MODELS:
-        raise ValueError(f"model.name={cfg.name} is unknown; use one of: {', '.join(MODELS)}")
+        raise unknown_name("model.name", cfg.name, MODELS)
 
-    sizes = {"in_channels": in_channels, "num_outputs": num_outputs}
-    accepted = [
-        name for name in inspect.signature(MODELS[cfg.name]).parameters if name not in sizes
-    ]
-    unknown = [name for name in cfg.kwargs if name not in accepted]
+    given: dict[str, Any] = {
+        "in_channels": in_channels,
+        "num_outputs": num_outputs,
+        "arch": cfg.arch,
+    }
+    parameters = inspect.signature(MODELS[cfg.name]).parameters
+    accepted = [name for name in parameters if name not in given]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [name for name in cfg.kwargs if name in given or not (takes_any or name in accepted)]
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"model.kwargs has {', '.join(unknown)}, which model={cfg.name} does not take; "
             f"use only: {', '.join(accepted) or 'none'}"
         )
+    if cfg.arch is None:
+        del given["arch"]
+    elif "arch" not in parameters:
+        raise UserError(
+            f"model.arch={cfg.arch}: model={cfg.name} is one architecture; use model=torchvision"
+        )
 
-    model = MODELS[cfg.name](**sizes, **cfg.kwargs)
+    model = MODELS[cfg.name](**given, **cfg.kwargs)
 
     if cfg.freeze not in (None, "backbone"):
-        raise ValueError(f"model.freeze={cfg.freeze} is unknown; use backbone or null")
-    start_from(model, cfg)
+        raise unknown_name("model.freeze", cfg.freeze, ["backbone", "null"])
     if cfg.freeze == "backbone":
         freeze_backbone(model)
 
     if cfg.channels_last:
         model = model.to(memory_format=torch.channels_last)
     if cfg.compile:
-        model.compile()  # in place, so that checkpoints stay the same
+        model.compile()  # in place: the keys of checkpoints stay the same
     return model

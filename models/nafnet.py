@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from conf.errors import UserError
+
 
 class NAFNet(nn.Module):
     """A U-net of NAFBlocks, without activation functions, that predicts a correction of its input.
@@ -14,7 +16,7 @@ class NAFNet(nn.Module):
     with scale > 1 the correction is added to the input enlarged by bicubic interpolation.
     ``width``: channels at full resolution, doubled at each level. ``num_blocks``: blocks of each
     level, from full resolution to the lowest; all but the lowest run as many again on the way up.
-    Raises ValueError when one of them is below 1, or ``num_outputs`` is not ``in_channels``: it keeps
+    Raises UserError when one of them is below 1, or ``num_outputs`` is not ``in_channels``: it keeps
     the channels of its input.
     """
 
@@ -28,12 +30,12 @@ class NAFNet(nn.Module):
     ) -> None:
         super().__init__()
         if num_outputs != in_channels:
-            raise ValueError(
+            raise UserError(
                 f"model=nafnet returns images of {in_channels} channels as its inputs are, but the task "
                 f"needs {num_outputs} outputs; use model=unet for masks or model=resnet18 for labels"
             )
         if width < 1 or scale < 1 or min(num_blocks, default=0) < 1:
-            raise ValueError(f"{width=}, {num_blocks=}, {scale=}: use 1 or more for each number")
+            raise UserError(f"{width=}, {num_blocks=}, {scale=}: use 1 or more for each number")
         self.scale = scale
         self.multiple = 2 ** (len(num_blocks) - 1)
         self.head = nn.Conv2d(in_channels, width, 3, padding=1)

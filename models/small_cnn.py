@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from conf.errors import UserError
+
 
 class SmallCNN(nn.Module):
     """Four 3x3 convolutions with width / 2, width, 2 width and 2 width channels, and max pooling
@@ -9,7 +11,7 @@ class SmallCNN(nn.Module):
 
     Inputs: (N, in_channels, H, W), H and W at least 8. Outputs: (N, num_outputs). With
     ``batch_norm=False`` no layer looks at the other images of a batch, so the gradient of a batch
-    is the mean of the gradients of its parts. Raises ValueError when ``width`` is not a positive
+    is the mean of the gradients of its parts. Raises UserError when ``width`` is not a positive
     even number.
     """
 
@@ -22,7 +24,7 @@ class SmallCNN(nn.Module):
     ) -> None:
         super().__init__()
         if width < 2 or width % 2:
-            raise ValueError(f"width={width} is not a positive even number; use 32, for example")
+            raise UserError(f"width={width} is not a positive even number; use 32, for example")
 
         self.features = nn.Sequential(
             conv_block(in_channels, width // 2, batch_norm),

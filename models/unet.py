@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from conf.errors import UserError
 from models.small_cnn import conv_block
 
 
@@ -15,7 +16,7 @@ class UNet(nn.Module):
 
     Inputs: (N, in_channels, H, W) of any size. Outputs: (N, num_outputs, H, W). ``width``: channels at full
     resolution, doubled at each of the further ``num_levels``. With ``batch_norm=False`` no layer looks at
-    the other images of a batch. Raises ValueError when a number is below 1.
+    the other images of a batch. Raises UserError when a number is below 1.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         if width < 1 or num_levels < 1:
-            raise ValueError(f"{width=}, {num_levels=}: use 1 or more for each number")
+            raise UserError(f"{width=}, {num_levels=}: use 1 or more for each number")
         self.multiple = 2 ** (num_levels - 1)
         channels = [width * 2**level for level in range(num_levels)]
         self.down = nn.ModuleList(

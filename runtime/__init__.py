@@ -1,15 +1,17 @@
-"""What every entry point shares; `runtime.distributed` is for those of several processes."""
+"""Parts that all entry points share; `runtime.distributed` is for those of several processes."""
 
+from runtime.entry_point import entry_point, run_main
 from runtime.evaluate import evaluate
 from runtime.optimizer import build_optimizer
 from runtime.run import Run
-from runtime.setup import resolve_device, seed_everything, set_numerics
+from runtime.setup import seed_everything, setup
 
 __all__ = [
     "Run",
     "build_optimizer",
+    "entry_point",
     "evaluate",
-    "resolve_device",
+    "run_main",
     "seed_everything",
-    "set_numerics",
+    "setup",
 ]

@@ -1,16 +1,18 @@
-"""Evaluation on one process: sums, not means, so that ranks can be added up."""
+"""Evaluation on one process, by sums, which can be added up over ranks."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from loaders import Loader
+from loaders.batch import map_leaves, part
 from tasks import Task
 
-Shown = tuple[Tensor, ...]
-"""Inputs, outputs and targets of some images, or nothing."""
+Shown = tuple[Any, ...]
+"""Inputs, outputs and targets of some samples, or empty."""
 
 NUM_SHOWN = 16
 
@@ -22,30 +24,31 @@ def evaluate(
     precision: AbstractContextManager[object] | None = None,
     num_batches: int = 0,
 ) -> tuple[Tensor, Shown]:
-    """The totals of `task.sums()` over the loader, and some of its images to look at.
+    """Totals of `task.sums()` over the loader, and some of its samples to show.
 
-    A loader without batches gives zeros and no images. The model is in evaluation mode meanwhile and then
-    in the mode that it was in.
+    A loader without batches gives zeros and no samples. The model is evaluated in evaluation mode, and its mode
+    is restored.
 
     Args:
-        model: bare or wrapped. Of DataParallel and DistributedDataParallel the model inside is called:
-            the wrapper's collectives would wait for ranks that have fewer batches.
+        model: bare or wrapped. The model inside DataParallel and DistributedDataParallel is called: the
+            wrapper's collectives would wait for ranks that have fewer batches.
         task: its `sums()` are added up.
         loader: iterates (inputs, targets).
-        precision: what the model and the sums are computed in, such as an autocast.
-        num_batches: call the model at least so often, the last times for nothing: where ranks share its
-            weights, all have to call it equally often.
+        precision: context of the model and the sums, such as an autocast.
+        num_batches: number of calls of the model at least, the last ones without an effect: ranks that share
+            its weights have to call it equally often.
 
     Returns:
-        (task.num_sums,) float64 on the loader's device; and inputs, outputs and targets of up to 16
-        images of the first batch.
+        Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and targets of up
+        to 16 samples of the first batch.
     """
     if isinstance(model, DataParallel | DistributedDataParallel):
         model = model.module
     # Made outside inference mode: its tensors may not be changed later, as all_reduce does.
-    totals = torch.zeros(task.num_sums, dtype=torch.float64, device=loader.device)
+    device = next(model.parameters(), torch.empty(0)).device
+    totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
     shown: Shown = ()
-    inputs: Tensor | None = None
+    inputs: Any = None
     was_training = model.training
     model.eval()
     try:
@@ -56,12 +59,21 @@ def evaluate(
                 totals += task.sums(outputs, targets)
                 num_batches -= 1
                 if not shown:  # copies, which do not keep the whole batch
-                    shown = tuple(p[:NUM_SHOWN].clone() for p in (inputs, outputs, targets))
-            if inputs is None and num_batches > 0:  # of a rank without a sample
-                size = loader.in_channels, *loader.output_size
-                inputs = torch.zeros(1, *size, device=loader.device)
+                    shown = map_leaves(copied, part((inputs, outputs, targets), 0, NUM_SHOWN))
+            if inputs is None and num_batches > 0:  # a rank without a sample
+                inputs = map_leaves(lambda value: on(device, value), loader.info.example)
             for _ in range(num_batches):
                 model(inputs)
     finally:
         model.train(was_training)
     return totals, shown
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tensor, detached from the batch; any other value as it is."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def on(device: torch.device, value: Any) -> Any:
+    """A tensor on the device; any other value as it is."""
+    return value.to(device) if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""What the machinery asks of the other processes of a run, and the answers where there are none."""
+"""Exchange of small values between the processes of a run, for a run of one process."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -8,44 +8,45 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Alone:
-    """One process, which agrees with itself; `runtime.distributed.ProcessGroup` asks other ranks.
+class SingleProcess:
+    """The interface of `runtime.distributed.ProcessGroup`, for one process without others.
 
     Attributes:
         rank: number of this process in the run, from 0.
-        world_size: processes of the run.
+        world_size: number of processes of the run.
     """
 
     rank = 0
     world_size = 1
 
-    def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """To be called by every rank in every step: which wishes any rank had.
+    def any_rank(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each flag if it is set on any rank; every rank calls it in every step.
 
-        With several ranks, these are the wishes of the call before: nobody waits for an answer.
+        With several ranks, the answer is about the flags of the previous call, and empty at first: no rank
+        waits.
         """
-        return list(wishes)
+        return list(flags)
 
-    def last_agreement(self) -> list[bool]:
-        """The wishes of the last call of `agree()`, if it did not return them itself."""
+    def pending_flags(self) -> list[bool]:
+        """Return the answer about the flags of the last call of `any_rank()`, unless it was returned before."""
         return []
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in their order."""
+        """Values of all ranks, in their order."""
         return [value]
 
-    def from_rank_0(self, read: Callable[[], T]) -> T:
-        """What `read` returns or raises on rank 0, on every rank; tensors must be on the CPU."""
+    def broadcast_from_rank0(self, read: Callable[[], T]) -> T:
+        """Return or raise on every rank what `read` does on rank 0; tensors must be on the CPU."""
         return read()
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over all ranks."""
+        """Mean over all ranks."""
         return tensor
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """The whole of a tensor whose parts lie on the ranks; every rank calls it."""
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        """Full tensor of one that is sharded over the ranks; every rank calls it."""
         return tensor
 
-    def part_like(self, tensor: Tensor, example: Tensor) -> Tensor:
-        """Of a whole tensor this rank's part, if `example` is split over the ranks."""
+    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
+        """Shard of a full tensor for this rank, if `example` is sharded over the ranks."""
         return tensor

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def build_optimizer(
     cfg: "Config", model: nn.Module, steps_per_epoch: int
 ) -> tuple[Optimizer, "Schedule"]:
-    """Optimizer, and its schedule to be stepped once per optimizer step.
+    """Build the optimizer and its schedule, which is stepped once per optimizer step.
 
     The learning rate rises linearly from 1 % of its peak during `optimizer.warmup_epochs` and then
     follows a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR").
 
-    The optimizers are fused: one kernel for all weights, which can also skip a step on the device. SGD
-    of weights that FSDP has split has no such kernel. Frozen weights are none of the optimizer's.
+    The optimizers are fused: one kernel for all weights, which can also skip a step on the device. PyTorch has
+    no fused SGD for weights that FSDP has sharded. Frozen weights are left out.
     """
     options = cfg.optimizer
     groups = parameter_groups(model, options.lr, options.backbone_lr_scale)
@@ -38,7 +38,7 @@ def build_optimizer(
             fused=not any(hasattr(p, "to_local") for p in model.parameters()),
         )
         for parameter in (p for group in groups for p in group["params"]):
-            # Left uninitialised if the very first step is skipped, unless it is there already.
+            # The fused kernel would leave it uninitialised if the very first step is skipped.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     else:
         optimizer = AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=True)
@@ -56,15 +56,11 @@ def build_optimizer(
 
 
 def parameter_groups(model: nn.Module, lr: float, backbone_scale: float) -> list[dict[str, Any]]:
-    """The weights that learn: all with the rate `lr`, or the head with `lr` and all else with a share of it.
+    """Groups of the weights that are trained: all with the rate `lr`, or the head with `lr` and the others with
+    `backbone_scale * lr`.
 
-    The head comes first: its rate is the one that is logged.
+    The head comes first: its rate is logged.
     """
-    if not backbone_scale > 0:
-        raise ValueError(
-            f"optimizer.backbone_lr_scale={backbone_scale} is not above 0; use 0.1, for example, or "
-            "model.freeze=backbone"
-        )
     learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if backbone_scale == 1:
         return [{"params": [p for _, p in learning]}]
@@ -75,13 +71,13 @@ def parameter_groups(model: nn.Module, lr: float, backbone_scale: float) -> list
 
 
 class Schedule(LambdaLR):
-    """A schedule that a resumed run follows from its first step on, also where its `epochs` differ."""
+    """Schedule that a resumed run follows from its first step on, also if its `epochs` have changed."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """To be called when the optimizer's state was loaded, which holds the rate of then."""
-        # The rates of the groups stay those of the configuration, which may be other ones now.
+        """To be called after the optimizer's, whose state holds the rate at that time."""
+        # The configuration decides the peak rates, which may have changed.
         super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})
-        # Arrive at the same step once more, which sets its rate.
+        # Repeat the last step, which sets its rate.
         self.last_epoch -= 1
         self.step()
         self._step_count -= 1

@@ -1,13 +1,17 @@
-"""Device, seed, precision and determinism."""
+"""Device, seed, precision and determinism of a process."""
 
 import os
 import random
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from conf.errors import UserError
+from runtime.libc import keep_freed_memory
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -15,30 +19,53 @@ if TYPE_CHECKING:
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def resolve_device(name: str, local_rank: int = 0) -> torch.device:
+def setup(cfg: "Config", local_rank: int | None = None) -> torch.device:
+    """Choose the device of this process, its precision and its use of memory.
+
+    Args:
+        cfg: `device`, `fp32_precision` and `deterministic`.
+        local_rank: number of this process on its machine; None: it is the only process of the run.
+
+    Returns:
+        Device; a GPU is made current.
+
+    Raises:
+        UserError: there is no such device, with `device=auto` a GPU that this PyTorch cannot use, or
+            torchrun has started several processes of a script for one.
+    """
+    if local_rank is None and os.environ.get("WORLD_SIZE", "1") != "1":
+        script = Path(sys.argv[0]).name
+        raise UserError(
+            f"{script} is for one process, but torchrun has started {os.environ['WORLD_SIZE']}; start it "
+            f"with python {script}, or use torchrun with train_ddp.py"
+        )
+    device = resolve_device(cfg.device, local_rank or 0)
+    if device.type == "cpu":
+        keep_freed_memory()
+    set_numerics(cfg)
+    return device
+
+
+def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER) -> torch.device:
     """The device of this process; a GPU is made current.
 
     Args:
         name: `auto`, `cpu`, `cuda` (both with the GPU number `local_rank`) or `cuda:1`.
         local_rank: number of this process on its machine.
+        driver: file with the version of the NVIDIA driver, if there is one.
 
     Raises:
-        ValueError: there is no such device, or with `auto` one that this PyTorch cannot use.
+        UserError: there is no such device, or with `auto` a GPU that this PyTorch cannot use.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto" and num_gpus == 0:
-        _check_that_no_gpu_is_left_out()
+        _check_that_no_gpu_is_unused(driver)
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
-    try:
-        device = torch.device("cuda" if name == "auto" else name)
-    except RuntimeError as error:
-        raise ValueError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1") from error
-    if device.type != "cuda":
-        raise ValueError(f"device={name} is not supported; use auto, cpu, cuda or cuda:1")
+    device = torch.device("cuda" if name == "auto" else name)
     index = local_rank if device.index is None else device.index
     if index >= num_gpus:
-        raise ValueError(
+        raise UserError(
             f"device={name} with local_rank={local_rank} needs GPU {index}, but {num_gpus} are "
             f"visible; start at most {num_gpus} processes per machine or use device=cpu"
         )
@@ -46,26 +73,26 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _check_that_no_gpu_is_left_out() -> None:
-    """Raises ValueError where a GPU is there and not hidden: PyTorch only warns that it cannot use it."""
+def _check_that_no_gpu_is_unused(driver: Path) -> None:
+    """Raise UserError if there is a driver and GPUs are not hidden: PyTorch only warns that it cannot use them."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if is_hidden or not NVIDIA_DRIVER.exists():
+    if is_hidden or not driver.exists():
         return
-    driver = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", NVIDIA_DRIVER.read_text())
+    version = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", driver.read_text())
     built_for = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "has no CUDA"
-    raise ValueError(
-        f"there is an NVIDIA driver {driver[1] if driver else ''}, but torch {torch.__version__}, which "
-        f"{built_for}, finds no GPU that it can use: set device=cpu if that is meant, else install a newer "
-        "driver or a torch for this one, as docs/installation.md says"
+    raise UserError(
+        f"there is an NVIDIA driver {version[1] if version else ''}, but torch {torch.__version__}, which "
+        f"{built_for}, finds no GPU that it can use: set device=cpu to train on the CPU, else install a newer "
+        "driver or a torch for this one, see docs/installation.md"
     )
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed Python, NumPy and torch on all devices; the data's plan has a generator of its own.
+    """Seed Python, NumPy and torch on all devices; the plan of the data has its own generator.
 
     Args:
         seed: 0 or more.
-        rank: every rank draws other numbers, and none that another seed draws on any rank.
+        rank: of this process; the numbers differ between ranks, and from those of other seeds on any rank.
     """
     # torch's generator on the CPU reads 32 bits of its seed.
     number = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
@@ -75,9 +102,9 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 def set_numerics(cfg: "Config") -> None:
-    """Choose how CUDA computes in float32, and whether it gives the same bits again.
+    """Choose the precision of float32 and the determinism of CUDA.
 
-    To be called before anything is computed: cuBLAS looks at its workspaces once.
+    To be called before anything is computed: cuBLAS reads the configuration of its workspaces once.
 
     Args:
         cfg: `fp32_precision` and `deterministic`.
@@ -88,28 +115,8 @@ def set_numerics(cfg: "Config") -> None:
     torch.backends.cudnn.allow_tf32 = cfg.fp32_precision != "ieee"
     if cfg.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.benchmark = False
+    # Measures the algorithms for each new shape of a convolution and takes the fastest.
+    torch.backends.cudnn.benchmark = not cfg.deterministic
     torch.backends.cudnn.deterministic = cfg.deterministic
     if cfg.deterministic != torch.are_deterministic_algorithms_enabled():  # a call takes seconds
         torch.use_deterministic_algorithms(cfg.deterministic)
-
-
-def amp_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of autocast's low precision.
-
-    Args:
-        name: `float16`, `bfloat16`, or `auto`: float16 on CUDA; on a CPU bfloat16, since most CPUs take
-            many times as long in float16.
-        device: the one that computes.
-
-    Raises:
-        ValueError: another name.
-    """
-    dtypes = {
-        "auto": torch.float16 if device.type == "cuda" else torch.bfloat16,
-        "float16": torch.float16,
-        "bfloat16": torch.bfloat16,
-    }
-    if name not in dtypes:
-        raise ValueError(f"amp.dtype={name} is unknown; use auto, float16 or bfloat16")
-    return dtypes[name]

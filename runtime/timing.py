@@ -1,12 +1,14 @@
-"""Where the time of a run goes."""
+"""Time of a run by part, and its speed."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psutil
 import torch
+
+from loaders import LOADERS
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -14,41 +16,49 @@ if TYPE_CHECKING:
 WORTH_MENTIONING = 0.1
 """Share of the time waiting for data above which a run is called input-bound."""
 
-_previous_end = psutil.Process().create_time()
-"""When this process or, in a multirun, its job before this one was done with: seconds since 1970."""
+_previous_end: float | None = None
+"""End of the job before this one in a multirun, in seconds since 1970."""
 
 
 class Timing:
     """Seconds by part of a run, without gaps.
 
-    A GPU works on what it was given while the host is ahead already: its steps count when they are
-    finished, which is known where somebody waits for it anyway. And it waits for data while it has nothing
-    to do for lack of a batch, not while the host does.
+    The host is ahead of a GPU. The steps of a GPU count when they are finished, which is known where the host
+    waits for it, and its wait for data is the time in which it is idle for lack of a batch, not the host's.
 
     Attributes:
         seconds: so far, by part.
-        num_images: training images of all ranks since the first step.
+        num_images: number of training images of all ranks after the first step.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds = {"start_up": time.time() - _previous_end}
+    def __init__(
+        self, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Start at the start of this process or, in a multirun, at the end of the previous job.
+
+        Args:
+            device: of the steps.
+            clock: seconds since some moment.
+        """
+        self.device, self.clock = device, clock
+        begin = psutil.Process().create_time() if _previous_end is None else _previous_end
+        self.seconds = {"start_up": time.time() - begin}
         self.num_images = 0
-        self.mark = time.perf_counter()
-        # Of each wait for a batch since the device was last known to be finished: its seconds on the host,
-        # and when it began and ended on the device.
+        self.mark = clock()
+        # For each wait for a batch since the device was last known to be finished: seconds on the host, begin
+        # and end on the device.
         self.waits: list[tuple[float, torch.cuda.Event, torch.cuda.Event]] = []
 
     def lap(self, part: str) -> float:
         """Count the time since the last lap as `part` of the run; returns its seconds."""
-        now = time.perf_counter()
+        now = self.clock()
         seconds, self.mark = now - self.mark, now
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         return seconds
 
     @contextmanager
     def data_wait(self) -> Iterator[None]:
-        """A wait for the next batch."""
+        """Measure the wait for the next batch in the block."""
         begin = self._event()
         yield
         end, seconds = self._event(), self.lap("data_wait")
@@ -56,14 +66,14 @@ class Timing:
             self.waits.append((seconds, begin, end))
 
     def step(self, num_images: int) -> None:
-        """Begin a step with so many images, whose `data_wait` is over."""
+        """Begin a step after its `data_wait`; `num_images` is the size of its batch over all ranks."""
         if "first_step" in self.seconds:
             self.num_images += num_images
 
     def end_step(self) -> None:
         """End a step on the host.
 
-        The first one is kept apart: it also fills queues, compiles and connects the ranks.
+        The first step counts separately: it also fills queues, compiles and connects the ranks.
         """
         self.lap("compute")
         if "first_step" not in self.seconds:
@@ -73,7 +83,7 @@ class Timing:
             self.seconds["first_step"] = self.seconds.pop("data_wait") + self.seconds.pop("compute")
 
     def finished(self) -> None:
-        """To be called where the device is known to have finished all steps that were begun."""
+        """To be called where the device is known to have finished all steps so far."""
         self.lap("compute")
         for seconds, begin, end in self.waits:
             excess = seconds - begin.elapsed_time(end) / 1000
@@ -82,7 +92,7 @@ class Timing:
         self.waits.clear()
 
     def _event(self) -> torch.cuda.Event | None:
-        """A mark in the work that the device was given."""
+        """Record an event in the stream of the device; None on a CPU."""
         if self.device.type != "cuda":
             return None
         event = torch.cuda.Event(enable_timing=True)
@@ -90,45 +100,47 @@ class Timing:
         return event
 
     def end(self) -> None:
-        """End the run: what comes now belongs to the next one."""
+        """End the run; later time belongs to the next one."""
         global _previous_end
         self.lap("other")
         _previous_end = time.time()
 
     @property
     def images_per_s(self) -> float:
-        """Training images of all ranks per second of training, without evaluation and saving; right
-        after `finished()`.
+        """Training images of all ranks per second of training, without the first step, evaluation and saving.
 
-        The first step is left out: 0 until a second one has ended.
+        To be read after `finished()`; 0 until a second step has ended.
         """
         train_s = self.seconds.get("data_wait", 0.0) + self.seconds.get("compute", 0.0)
         return self.num_images / train_s if train_s else 0.0
 
     @property
     def data_wait_share(self) -> float:
-        """Share of that time in which the device waited for a batch, in [0, 1]."""
+        """Share of the training time in which the device waited for a batch, in [0, 1]."""
         wait_s, compute_s = self.seconds.get("data_wait", 0.0), self.seconds.get("compute", 0.0)
         return wait_s / (wait_s + compute_s) if compute_s else 0.0
 
     def speed(self) -> str:
+        """Speed as it is printed."""
         return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} images/s"
 
 
 def verdict(data_wait_share: float, cfg: "Config") -> str:
-    """What binds a training run, in short; the template's `benchmarks bottleneck` measures it closely.
+    """The bottleneck of a training run, and settings to try; `python -m benchmarks bottleneck` measures it.
 
     Args:
         data_wait_share: share of the training time in which the device waited for a batch, in [0, 1].
-        cfg: what is set already is not recommended.
+        cfg: configuration, whose settings are not recommended again.
     """
     waits = f"{data_wait_share:.0%} of the time waiting for data"
     if data_wait_share < WORTH_MENTIONING:
         return f"compute-bound: {waits}"
-    options = {
-        "loader.num_workers=auto": cfg.loader.num_workers != "auto",
-        "loader=dali": cfg.loader.name == "pytorch",
-        "loader=packed": cfg.loader.name != "packed" and not cfg.data.layout.startswith("mnist"),
-    }
+    if cfg.data.layout in LOADERS:  # not images
+        return f"input-bound: {waits}; try a larger loader.num_workers"
+    is_in_memory = cfg.data.layout.startswith("mnist")  # part: packed
+    options = dict[str, bool]()
+    options["loader.num_workers=auto"] = cfg.loader.num_workers != "auto"  # part: tune
+    options["loader=dali"] = cfg.loader.name == "pytorch"  # part: dali
+    options["loader=packed"] = cfg.loader.name != "packed" and not is_in_memory  # part: packed
     advice = ", ".join(option for option, is_new in options.items() if is_new)
     return f"input-bound: {waits}; try {advice or 'smaller images'}"

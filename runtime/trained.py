@@ -1,152 +1,177 @@
-"""A run that has trained a model, as it is found in its folder by the scripts that use the model."""
+"""A trained model in the folder of its run, for the scripts that use it."""
 
 import json
-import sys
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from safetensors import safe_open
 from torch import Tensor, nn
 from yaml import YAMLError
 
-from conf.mistakes import Mistake
+from conf.cli import to_config
+from conf.errors import UserError, first_few
+from conf.facts import CHANNELS, check_kind
 from conf.schema import Config
-from loaders.targets import Target, target_of
+from loaders import Loader
+from loaders.targets import Target, describe_target, target_of
 from models.weights import read_weights, weights_in
 
-FACTS = ("target", "in_channels", "dtype", "precision")
+PRECISIONS = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+}
+
+
+def facts_of(loader: Loader) -> dict[str, Any]:
+    """Description of the data that a model is trained on; it is written with the weights."""
+    return {
+        "classes": list(loader.info.classes),
+        "target": describe_target(loader.info.target) if loader.info.target else {},
+        "in_channels": loader.in_channels,
+        "dtype": loader.info.dtype,
+    }
+
+
+def check_facts(facts: Any, file: str | Path) -> None:
+    """Raise UserError if facts that were read have another form than `facts_of()` and a precision."""
+    kinds = {
+        "in_channels": CHANNELS,
+        "dtype": str,
+        "target": {},
+        "precision": tuple(PRECISIONS),
+    }
+    check_kind(facts, kinds, str(file), "take it from a copy of the run, or train again")
+    if facts["target"]:  # else nothing was known of them
+        target_of(facts["target"], f"{file}: target")
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """Descriptions of what differs between two data sets, such as `output 0: cat then, cow now`, by name.
+
+    Args:
+        then: facts of the run whose weights are used.
+        now: facts of the data that they are used on.
+    """
+    pairs = {"in_channels": (then["in_channels"], now["in_channels"])}
+    for key in ("kind", "num_channels", "size_factor"):
+        pairs[f"targets' {key}"] = then["target"].get(key), now["target"].get(key)
+    names = [
+        facts["target"].get("classes") or facts["target"].get("names") or ()
+        for facts in (then, now)
+    ]
+    for number, pair in enumerate(zip_longest(*names, fillvalue="none")):
+        pairs[f"output {number}"] = pair
+    return {key: f"{key}: {a} then, {b} now" for key, (a, b) in pairs.items() if a != b}
+
+
+def refuse_differences(then: dict[str, Any], now: dict[str, Any], weights: str, fix: str) -> None:
+    """Raise UserError if the facts differ: these weights are for other data."""
+    if found := differences(then, now).values():
+        raise UserError(f"{weights} was trained on other data ({first_few(found, 3)}); {fix}")
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What the folder of a run says of its model."""
+class TrainedRun:
+    """The model of a run, and what it was trained on."""
 
     cfg: Config
-    """The run's configuration, with what the command line has changed."""
+    """Configuration of the run, with the overrides of the command line."""
 
-    target: Target
-    """What it was trained on: the kind, and the names of classes or numbers in the order of its outputs."""
+    facts: dict[str, Any]
+    """Description of the data, see `facts_of()`, and the `precision`."""
 
-    in_channels: int
-    """Of the images that the model takes."""
-
-    dtype: str
-    """`uint8` or `uint16`: of the images' pixels."""
-
-    precision: torch.dtype
-    """What the run computed in."""
+    weights: dict[str, Tensor]
+    """Tensors by name."""
 
     weights_file: Path
-    """The best weights, or the newest checkpoint if there are no best ones."""
+    """File of the best weights, or the newest checkpoint if there are no best ones."""
+
+    @property
+    def target(self) -> Target:
+        """Kind of the targets, with the names of classes or numbers in the order of the model's outputs."""
+        return target_of(self.facts["target"], f"{self.weights_file}: target")
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images that the model takes."""
+        return self.facts["in_channels"]
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Dtype that the run computed in."""
+        return PRECISIONS[self.facts["precision"]]
+
+    def check_data(self, loader: Loader) -> None:
+        """Raise UserError if the data has other classes or channels than the run's."""
+        fix = "use data with the same names in the same order, as the run has them"
+        refuse_differences(self.facts, facts_of(loader), str(self.weights_file), fix)
 
     def load_into(self, model: nn.Module) -> None:
-        """Give a model that was built with `cfg` the weights.
+        """Load the weights into a model that was built with `cfg`.
 
         Raises:
-            ValueError: it is another model than the run's.
+            UserError: it is another model than the run's.
         """
         try:
-            model.load_state_dict(self.weights())
+            model.load_state_dict(self.weights)
         except RuntimeError as error:
-            raise ValueError(
+            raise UserError(
                 f"{self.weights_file} holds another model than model.name={self.cfg.model.name} "
                 f"({str(error).splitlines()[-1].strip()}); leave model.name and model.kwargs as they were"
             ) from error
 
-    def weights(self) -> dict[str, Tensor]:
-        return read_weights(str(self.weights_file), self.cfg.model.name)
 
-
-def read_trained(folder: Path, overrides: list[str]) -> Trained:
+def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
     """Read the folder of a run.
 
     Args:
-        folder: its `output_dir`.
-        overrides: `key=value`, as on the command line of a training script; of the groups, `loader=NAME`
-            alone can be chosen.
+        folder: `output_dir` of the run.
+        overrides: `key=value`, as on the command line of a training script, and `loader=NAME`; no other group.
 
     Raises:
-        FileNotFoundError: there is no run, or it has no weights yet.
-        ValueError: an override names no key, or has a wrong type.
+        UserError: there is no run, it has no weights yet, one of its files is damaged, or an override names
+            no key or has a wrong type.
     """
-    if not (folder / "config.yaml").is_file():
-        raise FileNotFoundError(
-            f"run={folder} is not the folder of a run: there is no {folder / 'config.yaml'}; "
-            "python runs.py lists the runs below outputs"
-        )
-    if not (folder / "run.json").is_file():
-        raise FileNotFoundError(
-            f"run={folder} has no run.json, which names its classes: it was made by an earlier version; "
-            "resume the run for a step, which writes it"
-        )
+    for file in (folder / "config.yaml", folder / "run.json"):
+        if not file.is_file():
+            raise UserError(
+                f"run={folder} is not the folder of a run: there is no {file}; "
+                "python runs.py lists the runs below outputs"
+            )
     overrides = [
         override.replace("loader=", "loader.name=", 1)
         if override.startswith("loader=")
         else override
         for override in overrides
     ]
+    merged: Any = OmegaConf.structured(Config)
     try:
-        cfg: Any = OmegaConf.merge(
-            OmegaConf.structured(Config),
-            OmegaConf.load(folder / "config.yaml"),
-            # The run's own weights are loaded, and nothing learns.
-            {"model": {"weights": None, "freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}},
-            OmegaConf.from_dotlist(overrides),
-        )
+        merged.merge_with(OmegaConf.load(file := folder / "config.yaml"))
+        # It could send a variable of this machine's environment to a server.
+        if "${" in file.read_text():
+            raise ValueError("no run writes ${...}")
+        to_config(merged)
+        facts = json.loads((file := folder / "run.json").read_text())
+    except Exception as error:  # damaged text raises errors of any type
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"{file} is damaged ({reason}); take it from a copy of the run") from error
+    try:
+        # Nothing is trained.
+        merged.merge_with({"model": {"freeze": None}})
+        merged.merge_with({"data": {"mixup": 0.0, "cutmix": 0.0}})  # part: mixing
+        merged.merge_with_dotlist(overrides)
+        cfg = to_config(merged)
     except (OmegaConfBaseException, YAMLError) as error:
-        raise ValueError(
+        raise UserError(
             f"{' '.join(overrides)} does not fit the configuration of run={folder}: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    facts = json.loads((folder / "run.json").read_text())
+    check_facts(facts, folder / "run.json")
     path = weights_in(folder)
-    if path.suffix == ".safetensors":
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            facts |= {key: json.loads(text) for key, text in metadata.items() if key in FACTS}
-    else:
-        facts |= torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("facts", {})
-    return Trained(
-        cfg=cast(Config, cfg),
-        target=target_of(facts["target"]),
-        in_channels=facts["in_channels"],
-        dtype=facts["dtype"],
-        precision=getattr(torch, facts.get("precision", "float32")),
-        weights_file=path,
-    )
-
-
-def command_line(usage: str | None, **options: str | None) -> tuple[dict[str, str], list[str]]:
-    """The arguments `key=value` whose keys are among the options, and all others.
-
-    Args:
-        usage: is shown if `--help` is asked for.
-        options: by key, their defaults; None: has to be given.
-
-    Raises:
-        Mistake: an argument is none, or one is missing.
-    """
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(usage)
-        sys.exit()
-    script, given = Path(sys.argv[0]).name, dict(options)
-    others = []
-    for argument in sys.argv[1:]:
-        key, equals, value = argument.partition("=")
-        if not equals or argument.startswith("-"):
-            raise Mistake(
-                f"{argument} is no argument of the form key=value; python {script} --help lists them"
-            )
-        if key in given:
-            given[key] = value
-        else:
-            others.append(argument)
-    missing = [key for key, value in given.items() if value is None]
-    if missing:
-        keys = " and ".join(f"{key}=" for key in missing)
-        raise Mistake(f"{keys} missing; python {script} --help shows examples")
-    return {key: str(value) for key, value in given.items()}, others
+    weights, of_weights = read_weights(str(path), cfg.model.arch)
+    check_facts(facts | of_weights, path)
+    return TrainedRun(cfg, facts | of_weights, weights, path)

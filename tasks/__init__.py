@@ -1,13 +1,14 @@
-"""What a run optimises and reports, by name.
+"""The tasks by name: what a run optimises and reports.
 
-Your own: one file in this folder with a class like those, and one line in `TASKS`. `tasks/task.py` says
-what it needs.
+Your own: one file in this folder with a subclass of `Task`, and one line in `TASKS`. `tasks/task.py` lists its
+attributes and methods.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conf.errors import UserError, unknown_name
 from tasks.classification import Classification
 from tasks.multilabel import MultiLabel
 from tasks.regression import Regression
@@ -32,28 +33,26 @@ def build_task(cfg: Config, loader: Loader) -> Task:
     """The task `cfg.task.name` for the data of the training loader.
 
     Raises:
-        ValueError: an unknown task or loss, or targets of another kind than the task's.
+        UserError: an unknown task or loss, targets of another kind than the task's, or its best_mode is unknown.
     """
-    name = cfg.task.name
+    name, target = cfg.task.name, loader.info.target
+    kind = target.kind if target else "not described"
     if name not in TASKS:
-        raise ValueError(f"task.name={name} is unknown; use one of {', '.join(TASKS)}")
-    takes, kind = TASKS[name].takes, loader.target.kind
-    if takes != kind:
-        fitting = [f"task={other}" for other, task in TASKS.items() if task.takes == kind]
-        raise ValueError(
-            f"task={name} takes {takes}, but the targets of data={cfg.data.layout} are {kind}; use "
-            + (" or ".join(fitting) or f"data with {takes}")
+        raise unknown_name("task.name", name, TASKS)
+    needed = TASKS[name].target_kind
+    if needed not in ("", kind):
+        fitting = [other for other, task in TASKS.items() if task.target_kind == kind]
+        raise UserError(
+            f"task={name} is for {needed}, but the targets of data={cfg.data.layout} are {kind}; use data "
+            f"with {needed}, or a task for {kind}: {', '.join(fitting) or 'there is none'} (task=NAME, or "
+            "task.name=NAME without a file in conf/task)"
         )
-    return TASKS[name].from_config(cfg, loader)
+    if TASKS[name].losses and cfg.task.loss not in TASKS[name].losses:
+        raise unknown_name("task.loss", cfg.task.loss, TASKS[name].losses)
+    task = TASKS[name](cfg, loader)
+    if task.best_mode not in ("max", "min"):
+        raise UserError(f"best_mode={task.best_mode} of task={name} is unknown; use max or min")
+    return task
 
 
-__all__ = [
-    "TASKS",
-    "Classification",
-    "MultiLabel",
-    "Regression",
-    "Restoration",
-    "Segmentation",
-    "Task",
-    "build_task",
-]
+__all__ = ["TASKS", "Task", "build_task"]

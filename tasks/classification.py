@@ -21,100 +21,30 @@ MAX_CONFUSION_CLASSES = 500
 
 
 class Classification(Task):
-    """Outputs: (N, len(classes)) logits of any float type. Targets: (N,) int64 class indices; the loss also
-    takes (N, len(classes)) probabilities, which `data.mixup` and `data.cutmix` make of them in training.
+    """Outputs: (N, number of classes) logits of any float type. Targets: (N,) int64 class indices; the loss also
+    takes (N, number of classes) probabilities, which `data.mixup` and `data.cutmix` make of them in training.
 
     Metrics: `loss`, `top1` and, with more than five classes, `top5`. The confusion matrix of up to 500
     classes is part of the sums.
-
-    Args:
-        classes: their names.
-        loss: `cross_entropy`.
-        label_smoothing: share of the target's probability spread over all classes.
-        weights: of each class's images in the loss; empty: all alike.
     """
 
-    takes = "labels"
+    target_kind = "labels"
     best_metric = "top1"
+    losses = ("cross_entropy",)
 
-    def __init__(
-        self,
-        classes: tuple[str, ...],
-        loss: str = "cross_entropy",
-        label_smoothing: float = 0.0,
-        weights: list[float] | None = None,
-    ) -> None:
-        if loss != "cross_entropy":
-            raise ValueError(f"task.loss={loss} is not for classification; use cross_entropy")
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(
-                f"task.label_smoothing={label_smoothing} is not in [0, 1); use 0.1, for example"
-            )
-        self.classes = classes
-        self.num_outputs = len(classes)
-        self.label_smoothing = label_smoothing
-        self.weights = ClassWeights(weights or [])
-        self.metric_names = ("loss", "top1", "top5") if len(classes) > 5 else ("loss", "top1")
-        self.has_confusion = len(classes) <= MAX_CONFUSION_CLASSES
-        self.num_sums = 1 + len(self.metric_names) + self.has_confusion * len(classes) ** 2
-        self.num_guesses = min(5, len(classes))
-        guesses = [(f"top{i}", f"probability{i}") for i in range(1, self.num_guesses + 1)]
-        self.columns = ("prediction", "probability", *sum(guesses, ()))
+    def __init__(self, cfg: Config, loader: Loader) -> None:
+        self.classes = loader.info.classes
+        self.num_outputs = len(self.classes)
+        self.label_smoothing = cfg.task.label_smoothing
+        self.weights = ClassWeights(class_weights(cfg, loader))
+        self.metric_names = ("loss", "top1", "top5") if self.num_outputs > 5 else ("loss", "top1")
+        self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES
+        self.num_sums = 1 + len(self.metric_names) + self.has_confusion * self.num_outputs**2
+        self.num_guesses = min(5, self.num_outputs)
+        others = [(f"top{i}", f"probability{i}") for i in range(2, self.num_guesses + 1)]
+        self.columns = ("prediction", "probability", *sum(others, ()))
 
-    @classmethod
-    def from_config(cls, cfg: Config, loader: Loader) -> Classification:
-        weights = class_weights(cfg, loader)
-        return cls(loader.classes, cfg.task.loss, cfg.task.label_smoothing, weights)
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy over the batch, in float32; a scalar."""
-        return self._loss_per_image(outputs, targets).mean()
-
-    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, images right at the first guess, ... within five guesses, images of each
-        true and, within it, predicted class].
-
-        float64, on the device of the outputs; nothing waits for the device.
-        """
-        losses = self._loss_per_image(outputs, targets)
-        num_guesses = 5 if "top5" in self.metric_names else 1
-        guesses = outputs.topk(num_guesses, dim=1).indices
-        hits = (guesses == targets.unsqueeze(1)).cumsum(dim=1)
-        columns = [losses, hits[:, 0], hits[:, -1]]
-        sums = sum_columns(*columns[: len(self.metric_names)])
-        if not self.has_confusion:
-            return sums
-        cells = targets * self.num_outputs + guesses[:, 0]
-        return torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
-
-    def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The images with the names of their true and of their predicted class."""
-        captions = []
-        for true, guess in zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True):
-            colour = "lime" if guess == true else "red"
-            captions.append([(self.classes[true], "white"), (self.classes[guess], colour)])
-        return {"predictions": with_captions(inputs, captions)}
-
-    def charts(self, totals: Tensor) -> dict[str, Tensor]:
-        if not self.has_confusion:
-            return {}
-        counts = totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
-        return {"confusion": confusion_matrix(counts, self.classes)}
-
-    def answers(self, outputs: Tensor) -> Tensor:
-        """(N, len(classes)) float32 probabilities."""
-        return outputs.float().softmax(dim=1)
-
-    def rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
-        """For each image `columns`: the class, its probability, and the five likeliest with theirs."""
-        probabilities, guesses = self.answers(outputs).topk(self.num_guesses, dim=1)
-        rows: list[tuple[str | float, ...]] = []
-        for shares, numbers in zip(probabilities.tolist(), guesses.tolist(), strict=True):
-            said = [(self.classes[n], f"{p:.6f}") for n, p in zip(numbers, shares, strict=True)]
-            rows.append((*said[0], *sum(said, ())))
-        return rows
-
-    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_shape(
             outputs, (len(targets), self.num_outputs), "use a model for labels, such as small_cnn"
         )
@@ -125,3 +55,47 @@ class Classification(Task):
             reduction="none",
             label_smoothing=self.label_smoothing,
         )
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[images, sum of losses, images right at the first guess, ... within five guesses, images of each
+        true and, within it, predicted class].
+
+        float64, on the device of the outputs; nothing waits for the device.
+        """
+        losses = self.loss_per_image(outputs, targets)
+        num_guesses = 5 if "top5" in self.metric_names else 1
+        guesses = outputs.topk(num_guesses, dim=1).indices
+        hits = (guesses == targets.unsqueeze(1)).cumsum(dim=1)
+        columns = [losses, hits[:, 0], hits[:, -1]]
+        sums = sum_columns(*columns[: len(self.metric_names)])
+        if not self.has_confusion:
+            return sums
+        cells = targets * self.num_outputs + guesses[:, 0]
+        return torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
+
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The images with the names of their true and of their predicted class."""
+        captions = []
+        for true, guess in zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True):
+            colour = "lime" if guess == true else "red"
+            captions.append([(self.classes[true], "white"), (self.classes[guess], colour)])
+        return {"predictions": with_captions(inputs, captions)}
+
+    def plots(self, totals: Tensor) -> dict[str, Tensor]:
+        if not self.has_confusion:
+            return {}
+        counts = totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
+        return {"confusion": confusion_matrix(counts, self.classes)}
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """(N, number of classes) float32 probabilities."""
+        return outputs.float().softmax(dim=1)
+
+    def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
+        """For each image `columns`: the five likeliest classes, each with its probability."""
+        probabilities, guesses = self.predictions(outputs).topk(self.num_guesses, dim=1)
+        rows: list[tuple[str | float, ...]] = []
+        for shares, numbers in zip(probabilities.tolist(), guesses.tolist(), strict=True):
+            pairs = [(self.classes[n], f"{p:.6f}") for n, p in zip(numbers, shares, strict=True)]
+            rows.append(sum(pairs, ()))
+        return rows

@@ -17,51 +17,46 @@ if TYPE_CHECKING:
     from conf.schema import Config
     from loaders import Loader
 
-LOWEST, BINS_PER_LOGIT, NUM_BINS = -16, 64, 2048
+MANTISSA_BITS = 6
+LOWEST_EXPONENT, HIGHEST_EXPONENT = -20, 12
+BINS_PER_SIGN = (HIGHEST_EXPONENT - LOWEST_EXPONENT) << MANTISSA_BITS
+NUM_BINS = 2 * BINS_PER_SIGN
 
 
 class MultiLabel(Task):
-    """Outputs: (N, len(classes)) logits of any float type. Targets: the same shape, 1 or 0; in the loss also
+    """Outputs: (N, number of classes) logits of any float type. Targets: the same shape, 1 or 0; in the loss also
     between these, as `data.mixup` and `data.cutmix` mix them in training.
 
     Metrics: `loss` (binary cross-entropy, the mean over classes), `map` and `f1`.
 
     `map` is the mean average precision over the classes that any image has. Average precision needs the
     order of all scores, which does not fit into sums; so the sums are histograms of the logits of each
-    class: 2048 bins, each 1/64 wide, from -16 to 16. Scores in one bin count as equal, as
-    sklearn.metrics.average_precision_score treats ties: exact for scores rounded to bins, and within
-    0.005 of the unrounded ones in the tests. `f1` counts all classes together (micro) at a probability
-    of 0.5, the edge of a bin, and is exact.
-
-    Args:
-        classes: their names.
-        loss: `bce`.
-        weights: of the images that have a class against those that do not; empty: all alike.
+    class: 64 bins for each power of two from 2^-20 to 2^12, of either sign. Logits that differ by less than
+    1/64 of their size may share a bin and then count as equal, as sklearn.metrics.average_precision_score
+    treats ties. Logits around 0 of any scale from 1e-4 to 300 give its value within 0.005 where 250 images
+    have the class, 0.02 where 50 do and 0.06 where 10 do; logits that hardly differ beside their mean may
+    give more. `f1` counts all classes together (micro) at a probability of 0.5, the edge of a bin, and is
+    exact.
     """
 
-    takes = "several labels"
+    target_kind = "several labels"
     best_metric = "map"
+    losses = ("bce",)
     metric_names = ("loss", "map", "f1")
 
-    def __init__(
-        self, classes: tuple[str, ...], loss: str = "bce", weights: list[float] | None = None
-    ) -> None:
-        if loss != "bce":
-            raise ValueError(f"task.loss={loss} is not for multilabel; use bce")
-        self.classes = classes
-        self.num_outputs = len(classes)
-        self.num_sums = 2 + 2 * len(classes) * NUM_BINS
-        self.weights = ClassWeights(weights or [])
-        self.columns = classes
-
-    @classmethod
-    def from_config(cls, cfg: Config, loader: Loader) -> MultiLabel:
+    def __init__(self, cfg: Config, loader: Loader) -> None:
         refuse_label_smoothing(cfg)
-        return cls(loader.classes, cfg.task.loss, positive_weights(cfg, loader))
+        self.classes = self.columns = loader.info.classes
+        self.num_outputs = len(self.classes)
+        self.num_sums = 2 + 2 * self.num_outputs * NUM_BINS
+        self.weights = ClassWeights(positive_weights(cfg, loader))
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean binary cross-entropy over images and classes, in float32; a scalar."""
-        return self._loss_per_image(outputs, targets).mean()
+    def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
+        losses = F.binary_cross_entropy_with_logits(
+            outputs.float(), targets, pos_weight=self.weights.on(outputs.device), reduction="none"
+        )
+        return losses.mean(dim=1)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """[images, sum of losses, for each class the histogram of all logits, for each class that of the
@@ -69,12 +64,10 @@ class MultiLabel(Task):
 
         float64, on the device of the outputs; nothing waits for the device.
         """
-        sums = sum_columns(self._loss_per_image(outputs, targets))
-        logits = outputs.float().nan_to_num(nan=float(LOWEST))
-        bins = ((logits - LOWEST) * BINS_PER_LOGIT).floor().clamp(0, NUM_BINS - 1).long()
+        sums = sum_columns(self.loss_per_image(outputs, targets))
         first = torch.arange(self.num_outputs, device=outputs.device) * NUM_BINS
-        size = self.num_outputs * NUM_BINS
-        counts = [count_of_each(bins + first, size, w) for w in (torch.ones_like(logits), targets)]
+        bins, size = first + bins_of(outputs.float()), self.num_outputs * NUM_BINS
+        counts = [count_of_each(bins, size, weights) for weights in (None, targets)]
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
@@ -87,20 +80,16 @@ class MultiLabel(Task):
         precision = right / scored.clamp(min=1)
         occurs = num_right > 0
         average = (gained * precision).sum(dim=1)[occurs] / num_right[occurs]
-        positive = NUM_BINS + LOWEST * BINS_PER_LOGIT - 1  # the last bin of logits above 0
-        num_scored, num_hits = scored[:, positive].sum(), right[:, positive].sum()
+        lowest_positive = BINS_PER_SIGN - 1
+        num_scored, num_hits = scored[:, lowest_positive].sum(), right[:, lowest_positive].sum()
         f1 = 2 * num_hits / (num_scored + num_right.sum()).clamp(min=1)
         return loss | {"map": float(average.mean()) if occurs.any() else 0.0, "f1": float(f1)}
 
-    def answers(self, outputs: Tensor) -> Tensor:
-        """(N, len(classes)) float32 probabilities."""
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """(N, number of classes) float32 probabilities."""
         return outputs.float().sigmoid()
 
-    def rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
-        """Of each image, the probability of each class."""
-        return [tuple(row) for row in self.answers(outputs).tolist()]
-
-    def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The images with the names of their true and of their predicted classes."""
 
         def names(row: Tensor) -> str:
@@ -112,9 +101,12 @@ class MultiLabel(Task):
             captions.append([(names(true), "white"), (names(guess), colour)])
         return {"predictions": with_captions(inputs, captions)}
 
-    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
-        losses = F.binary_cross_entropy_with_logits(
-            outputs.float(), targets, pos_weight=self.weights.on(outputs.device), reduction="none"
-        )
-        return losses.mean(dim=1)
+
+def bins_of(logits: Tensor) -> Tensor:
+    """Numbers in [0, NUM_BINS) in the order of the float32 logits; NaN counts as the lowest one."""
+    logits = logits.nan_to_num(nan=torch.finfo(torch.float32).min)
+    # As integers, the bits of positive floats have the same order: exponent, then mantissa.
+    steps = logits.abs().view(torch.int32) >> (23 - MANTISSA_BITS)
+    lowest = (127 + LOWEST_EXPONENT) << MANTISSA_BITS
+    steps = (steps - lowest).clamp(0, BINS_PER_SIGN - 1).long()
+    return torch.where(logits >= 0, BINS_PER_SIGN + steps, BINS_PER_SIGN - 1 - steps)

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 LINE = 12  # pixels of a line of text
 MIN_WIDTH = 96  # of an image with text
-CHART = 384  # pixels of a confusion matrix
+# Pixels of a confusion matrix: of its cells, one cell, the smallest one with a number, and the names beside it.
+CHART, MAX_CELL, MIN_CELL, NAMES = 480, 48, 24, 120
 
 
 def as_pictures(images: Tensor) -> Tensor:
@@ -35,20 +36,33 @@ def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Te
 
 
 def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
-    """(1, 3, H, W): of each true class (line), the share of each predicted one (column), dark for 1."""
-    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    cell = max(1, CHART // len(names))
-    with_names = cell >= LINE
-    left, top = (120, LINE) if with_names else (LINE, LINE)
+    """(1, 3, H, W): of each true class (row), the share of each predicted one (column), dark for 1.
+
+    Up to 40 classes have their names, up to 20 also the shares in percent.
+    """
+    shares = (counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).cpu().numpy()
+    cell = max(1, min(MAX_CELL, CHART // len(names)))
+    size = cell * len(names)
     white, dark = np.array([255.0, 255.0, 255.0]), np.array([8.0, 48.0, 107.0])
-    colours = white + shares.cpu().numpy()[..., None] * (dark - white)
-    cells = colours.astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
-    image = Image.new("RGB", (left + cells.shape[1], top + cells.shape[0]))
-    image.paste(Image.fromarray(cells), (left, top))
-    _write(image, (left, 0), "predicted", "white")
-    for number, name in enumerate(names if with_names else ()):
-        place = top + number * cell + (cell - LINE) // 2
-        _write(image, (2, place), name[:18], "white")
+    colours = (white + shares[..., None] * (dark - white)).astype(np.uint8)
+    cells = Image.fromarray(colours).resize((size, size), Image.Resampling.NEAREST)
+    lines, columns = Image.new("RGB", (NAMES, size)), Image.new("RGB", (NAMES, size))
+    for line, name in enumerate(names if cell >= LINE else ()):
+        middle = line * cell + cell // 2
+        _write(lines, (NAMES - 4, middle), name[:18], "white", "rm")
+        _write(columns, (4, middle), name[:18], "white", "lm")
+        for column in range(len(names)) if cell >= MIN_CELL else ():
+            share = shares[line, column]
+            colour = "white" if share > 0.5 else "black"
+            if share > 0:
+                place = (column * cell + cell // 2, middle)
+                _write(cells, place, f"{100 * share:.0f}", colour, "mm")
+    image = Image.new("RGB", (NAMES + size, NAMES + size))
+    image.paste(cells, (NAMES, NAMES))
+    image.paste(lines, (0, NAMES))
+    image.paste(columns.rotate(90, expand=True), (NAMES, 0))
+    _write(image, (4, 4), "columns: predicted", "white")
+    _write(image, (4, 4 + LINE), "rows: true, in %", "white")
     return _floats(np.array(image)[None])
 
 
@@ -70,10 +84,12 @@ def coloured(indices: Tensor, colours: np.ndarray) -> Tensor:
     return _floats(table[torch.where(is_class, indices, len(colours)).numpy()])
 
 
-def _write(image: Image.Image, place: tuple[int, int], text: str, colour: str) -> None:
+def _write(
+    image: Image.Image, place: tuple[int, int], text: str, colour: str, anchor: str = "la"
+) -> None:
     # Pillow's own font may lack other letters.
     text = text.encode("latin-1", "replace").decode("latin-1")
-    ImageDraw.Draw(image).text(place, text, fill=colour)
+    ImageDraw.Draw(image).text(place, text, colour, anchor=anchor)
 
 
 def _bytes(pictures: Tensor) -> np.ndarray:

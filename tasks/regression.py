@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,50 +20,50 @@ if TYPE_CHECKING:
 
 
 class Regression(Task):
-    """Outputs and targets: (N, len(names)) numbers, in the unit of the labels.
+    """Outputs and targets: (N, number of names) numbers, in the unit of the labels.
 
     Metrics: `loss`, `mae` (mean absolute error over images and numbers) and `r2` (coefficient of
     determination, 1 - residual / total sum of squares, the mean over numbers; where all labels are equal,
     1 if the outputs are too and else 0, as in scikit-learn).
-
-    Args:
-        names: of the numbers.
-        loss: `mse`, or `l1`, which single wrong labels move less.
     """
 
-    takes = "numbers"
+    target_kind = "numbers"
     best_metric = "r2"
+    losses = ("mse", "l1")
     metric_names = ("loss", "mae", "r2")
 
-    def __init__(self, names: tuple[str, ...], loss: str = "mse") -> None:
-        if loss not in ("mse", "l1"):
-            raise ValueError(f"task.loss={loss} is not for regression; use mse or l1")
-        self.columns = names
-        self.num_outputs = len(names)
-        self.num_sums = 3 + 3 * len(names)
-        self.number_loss = F.mse_loss if loss == "mse" else F.l1_loss
-
-    @classmethod
-    def from_config(cls, cfg: Config, loader: Loader) -> Regression:
+    def __init__(self, cfg: Config, loader: Loader) -> None:
         refuse_weights(cfg)
         refuse_label_smoothing(cfg)
-        return cls(loader.target.names, cfg.task.loss)  # type: ignore[attr-defined]
+        target: Any = loader.info.target
+        self.columns = target.names
+        self.num_outputs = len(target.names)
+        self.num_sums = 3 + 3 * self.num_outputs
+        self.number_loss = F.mse_loss if cfg.task.loss == "mse" else F.l1_loss
+        # Subtracted before squares are summed, whose difference would else lose the digits of a small spread.
+        labels = target.values.reshape(-1, self.num_outputs)
+        self.shift = [0.0] * self.num_outputs
+        if len(labels):  # predict.py has none
+            self.shift = labels.mean(axis=0, dtype=np.float64).tolist()
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss over images and numbers, in float32; a scalar."""
-        return self._loss_per_image(outputs, targets).mean()
+    def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
+        return self.number_loss(outputs.float(), targets, reduction="none").mean(dim=1)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """[images, sum of losses, sum of absolute errors, and of each number the sums of squared errors, of
-        labels and of squared labels].
+        shifted labels and of their squares].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
-        losses = self._loss_per_image(outputs, targets)
+        losses = self.loss_per_image(outputs, targets)
         labels = targets.double()
         errors = outputs.double() - labels
         sums = sum_columns(losses, errors.abs().mean(dim=1))
-        return torch.cat([sums, *(c.sum(dim=0) for c in (errors**2, labels, labels**2))])
+        # One by one: a tensor made from a list would be copied to the device, and wait for it.
+        columns = zip(labels.unbind(dim=1), self.shift, strict=True)
+        shifted = torch.stack([column - number for column, number in columns], dim=1)
+        return torch.cat([sums, *(c.sum(dim=0) for c in (errors**2, shifted, shifted**2))])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
         """Mean loss and mean absolute error, and R2; ValueError without images."""
@@ -73,18 +74,10 @@ class Regression(Task):
         r2 = torch.where(varies, 1 - residual / total.where(varies, 1), (residual == 0).double())
         return means | {"r2": float(r2.mean())}
 
-    def rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
-        """Of each image, its numbers."""
-        return [tuple(row) for row in outputs.float().tolist()]
-
-    def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The images with their true and their predicted numbers."""
         rows = [
             [", ".join(f"{n:.4g}" for n in r) for r in part.tolist()] for part in (targets, outputs)
         ]
         captions = [[(true, "white"), (guess, "yellow")] for true, guess in zip(*rows, strict=True)]
         return {"predictions": with_captions(inputs, captions)}
-
-    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
-        return self.number_loss(outputs.float(), targets, reduction="none").mean(dim=1)

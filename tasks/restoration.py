@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from conf.errors import UserError
 from tasks.pictures import as_pictures
 from tasks.sums import sum_columns
-from tasks.task import Task
+from tasks.task import Task, check_shape
 from tasks.weights import refuse_weights
 
 if TYPE_CHECKING:
@@ -26,65 +27,47 @@ class Restoration(Task):
     The loss sees the outputs as they are, PSNR and SSIM see them clamped to [low, high].
     """
 
-    takes = "images"
+    target_kind = "images"
     metric_names = ("loss", "psnr", "ssim")
     best_metric = "psnr"
+    losses = ("charbonnier", "l1")
     num_sums = 4
     makes_images = True
 
-    def __init__(
-        self,
-        loss: str = "charbonnier",
-        low: float = 0.0,
-        high: float = 1.0,
-        num_channels: int = 3,
-    ) -> None:
-        if loss not in ("charbonnier", "l1"):
-            raise ValueError(f"task.loss={loss} is not for restoration; use charbonnier or l1")
-        if not low < high:
-            raise ValueError(f"data.value_range=[{low}, {high}] is empty; use [0, 1] or [-1, 1]")
-        self.pixel_loss = charbonnier if loss == "charbonnier" else torch.abs
-        self.low = low
-        self.high = high
-        self.num_outputs = num_channels
-
-    @classmethod
-    def from_config(cls, cfg: Config, loader: Loader) -> Restoration:
+    def __init__(self, cfg: Config, loader: Loader) -> None:
         refuse_weights(cfg)
-        low, high = cfg.data.value_range
-        return cls(cfg.task.loss, low, high, loader.target.channels)
+        self.pixel_loss = charbonnier if cfg.task.loss == "charbonnier" else torch.abs
+        self.low, self.high = cfg.data.value_range
+        target: Any = loader.info.target
+        self.num_outputs = target.channels
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss over all pixels of the batch, in float32; a scalar."""
-        return self._loss_per_image(outputs, targets).mean()
+    def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        check_shape(outputs, tuple(targets.shape), "use a model for images, such as nafnet")
+        return self.pixel_loss(outputs.float() - targets.float()).mean(dim=(1, 2, 3))
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """[images, sum of losses, sum of PSNRs in dB, sum of SSIMs].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
-        losses = self._loss_per_image(outputs, targets)
+        losses = self.loss_per_image(outputs, targets)
         outputs = self._to_unit_range(outputs).clamp(0, 1)
         targets = self._to_unit_range(targets)
         return sum_columns(losses, psnr(outputs, targets), ssim(outputs, targets))
 
-    def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The images, what the model makes of them, and what it should make."""
         outputs, targets = self._to_unit_range(outputs), self._to_unit_range(targets)
         pictures = {"input": inputs, "output": outputs, "target": targets}
         return {name: as_pictures(images) for name, images in pictures.items()}
 
-    def answers(self, outputs: Tensor) -> Tensor:
+    def predictions(self, outputs: Tensor) -> Tensor:
         """(N, H, W, C) float32 images with pixels in [0, 1]."""
         return self._to_unit_range(outputs).clamp(0, 1).permute(0, 2, 3, 1)
 
     def images(self, outputs: Tensor) -> np.ndarray:
         """(N, H, W, C) uint8 images."""
-        return (self.answers(outputs) * 255).round().to(torch.uint8).cpu().numpy()
-
-    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        check_same_shape(outputs, targets)
-        return self.pixel_loss(outputs.float() - targets.float()).mean(dim=(1, 2, 3))
+        return (self.predictions(outputs) * 255).round().to(torch.uint8).cpu().numpy()
 
     def _to_unit_range(self, images: Tensor) -> Tensor:
         # SSIM compares mean intensities as ratios, so black has to be 0 for it.
@@ -111,13 +94,11 @@ def ssim(outputs: Tensor, targets: Tensor) -> Tensor:
     Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity",
     equation 13: 11x11 Gaussian window with sigma 1.5, K1=0.01, K2=0.03, averaged over all positions
     and channels. Images are mirrored at their borders, and variances from rounding below 0 count
-    as 0, as in torchmetrics. Raises ValueError for images smaller than 6x6.
+    as 0, as in torchmetrics. Raises UserError for images smaller than 6x6.
     """
     if min(outputs.shape[-2:]) < 6:
         height, width = outputs.shape[-2:]
-        raise ValueError(
-            f"SSIM mirrors 5 pixels, but images have {height}x{width}; use 6x6 or more"
-        )
+        raise UserError(f"SSIM mirrors 5 pixels, but images have {height}x{width}; use 6x6 or more")
     c1, c2 = 0.01**2, 0.03**2
     mean_x, mean_y, mean_xx, mean_yy, mean_xy = gaussian_means(
         torch.stack([outputs, targets, outputs**2, targets**2, outputs * targets])
@@ -144,12 +125,3 @@ def gaussian_means(stacked: Tensor) -> Tensor:
         for weight, image in zip(window, shifted, strict=True):
             means.add_(image, alpha=weight / sum(window))
     return means.unflatten(0, stacked.shape[:2])
-
-
-def check_same_shape(outputs: Tensor, targets: Tensor) -> None:
-    """ValueError where broadcasting would hide that shapes differ."""
-    if outputs.shape != targets.shape:
-        raise ValueError(
-            f"outputs have shape {tuple(outputs.shape)}, but targets {tuple(targets.shape)}; "
-            "use a model that returns the shape of the targets"
-        )

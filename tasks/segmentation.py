@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,61 +25,45 @@ class Segmentation(Task):
     Metrics: `loss` (cross-entropy, the mean over an image's pixels, then over images), `miou`
     (intersection over union, the mean over the classes that occur in masks or predictions) and
     `pixel_accuracy`. Pixels of `ignore_index` count nowhere; an image that has no others has loss 0.
-
-    Args:
-        num_classes: their number.
-        loss: `cross_entropy`.
-        label_smoothing: share of the target's probability spread over all classes.
-        ignore_index: of pixels without a class.
-        weights: of each class's pixels in the loss; empty: all alike.
-
-    Attributes:
-        palette: (num_classes, 3) uint8: a colour for each class.
     """
 
-    takes = "masks"
+    target_kind = "masks"
     best_metric = "miou"
+    losses = ("cross_entropy",)
     metric_names = ("loss", "miou", "pixel_accuracy")
     makes_images = True
     palette: np.ndarray
 
-    def __init__(
-        self,
-        num_classes: int,
-        loss: str = "cross_entropy",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
-        weights: list[float] | None = None,
-    ) -> None:
-        if loss != "cross_entropy":
-            raise ValueError(f"task.loss={loss} is not for segmentation; use cross_entropy")
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(
-                f"task.label_smoothing={label_smoothing} is not in [0, 1); use 0.1, for example"
-            )
-        self.num_outputs = num_classes
-        self.num_sums = 2 + 3 * num_classes
-        self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
-        self.weights = ClassWeights(weights or [])
-        self.palette = palette(num_classes)
+    def __init__(self, cfg: Config, loader: Loader) -> None:
+        target: Any = loader.info.target
+        self.num_outputs = len(loader.info.classes)
+        self.num_sums = 2 + 3 * self.num_outputs
+        self.label_smoothing, self.ignore_index = cfg.task.label_smoothing, target.ignore_index
+        self.weights = ClassWeights(class_weights(cfg, loader))
+        self.palette = palette(self.num_outputs)
 
-    @classmethod
-    def from_config(cls, cfg: Config, loader: Loader) -> Segmentation:
-        ignored: int = loader.target.ignore_index  # type: ignore[attr-defined]
-        weights = class_weights(cfg, loader)
-        options = cfg.task
-        return cls(len(loader.classes), options.loss, options.label_smoothing, ignored, weights)
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy over the images of the batch, in float32; a scalar."""
-        return self._loss_per_image(outputs, targets).mean()
+    def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        count, *size = targets.shape
+        check_shape(
+            outputs, (count, self.num_outputs, *size), "use a model for masks, such as unet"
+        )
+        losses = F.cross_entropy(
+            outputs.float(),
+            targets,
+            self.weights.on(outputs.device),
+            ignore_index=self.ignore_index,
+            reduction="none",
+            label_smoothing=self.label_smoothing,
+        )
+        num_pixels = (targets != self.ignore_index).sum(dim=(1, 2)).clamp(min=1)
+        return losses.sum(dim=(1, 2)) / num_pixels
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """[images, sum of losses, and of each class the pixels that are right, predicted, and in the masks].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
-        sums = sum_columns(self._loss_per_image(outputs, targets))
+        sums = sum_columns(self.loss_per_image(outputs, targets))
         guesses, counted = outputs.argmax(dim=1), targets != self.ignore_index
         true = torch.where(counted, targets, 0)
         right = counted & (guesses == true)
@@ -97,7 +81,7 @@ class Segmentation(Task):
         accuracy = float(right.sum() / true.sum().clamp(min=1))
         return loss | {"miou": miou, "pixel_accuracy": accuracy}
 
-    def answers(self, outputs: Tensor) -> Tensor:
+    def predictions(self, outputs: Tensor) -> Tensor:
         """(N, H, W, num_classes) float32 probabilities."""
         return outputs.float().softmax(dim=1).permute(0, 2, 3, 1)
 
@@ -106,7 +90,7 @@ class Segmentation(Task):
         dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
         return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
 
-    def show(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The images, their masks and the predicted ones; pixels without a class are white."""
         masks = torch.where(targets == self.ignore_index, -1, targets)
         return {
@@ -114,19 +98,3 @@ class Segmentation(Task):
             "mask": coloured(masks, self.palette),
             "prediction": coloured(outputs.argmax(dim=1), self.palette),
         }
-
-    def _loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        count, *size = targets.shape
-        check_shape(
-            outputs, (count, self.num_outputs, *size), "use a model for masks, such as unet"
-        )
-        losses = F.cross_entropy(
-            outputs.float(),
-            targets,
-            self.weights.on(outputs.device),
-            ignore_index=self.ignore_index,
-            reduction="none",
-            label_smoothing=self.label_smoothing,
-        )
-        num_pixels = (targets != self.ignore_index).sum(dim=(1, 2)).clamp(min=1)
-        return losses.sum(dim=(1, 2)) / num_pixels

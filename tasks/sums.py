@@ -1,6 +1,6 @@
 """Sums over images, from which means follow.
 
-Metrics travel as sums with the number of images in front, so that adding the sums of batches and
+Metrics travel as sums with the number of images in front: adding the sums of batches and
 ranks, whatever their sizes, gives the metrics of the whole data set.
 """
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conf.errors import UserError
+
 if TYPE_CHECKING:
     from conf.schema import Config
     from loaders import Loader
@@ -35,7 +37,7 @@ def class_weights(cfg: Config, loader: Loader) -> list[float]:
     without any label weighs 1.
 
     Raises:
-        ValueError: `loss.weights` is neither null, `auto` nor one number for each class.
+        UserError: `loss.weights` is neither null, `auto` nor one number for each class.
     """
     return _weights(cfg, loader, lambda counts: counts.sum() / (counts > 0).sum() / counts)
 
@@ -43,7 +45,7 @@ def class_weights(cfg: Config, loader: Loader) -> list[float]:
 def positive_weights(cfg: Config, loader: Loader) -> list[float]:
     """As `class_weights`, where each image has any number of classes: of the images that have the class
     against those that do not. `auto` gives both the same sum, if there are both."""
-    num_images = len(loader.index) if cfg.loss.weights == "auto" else 0
+    num_images = loader.info.num_samples if cfg.loss.weights == "auto" else 0
     return _weights(cfg, loader, lambda counts: (num_images - counts) / counts)
 
 
@@ -54,30 +56,34 @@ def _weights(
     if weights is None:
         return []
     if weights == "auto":
-        counts = loader.index.class_counts()
+        if loader.info.class_counts is None:
+            raise UserError(
+                "loss.weights=auto needs data that counts its classes; use null or numbers"
+            )
+        counts = loader.info.class_counts()
         with np.errstate(divide="ignore", invalid="ignore"):
             weights = automatic(counts)
         return np.where(np.isfinite(weights) & (weights > 0), weights, 1.0).tolist()
     is_list = not isinstance(weights, str | int | float)
-    if not is_list or len(weights) != len(loader.classes) or min(weights) < 0:
-        raise ValueError(
-            f"loss.weights={weights} is not for {len(loader.classes)} classes; use null, auto or a list of "
+    if not is_list or len(weights) != len(loader.info.classes) or min(weights) < 0:
+        raise UserError(
+            f"loss.weights={weights} is not for {len(loader.info.classes)} classes; use null, auto or a list of "
             "one number of 0 or more for each class"
         )
     return [float(weight) for weight in weights]
 
 
 def refuse_label_smoothing(cfg: Config) -> None:
-    """ValueError if it is set for a task whose loss has none."""
+    """UserError if it is set for a task whose loss has none."""
     if cfg.task.label_smoothing:
-        raise ValueError(
+        raise UserError(
             f"task.label_smoothing={cfg.task.label_smoothing} is not for task={cfg.task.name}; use 0"
         )
 
 
 def refuse_weights(cfg: Config) -> None:
-    """ValueError if weights are set for a task without classes."""
+    """UserError if weights are set for a task without classes."""
     if cfg.loss.weights is not None:
-        raise ValueError(
+        raise UserError(
             f"loss.weights={cfg.loss.weights} weighs classes, but task={cfg.task.name} has none; use null"
         )

@@ -1,8 +1,11 @@
-"""Make a project out of the template, or bring it a newer version: `make project DIR=../mine`.
+"""Make a project out of the template, or bring it a newer version: `make project DIR=../mine PARTS="ddp unet"`.
 
 The project has a history of its own with two branches: `template`, which holds what this script exports
 and nothing else, and `main`, which starts there. Run again, the script adds a commit to `template`; neither
 `main` nor a file of the project is touched until its owner says `git merge template`.
+
+`PARTS` names the parts that it has besides the core (`make parts` lists them; default: those that it had, in a
+new project all). The messages of the commits on `template` hold them.
 """
 
 import os
@@ -10,37 +13,49 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
+from itertools import chain
 from pathlib import Path
-from typing import NoReturn
+
+from template.parts import cut, left_out, listing, refuse, with_needs
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 NAME = "distributed-training-template"
 MESSAGE = "Template at "
+PARTS = "Parts: "
 # What measures, shows or makes the template, the published experiments, and the tests of these.
 LEFT_OUT = [
-    *("template", "benchmarks", "conf/experiment", "loaders/generate.py"),
+    *("template", "benchmarks", "conf/experiment"),
     *("SCALING.md", "docs/benchmarks.md", "docs/experiments.md", "docs/side_by_side.svg"),
-    *("tests/busy.py", "tests/test_benchmarks.py", "tests/test_experiments.py"),
-    *("tests/test_generate.py", "tests/test_guide.py", "tests/test_project.py"),
-    *("tests/test_gpu_check.py", "launch/gpu_wheels.sh"),
+    *("tests/test_experiments.py", "tests/test_guide.py", "tests/test_project.py"),
+    *("tests/test_parts.py", "launch/gpu_wheels.sh"),
 ]
 # In a hook that runs this, they tell of the hook's own repository.
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def main() -> None:
-    if len(sys.argv) != 2 or not sys.argv[1]:
+    """Command line: the folder of the project, and the names of its parts."""
+    if sys.argv[1:] == ["--list"]:
+        print(listing(TEMPLATE))
+        return
+    folder, *parts = sys.argv[1:] or [""]
+    if not folder:
         refuse("DIR is missing; write make project DIR=../mine")
     try:
-        print(make_project(Path(sys.argv[1]).expanduser().resolve()))
+        print(make_project(Path(folder).expanduser().resolve(), " ".join(parts).split()))
     except OSError as error:
         refuse(str(error))
     except subprocess.CalledProcessError as error:
         refuse(f"git {error.cmd[3]} failed: {' '.join(error.stderr.split())}")
 
 
-def make_project(folder: Path) -> str:
+def make_project(folder: Path, names: list[str]) -> str:
     """Make the project, or bring the template's last commit to its branch `template`.
+
+    Args:
+        folder: of the project.
+        names: of its parts; empty: those that it had, in a new project all.
 
     Returns:
         What was done, and the command that comes next.
@@ -55,10 +70,14 @@ def make_project(folder: Path) -> str:
         refuse(f"DIR={folder} is a file; use a folder that does not exist yet")
     is_new = not folder.exists() or not any(folder.iterdir())
     name, previous = (folder.name, "") if is_new else last_version(folder)
+    if previous and not names:
+        body = git(folder, "log", "-1", "--format=%b", previous)
+        names = body.partition(PARTS)[2].split()
+    chosen = with_needs(names)
 
     with tempfile.TemporaryDirectory() as temporary:
         files, index = Path(temporary, "files"), Path(temporary, "index")
-        export(name, files)
+        export(name, chosen, files)
         if is_new:
             folder.mkdir(parents=True, exist_ok=True)
             git(folder, "init", "--quiet")
@@ -72,7 +91,8 @@ def make_project(folder: Path) -> str:
 
     version = git(TEMPLATE, "log", "-1", "--date=short", "--format=%h (%ad)")
     parent = ("-p", previous) if previous else ()
-    commit = git(folder, "commit-tree", tree, *parent, "-m", MESSAGE + version)
+    message = ["-m", MESSAGE + version, *(["-m", PARTS + " ".join(names)] if names else [])]
+    commit = git(folder, "commit-tree", tree, *parent, *message)
     git(folder, "update-ref", "refs/heads/template", commit)
     if not is_new:
         return f"{folder}: branch template is now at {version}; there: git merge template"
@@ -100,39 +120,73 @@ def last_version(folder: Path) -> tuple[str, str]:
     return first_line.removeprefix("# "), commit
 
 
-def export(name: str, files: Path) -> None:
-    """Write what a project of this name has of the template's last commit into a folder."""
+def export(name: str, chosen: set[str], files: Path) -> None:
+    """Write what a project of this name and with these parts has of the template's last commit into a folder."""
     index = files.with_name("index-of-template")
     git(TEMPLATE, "read-tree", "HEAD", index=index)
-    git(TEMPLATE, "rm", "-r", "--quiet", "--cached", "--ignore-unmatch", *LEFT_OUT, index=index)
+    others = [*LEFT_OUT, *left_out(chosen)]
+    git(TEMPLATE, "rm", "-r", "--quiet", "--cached", "--ignore-unmatch", *others, index=index)
     git(TEMPLATE, "checkout-index", "--all", f"--prefix={files}/", index=index)
+
+    while lone := tests_without_helpers(files):
+        for path in lone:
+            path.unlink()
 
     readme = git(TEMPLATE, "show", "HEAD:template/README.md")
     (files / "README.md").write_text(readme.replace("NAME", name) + "\n")
+    kept = {str(path.relative_to(files)) for path in files.rglob("*")}
+    requirements = dependencies(files / "pyproject.toml")
+    cut(files, chosen, sorted(set(git(TEMPLATE, "ls-files").splitlines()) - kept))
+    subprocess.run([sys.executable, "-m", "conf.reference"], cwd=files, check=True)
 
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
     pyproject = (files / "pyproject.toml").read_text()
-    pyproject = re.sub(r"^(description|bench) = .*\n", "", pyproject, flags=re.MULTILINE)
+    of_the_template = r'^(description|bench) = .*\n|, "benchmarks[^"]*"'
+    pyproject = re.sub(of_the_template, "", pyproject, flags=re.MULTILINE)
     (files / "pyproject.toml").write_text(pyproject.replace(f'"{NAME}"', f'"{package}"'))
 
-    requirements = without("matplotlib", (files / "requirements.txt").read_text())
-    (files / "requirements.txt").write_text(requirements.replace(NAME, package))
+    gone = requirements - dependencies(files / "pyproject.toml")
+    pins = without(gone, (files / "requirements.txt").read_text())
+    (files / "requirements.txt").write_text(pins.replace(NAME, package))
 
 
-def without(package: str, requirements: str) -> str:
-    """Pinned requirements without a package, and without those that it alone needs."""
+def tests_without_helpers(files: Path) -> list[Path]:
+    """Tests that import from a test that the project does not have."""
+    modules = {path.relative_to(files).as_posix() for path in files.glob("tests/**/*.py")}
+    names = re.compile(r"^from (tests\.[\w.]+) import", re.MULTILINE)
+    lone = []
+    for path in sorted(files.glob("tests/**/*.py")):
+        needed = {module.replace(".", "/") for module in names.findall(path.read_text())}
+        if any(not {f"{name}.py", f"{name}/__init__.py"} & modules for name in needed):
+            lone.append(path)
+    return lone
+
+
+def dependencies(pyproject: Path) -> set[str]:
+    """Packages that a project asks for itself."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    return {re.split(r"[^\w.-]", line)[0] for line in wanted}
+
+
+def without(gone: set[str], requirements: str) -> str:
+    """Pinned requirements without packages that the project does not ask for, unless others need them."""
     pins = re.findall(r"^\S.*\n(?: .*\n)*", requirements, re.MULTILINE)
-    gone = {package}
+    removed: set[str] = set()
     kept: list[str] = []
     while len(kept) != len(pins):
         kept, pins = pins, []
         for pin in kept:
-            needed_by = re.findall(r"(?:via|#  ) (\S+)", pin)
-            if pin.startswith(f"{package}==") or (needed_by and gone.issuperset(needed_by)):
-                gone.add(pin.partition("==")[0])
+            name = pin.partition("==")[0]
+            needed_by = set(re.findall(r"(?:via|#  ) (\S+)", pin))
+            others = needed_by - removed - ({NAME} if name in gone else set())
+            if needed_by and not others:
+                removed.add(name)
             else:
                 pins.append(pin)
-    return re.sub(rf" +#   ({'|'.join(gone)})\n", "", "".join(pins))
+    return "".join(
+        line for pin in pins for line in pin.splitlines(True) if line.strip(" #\n") not in removed
+    )
 
 
 def git(folder: Path, *arguments: str, index: Path | None = None) -> str:
@@ -151,10 +205,6 @@ def git(folder: Path, *arguments: str, index: Path | None = None) -> str:
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(command, check=True, capture_output=True, env=env, text=True)
     return done.stdout.rstrip("\n")
-
-
-def refuse(message: str) -> NoReturn:
-    sys.exit(f"make project: {message}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # Targets that only the template has; the Makefile of a project made from it does without this file.
-.PHONY: bench gpu-check project
+.PHONY: bench gpu-check parts project
 
 bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
 	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
@@ -7,5 +7,8 @@ bench: setup  ## measure this machine and draw a report, with FULL=1 at the publ
 gpu-check: setup  ## check on this machine's GPUs what only they can show, within 20 minutes
 	$(BIN)/python -m benchmarks.gpu_check
 
-project:  ## make a project of your own in a new folder: make project DIR=../mine
-	@$(PYTHON) template/project.py "$$DIR"
+parts:  ## list the parts of a project
+	@$(PYTHON) -m template.project --list
+
+project:  ## make a project of your own in a new folder: make project DIR=../mine PARTS="ddp unet"
+	@$(PYTHON) -m template.project "$$DIR" "$$PARTS"

@@ -1,4 +1,7 @@
 import os
+import sys
+from multiprocessing import forkserver
+from unittest import mock
 
 import pytest
 
@@ -11,14 +14,10 @@ SLOW = {
     "test_a_killed_worker_names_the_setting",
     "test_a_program_may_end_in_the_middle_of_an_epoch",
     "test_a_run_is_the_same_whether_it_measures_or_not",
-    "test_alternatives_runs",
     "test_caltech256_beats_chance",
     "test_deblurring_improves_the_image",
-    "test_entry_points_runs",
     "test_fine_tuning_from_a_run_beats_starting_from_scratch",
-    "test_loop_overhead_runs",
     "test_memory_is_kept_for_the_next_step_on_a_cpu",
-    "test_no_stopped_process_outlives_a_killed_measurement",
     "test_no_thread_of_gloo_is_left_when_python_ends",
     "test_no_worker_outlives_a_killed_training",
     "test_one_rank_matches_one_process",
@@ -41,3 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """All tests but those of GPUs are about the CPU, and fork, which no process may that uses CUDA."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_finish() -> None:
+    """Start the process that runs are forked from, before workers of a loader do, who block its signals."""
+    if helpers := sys.modules.get("tests.helpers"):
+        # It does not see a GPU: a process that uses one must not fork.
+        with mock.patch.dict(os.environ, helpers.ENVIRONMENT):
+            forkserver.ensure_running()

@@ -7,12 +7,11 @@ import runpy
 import socket
 import subprocess
 import sys
+import traceback
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, cast
-from unittest import mock
+from typing import Any
 
-import hydra
 import psutil
 import pytest
 import torch
@@ -20,8 +19,8 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from compose import compose
-from conf.mistakes import end_in_a_few_lines
+from compose import compose  # part: compose
+from conf.cli import load_config
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
@@ -41,20 +40,18 @@ NEEDS_CUDA = [
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
-# Children are forked from a process that has imported torch already, which saves 10 s a run; there is
-# one such process, which the benchmarks' programs are forked from, too.
+# Children are forked from a process that has imported torch already, which saves 10 s a run.
 PRELOAD = [
     *("torch", "torch._dynamo", "torch.distributed.fsdp", "runtime.run", "nvidia.dali.fn"),
-    *("loaders.pytorch", "benchmarks.loading", "benchmarks.bottleneck", "train"),
+    *("loaders.backends.pytorch", "train"),
 ]
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(PRELOAD)
+FORKSERVER.set_forkserver_preload(PRELOAD)  # conftest.py starts it
 
 
 def make_config(*overrides: str) -> Config:
     """The configuration that these command-line overrides give."""
-    with hydra.initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
-        return cast(Config, hydra.compose("config", list(overrides)))
+    return load_config(overrides)
 
 
 def has_ranks(script: str) -> bool:
@@ -68,8 +65,10 @@ def folder_with(folder: Path, script: str) -> Path:
     for name in PACKAGES:
         (folder / name).symlink_to(REPOSITORY / name)
     path = REPOSITORY / script
-    names = script.removesuffix(".py").split("_")[1:]
-    (folder / script).write_text(path.read_text() if path.exists() else compose(names))
+    if not path.exists():  # part: compose
+        (folder / script).write_text(compose(script.removesuffix(".py").split("_")[1:]))
+        return folder
+    (folder / script).write_text(path.read_text())
     return folder
 
 
@@ -116,9 +115,7 @@ def fork(
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         arguments = [script, f"output_dir={output_dir}", *overrides]
         process = FORKSERVER.Process(target=_run, args=(folder, arguments, env, prints[rank]))
-        # The server, which this starts, does not see a GPU either: who uses one must not fork.
-        with mock.patch.dict(os.environ, ENVIRONMENT):
-            process.start()
+        process.start()
         processes.append(process)
     return processes, prints
 
@@ -133,7 +130,8 @@ def train(script: str, output_dir: Path, *overrides: str, folder: Path = REPOSIT
     for process in processes:
         process.join(240)
     texts = [path.read_text() for path in prints]
-    assert all(process.exitcode == 0 for process in processes), "\n".join([script, *texts])
+    exit_codes = [process.exitcode for process in processes]  # None: still running
+    assert exit_codes == [0] * len(processes), "\n".join([f"{script}: {exit_codes}", *texts])
     return texts[0]
 
 
@@ -152,10 +150,9 @@ def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) 
     os.dup2(file, 1)
     os.dup2(file, 2)
     try:
-        end_in_a_few_lines()  # as conf.schema does, which this process has imported already
         runpy.run_path(str(folder / arguments[0]), run_name="__main__")
-    except Exception as error:  # as Python does at the end of a script
-        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:  # as Python does at the end of a script
+        traceback.print_exc()
         sys.exit(1)
 
 

@@ -15,12 +15,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-FAULTS = ("reset", "500", "503", "slow", "cut", "short", "trickle", "whole")
-"""Connection reset; an error of the server; no answer; half of the body; a whole answer with half of the
-bytes; the body byte by byte; all of the file, with 200, to a request for a range."""
-
-STALL_S = 0.6
-"""For which `slow` stays silent, and `trickle` takes."""
+SLOW_S = 11.0
+"""For which a server with the fault `slow` stays silent; longer than it is waited for."""
 
 
 class WebServer:
@@ -36,7 +32,11 @@ class WebServer:
         self.requests: list[tuple[str, str, str | None]] = []
         """Method, path with query, and Authorization of each request."""
         self.fault: Callable[[str, int], str | None] = lambda path, number: None
-        """The fault, if any, that a request of a path meets; its number counts the requests from 0."""
+        """The fault, if any, that a request of a path meets; its number counts the requests from 0.
+
+        A status, such as `500`; `reset` (of the connection); `slow`; `cut` (half of the body is missing); `short`
+        (half of the file, as if it was all).
+        """
         self.numbers: dict[str, int] = {}
         self.most_at_once = self.at_once = 0
         self._server = self._serve(0)
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self._begin()
         whole = self.web.files.get(self._path())
         if whole is None or (fault or "").isdigit():
-            self._answer(int(fault or 404) if fault != "whole" else 404)
+            self._answer(int(fault or 404))
             return
         if fault == "reset":
             _reset(self.connection)
@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Last-Modified": formatdate(0, usegmt=True),
             "Accept-Ranges": "bytes",
         }
-        if not asked or fault == "whole":
+        if not asked:
             self._answer(200, headers, whole, fault)
             return
         start, stop = int(asked[1]), min(int(asked[2]) + 1, len(whole))
@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(web.latency_s)
         fault = web.fault(path, number)
         if fault == "slow":
-            time.sleep(STALL_S)
+            time.sleep(SLOW_S)
         return fault
 
     def _path(self) -> str:
@@ -207,10 +207,4 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "cut":
             body = body[: len(body) // 2]
             self.close_connection = True
-        if fault == "trickle":
-            for byte in body[:15]:
-                self.wfile.write(bytes([byte]))
-                self.wfile.flush()
-                time.sleep(STALL_S / 15)
-            body = body[15:]
         self.wfile.write(body)

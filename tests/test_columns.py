@@ -1,7 +1,10 @@
 """An index on disk is the one that going through the data set gives, and is enough to start from."""
 
+import mmap
 import os
+import pickle
 import shutil
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +14,23 @@ import tifffile
 import torch
 from PIL import Image
 
-import loaders.headers
 from conf.schema import DataConfig
-from loaders import build_loaders
-from loaders.columns import SPLITS
-from loaders.columns import write_index as write_indexes
-from loaders.headers import BadHeadersError, Header
-from loaders.index import BadFileError, Index
-from loaders.layouts import LAYOUTS, build_index
-from loaders.stamps import Stamp
+from loaders.image_loaders import build_loaders
+from loaders.index import (
+    DATASETS,
+    SPLITS,
+    BadFileError,
+    BadHeadersError,
+    Index,
+    build_index,
+    images_below,
+    read_headers,
+    share,
+)
+from loaders.index import write_index as write_indexes
 from loaders.targets import describe_target
 from tests.helpers import make_config
+from tests.test_index import opening
 
 CPU = torch.device("cpu")
 COUNT = 12
@@ -87,13 +96,13 @@ def options_for(layout: Any, folder: Path, *more: str) -> list[str]:
 
 
 def write_index(data: DataConfig, out: Path) -> None:
-    write_indexes(dict(zip(SPLITS, LAYOUTS[data.layout](data), strict=True)), data, out)
+    write_indexes(dict(zip(SPLITS, DATASETS[data.layout](data), strict=True)), data, out)
 
 
 def facts_of(index: Index) -> dict[str, Any]:
-    names = ("name", "channels", "dtype", "as_stored", "resized", "left_out", "sides", "can_copy")
-    facts = {name: getattr(index, name) for name in (*names, "dali_reads", "fingerprint")}
-    arrays = [index.sizes, index.distinct_sizes, index.doubtful, *index.headers]
+    names = ("name", "channels", "dtype", "keep_channels", "resized", "left_out", "sides", "is_raw")
+    facts = {name: getattr(index, name) for name in (*names, "fingerprint")}
+    arrays = [index.sizes, index.distinct_sizes, *index.headers]
     arrays += [getattr(index.target, "values", np.zeros(0))]
     paths = [list(paths) for paths in index.files]
     return {
@@ -102,6 +111,13 @@ def facts_of(index: Index) -> dict[str, Any]:
         "target": describe_target(index.target),
         "arrays": [array.tolist() for array in arrays],
     }
+
+
+def is_mapped(array: Any) -> bool:
+    """Whether an array lies in a file, whose memory all processes share."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
 
 
 @pytest.mark.parametrize("layout", [imagefolder, cells, pairs, masks, table])
@@ -116,6 +132,16 @@ def test_it_is_the_index_that_the_layout_makes_also_when_the_data_has_moved(
     for index, other in zip(opened, made, strict=True):
         assert "fingerprint" in vars(index)  # known, not worked out again
         assert facts_of(index) == facts_of(other)
+        for name, shared in (("opened", index), ("made", other)):
+            call = ForkingPickler.dumps(share(shared, tmp_path / name))
+            assert len(call) < 1000
+            found = pickle.loads(call)()  # as in a worker process
+            assert facts_of(found) == facts_of(other)
+            assert all(
+                map(is_mapped, [found.sizes, *found.headers, *(p.names for p in found.files)])
+            )
+        assert not (tmp_path / "opened").exists()  # where the columns are in files already
+        shutil.rmtree(tmp_path / "made")
     moved = shutil.move(tmp_path / "images", tmp_path / "elsewhere" / "images")
     [train, _] = build_loaders(
         make_config(*options, f"data.root={moved}", f"data.index={out}"), CPU
@@ -169,50 +195,44 @@ def test_a_file_that_changed_or_is_gone_is_named_at_start(photos, tmp_path) -> N
 
 def test_known_files_are_not_looked_at_where_no_index_is_given(tmp_path, monkeypatch) -> None:
     options = [*options_for(imagefolder, tmp_path), "data.check_files=false"]
-    calls: list[str] = []
+    looked_at: set[str] = set()
+    original = os.stat
 
-    def stamp(path: str) -> Stamp:
-        calls.append(path)
-        return 1, 2
+    def look(path: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith(".jpg"):
+            looked_at.add(str(path))
+        return original(path, **options)
 
-    monkeypatch.setattr(loaders.headers, "_stamp", stamp)
+    monkeypatch.setattr(os, "stat", look)
     before = build_index(make_config(*options).data)
-    assert len(calls) == COUNT
+    assert len(looked_at) == COUNT
+    looked_at.clear()
     image(COUNT, tmp_path / "images" / "a", "jpg")
     after = build_index(make_config(*options).data)
-    assert len(calls) == COUNT + 1
+    assert looked_at == {str(tmp_path / "images" / "a" / f"ünï {COUNT}.jpg")}
     assert sum(map(len, after)) == sum(map(len, before)) + 1
 
 
-def test_an_indexing_that_was_stopped_goes_on_and_leaves_nothing_behind(
-    tmp_path, monkeypatch
-) -> None:
+def test_an_indexing_that_was_stopped_goes_on_and_leaves_nothing_behind(tmp_path) -> None:
     data, out = make_config(*options_for(imagefolder, tmp_path)).data, tmp_path / "index"
+    files = images_below(tmp_path / "images")
     read: list[str] = []
-    original = loaders.headers.header_or_reason
 
-    def read_and_note(*arguments: Any) -> Header | str:
-        read.append(arguments[0])
-        return original(*arguments)
+    def listen(path: str) -> None:
+        if path.endswith(".jpg"):
+            if len(read) == 7:
+                raise KeyboardInterrupt
+            read.append(path)
 
-    def read_or_stop(*arguments: Any) -> Header | str:
-        if len(read) == 7:
-            raise KeyboardInterrupt
-        return read_and_note(*arguments)
-
-    monkeypatch.setattr(loaders.headers, "header_or_reason", read_or_stop)
-    monkeypatch.setattr(loaders.headers, "AT_ONCE", 3)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), opening(listen):
+        read_headers(files, data, "rgb", at_once=3)
+    assert read == files[:7]
+    read.clear()
+    with opening(listen):
         write_index(data, out)
-    assert not out.exists()
-    assert len(list((tmp_path / "cache").glob("*.part.npz"))) == 2
-    first, read[:] = read[:6], []
-    monkeypatch.setattr(loaders.headers, "header_or_reason", read_and_note)
-    write_index(data, out)
-    assert len(read) == COUNT - 6
-    assert not set(read) & set(first)
+    assert read == files[6:]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["cache", "images", "index"]
-    assert len([path for path in (tmp_path / "cache").iterdir() if path.suffix == ".npz"]) == 1
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1
     (tmp_path / "images" / "a" / "ünï 0.jpg").write_text("no image")
     with pytest.raises(BadHeadersError, match="1 of 12 files"):
         write_index(data, out)
@@ -234,7 +254,7 @@ def test_what_is_no_fitting_index_is_refused(photos, tmp_path) -> None:
     with pytest.raises(ValueError, match="other settings: data.val_count=4 \\(there: 3\\)"):
         build_index(make_config(*photos, "data.val_count=4").data)
     nowhere = tmp_path / "images"
-    with pytest.raises(FileNotFoundError, match="is no index; make it: python -m loaders.index da"):
+    with pytest.raises(ValueError, match="is no index; make it: python -m loaders.index da"):
         build_index(make_config(*photos, f"data.index={nowhere}").data)
     with pytest.raises(ValueError, match="holds no index; choose another out=DIR"):
         write_index(make_config(*photos).data, nowhere)

@@ -1,19 +1,35 @@
-"""The table of what happens when."""
+"""The documents name files, folders and doors that exist, and the way of a batch as it is."""
 
-import ast
 import re
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
 
+import torch
+from PIL import Image
+
+from conf.cli import load_config
+from loaders import build_loaders
+from loaders.shards import Part, pack_shards
 from tests.helpers import REPOSITORY
+from tests.test_architecture import MAY_IMPORT, code, modules, offered_by, part_of, text_of
+
+ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text()
 
 
-def test_every_row_names_a_test_that_exists() -> None:
-    text = (REPOSITORY / "docs" / "failures.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
+def rows_of(text: str, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading."""
+    section = re.split(r"^#+ ", text.partition(f"# {heading}\n")[2], flags=re.MULTILINE)[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [line.strip("| ").split(" | ") for line in lines[2:]]
+
+
+def test_every_promise_names_a_file_of_tests() -> None:
+    rows = rows_of((REPOSITORY / "docs" / "failures.md").read_text(), "What happens when ...")
     assert len(rows) > 10
-    for row in rows:
-        [(path, name)] = re.findall(r"`([\w/]+\.py)::(\w+)` \|$", row)
-        tree = ast.parse((REPOSITORY / "tests" / path).read_text())
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, row
+    for *_, path in rows:
+        assert "\ndef test_" in (REPOSITORY / "tests" / path.strip("`")).read_text(), path
 
 
 def test_every_link_of_the_documents_leads_to_a_file() -> None:
@@ -21,3 +37,75 @@ def test_every_link_of_the_documents_leads_to_a_file() -> None:
         links = re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text())
         for link in links:
             assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_the_page_on_the_architecture_lists_every_package_with_its_door() -> None:
+    doors = {folder.strip("`/"): door for folder, _, door in rows_of(ARCHITECTURE, "Folders")}
+    folders = {modules()[name].parent for name in code() if part_of(name)}
+    assert doors.keys() == {str(folder) for folder in folders}
+    for folder, door in doors.items():
+        for name, file in re.findall(r"`(\w+)`(?: in `(\S+)`)?", door):
+            module = (file.removesuffix(".py") or folder).replace("/", ".")
+            defined = re.search(rf"^(class |def )?{name}\b", text_of(module), re.MULTILINE)
+            assert defined or name in offered_by(module), f"{module} does not offer {name}"
+
+
+def test_the_page_on_the_architecture_lists_the_layers_from_the_ground_up() -> None:
+    folders = [row[0].strip("`/").replace("/", ".") for row in rows_of(ARCHITECTURE, "Folders")]
+    parts = [folder for folder in folders if folder in MAY_IMPORT]
+    for number, part in enumerate(parts):
+        assert not MAY_IMPORT[part] & set(parts[number + 1 :]), f"{part} imports from rows below"
+
+
+def test_the_page_on_the_architecture_names_files_that_exist() -> None:
+    for path in re.findall(r"`([\w/]+(?:/|\.py))`", ARCHITECTURE):
+        assert (REPOSITORY / path).exists(), path
+
+
+def options(root: Path) -> list[str]:
+    data = ["data=imagefolder", f"data.root={root}", f"data.cache_dir={root.parent}/cache"]
+    augmentation = ["data.random_crop=true", "data.hflip=0.5", "data.colour_jitter=[0.4,0,0]"]
+    return [*data, *augmentation, "data.resize=36", "data.crop=32", "global_batch_size=4"]
+
+
+def files_of_a_batch(overrides: list[str]) -> set[str]:
+    """Files below `loaders/` that run between the request for a batch and the batch; augment/ as a whole."""
+    found, is_iterating = set(), False
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if is_iterating and event == "call":
+            found.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)  # of threads that are started from here on
+    sys.setprofile(note)
+    try:
+        train_loader, _ = build_loaders(load_config(overrides), torch.device("cpu"))
+        train_loader.set_epoch(0)
+        is_iterating = True
+        next(iter(train_loader))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    loaders = f"{REPOSITORY / 'loaders'}/"
+    files = {name.removeprefix(loaders) for name in found if name.startswith(loaders)}
+    return {"augment/" if name.startswith("augment/") else name for name in files}
+
+
+def test_the_page_on_loaders_shows_the_files_that_a_batch_passes(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "loaders.md").read_text()
+    [picture] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    shown = set(re.findall(r"\w+/(?:\w+\.py)?|(?<!/)\b\w+\.py", picture))
+
+    photos, shards = tmp_path / "photos", tmp_path / "shards"
+    for number in range(40):
+        path = photos / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (48, 40), (number, 0, 0)).save(path)
+    one = Part(1, 1)
+    pack_shards(load_config(options(photos)).data, str(shards), shard_mb=0.01, part=one)
+    passed = {
+        "pytorch": files_of_a_batch(options(photos)),
+        "dali": files_of_a_batch([*options(photos), "loader=dali"]),
+        "shards": files_of_a_batch([*options(shards), "data.shuffle=window"]),
+    }
+    assert set.union(*passed.values()) == shown, passed

@@ -1,16 +1,16 @@
 """The entry points, started as a user starts them."""
 
+import itertools
 import re
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from models import build_model
-from tests.faults.helpers import run_to_end
+from tests.faults import run_to_end
 from tests.helpers import (
     SCRIPTS,
     checkpoint_of,
@@ -25,7 +25,7 @@ from tests.helpers import (
     train,
     validated,
 )
-from tests.torchrun import train_with_torchrun
+from tests.torchrun import TWO_RANKS, torchrun, train_with_torchrun
 
 SHORT = ["epochs=1", "optimizer.warmup_epochs=0", "max_steps=2", "data.crop=[16,16]"]
 TWENTY_STEPS = [
@@ -55,8 +55,10 @@ def runs(tmp_path_factory):
     return folder_of
 
 
-@pytest.mark.parametrize("loader", ["pytorch", "dali", "synthetic"])
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    ("script", "loader"),
+    [*itertools.product(SCRIPTS, ["pytorch", "dali"]), ("train.py", "synthetic")],
+)
 def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_path) -> None:
     output = tmp_path / "run"
     quickly = train_with_torchrun if loader == "pytorch" and has_ranks(script) else train
@@ -82,10 +84,10 @@ def test_every_entry_point_runs_with_every_loader(script: str, loader: str, tmp_
     assert not any(key.startswith("module.") for key in checkpoint_of(output)["model"])
 
     ranks = f"{num_ranks} rank{'s' * (num_ranks - 1)}"
-    [headline] = [line for line in printed.splitlines() if "samples on" in line]
-    assert f"small_cnn with {NUM_PARAMETERS:,} parameters; 1 epochs of " in headline
-    assert f" steps of 64 samples on {ranks}, " in headline
-    assert headline.endswith(f"; {summary['precision']} on cpu")
+    _, model, steps = printed[printed.index("mnist_mini: ") :].splitlines()[:3]
+    assert model.startswith("small_cnn(width=32, batch_norm=True) with")
+    assert f" {NUM_PARAMETERS:,} parameters; {summary['precision']} on cpu" in model
+    assert f" steps of 64 samples on {ranks}, " in steps
     if loader == "pytorch":
         assert summary["val/top1"] <= summary["val/top5"]
         is_low = "amp" in script
@@ -163,9 +165,8 @@ def test_the_scaler_is_disabled_with_bfloat16_and_saved_with_float16(runs) -> No
 
 def test_a_checkpoint_of_any_entry_point_resumes_in_any_other(runs, tmp_path) -> None:
     """A chain through all scripts, and equal keys in all of their checkpoints."""
-    keys = {script: checkpoint_of(runs(script))["model"].keys() for script in SCRIPTS}
-    assert all(names == keys["train.py"] for names in keys.values())
     before = runs("train_ddp.py")
+    names = checkpoint_of(before)["model"].keys()
     for number, script in enumerate([*SCRIPTS, "train.py"]):
         output = tmp_path / str(number)
         steps = 22 + 2 * number
@@ -173,6 +174,7 @@ def test_a_checkpoint_of_any_entry_point_resumes_in_any_other(runs, tmp_path) ->
         options += FLOAT16 if "amp" in script else []
         printed = train(script, output, *options)
         assert "resumed from" in printed
+        assert checkpoint_of(output)["model"].keys() == names
         steps_logged = [step for step, _ in scalars_of(output, "train/loss")]
         assert steps_logged == [steps - 1, steps]
         for part, name in (("scaler", "amp"), ("ema", "ema")):
@@ -208,6 +210,34 @@ def test_best_and_last_checkpoint_are_kept(tmp_path) -> None:
     assert last["config"]["epochs"] == 2
 
 
+def test_the_lowest_value_of_an_error_is_the_best(tmp_path) -> None:
+    script = folder_with(tmp_path, "train.py") / "train.py"
+    line = "    task = build_task(cfg, train_loader)\n"
+    assert line in script.read_text()
+    own = f"{line}    task.best_metric, task.best_mode = 'loss', 'min'\n"
+    script.write_text(script.read_text().replace(line, own))
+    output, options = tmp_path / "run", ["model.kwargs.width=8", "global_batch_size=500"]
+    train("train.py", output, *options, "epochs=2", folder=tmp_path)
+    train("train.py", output, *options, "epochs=3", "resume=auto", folder=tmp_path)
+    losses = [value for _, value in scalars_of(output, "val/loss")]
+    assert len(losses) == 3
+    assert summary_of(output)["best"]["val/loss"] == pytest.approx(min(losses))
+    assert summary_of(output)["best_mode"] == "min"
+    assert checkpoint_of(output, "best.pt")["loader"]["epoch"] == losses.index(min(losses))
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_ddp.py"])
+def test_a_run_stops_early_and_goes_on_with_more_patience(script: str, tmp_path) -> None:
+    """Without learning, the first epoch stays the best one."""
+    output = tmp_path / "run"
+    options = ["model.kwargs.width=8", "model.kwargs.batch_norm=false", "optimizer.lr=1e-30"]
+    options += ["global_batch_size=500", "epochs=9", "resume=auto"]
+    for patience, num_epochs in ((2, 3), (2, 3), (3, 4)):
+        train(script, output, *options, f"early_stopping.patience={patience}")
+        assert len(scalars_of(output, "val/loss")) == num_epochs
+    assert checkpoint_of(output, "best.pt")["run"]["num_epochs"] == 1
+
+
 def test_tensorboard_has_every_promised_tag(runs) -> None:
     output = runs("train.py")
     for tag in ("train/loss", "train/grad_norm", "train/lr"):
@@ -219,6 +249,11 @@ def test_tensorboard_has_every_promised_tag(runs) -> None:
         assert [step for step, _ in scalars_of(output, tag)] == [20]
     events = events_of(output)
     assert events.Tags()["images"] == ["train/inputs", "val/predictions", "val/confusion"]
+
+
+def test_a_run_of_fewer_steps_than_a_log_point_logs_its_gradient_norm(runs) -> None:
+    output = runs("train.py", "log.every_steps=100")
+    assert [step for step, _ in scalars_of(output, "train/grad_norm")] == [20]
 
 
 def test_without_images_tensorboard_has_scalars_only(runs) -> None:
@@ -321,31 +356,31 @@ def test_a_checkpoint_of_another_model_is_refused(runs, tmp_path) -> None:
     assert "holds another model than model=small_cnn" in printed
 
 
-def run_in(folder: Path, script: str, *overrides: str) -> tuple[Path, str]:
-    """Start a script as users do, with python or torchrun; its default folder and what it printed."""
-    result = start(script, *overrides, *SHORT, folder=folder_with(folder, script))
-    assert result.returncode == 0, result.stderr
-    (run,) = (folder / "outputs" / Path(script).stem).iterdir()
-    return run, result.stdout
-
-
 def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:
-    run, _ = run_in(tmp_path, "train_ddp.py")
+    prints = tmp_path / "prints"
+    folder = folder_with(tmp_path / "s", "train_ddp.py")
+    process = torchrun([*TWO_RANKS, "train_ddp.py", *SHORT], folder, prints)
+    process.join(240)
+    assert process.exitcode == 0, prints.read_text()
+    (run,) = (folder / "outputs" / "train_ddp").iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
     assert (run / "summary.json").exists()
 
 
 def test_multirun_gives_each_job_a_folder_and_counts_its_own_time(tmp_path) -> None:
     began = time.monotonic()
-    sweep, printed = run_in(tmp_path, "train.py", "-m", "seed=1,2")
+    folder = folder_with(tmp_path, "train.py")
+    result = start("train.py", "-m", "seed=1,2", *SHORT, folder=folder)
     lasted = time.monotonic() - began
+    assert result.returncode == 0, result.stderr
+    (sweep,) = (folder / "outputs" / "train").iterdir()
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
     weights = [checkpoint_of(sweep / job)["model"] for job in "01"]
     assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    assert printed.count("small_cnn with") == 2
+    assert result.stdout.count("small_cnn(") == 2
     for job in "01":
         log = (sweep / job / "train.log").read_text()
-        assert log.count("small_cnn with") == log.count("epoch 1 of 1:") == 1
+        assert log.count("small_cnn(") == log.count("epoch 1 of 1:") == 1
     first, second = (summary_of(sweep / job)["seconds"] for job in "01")
     # torch is imported once; nothing is counted twice.
     assert 0 < second["start_up"] < first["start_up"]

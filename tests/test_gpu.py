@@ -20,12 +20,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.amp import GradScaler, autocast
 
-from loaders import build_loaders
+from loaders.image_loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, preemption, resolve_device, set_numerics
+from runtime import Run, build_optimizer, preemption
 from runtime.guard import NonFiniteGuard
+from runtime.setup import resolve_device, set_numerics
 from tasks import build_task
-from tests.faults.helpers import (
+from tests.faults import (
     TWO_RANKS,
     Torchrun,
     assert_same_state,
@@ -195,7 +196,7 @@ def test_a_file_that_is_cut_short_is_skipped(
     ]
     train, val = build_loaders(make_config(*options), resolve_device(device))
     num_images = sum(len(inputs) for split in (train, val) for inputs, _ in split)
-    bad = {reason for split in train.bad_samples() for reason in split.values()}
+    bad = {reason for split in train.state_dict()["bad"] for reason in split.values()}
     assert [reason for reason in bad if "03.jpg" in reason] == list(bad)
     assert len(bad) == 1
     assert num_images in (10, 11)  # the one that validates is another one, or not

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from torch.distributed import run
 
 from launch import rendezvous
-from runtime.distributed import numbers_of_ranks_that_do_not_divide, run_stamp
+from runtime.distributed import interface_to, run_stamp, sizes_that_do_not_divide
 
 REPOSITORY = Path(__file__).parents[1]
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
@@ -264,11 +265,24 @@ def test_a_port_that_is_taken_is_told():
 def test_a_batch_that_fewer_machines_cannot_divide_is_known_at_the_start(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setenv("ELASTIC_NNODES", "1:4")
-    assert numbers_of_ranks_that_do_not_divide(96, 32) == ""
-    assert numbers_of_ranks_that_do_not_divide(64, 32) == "24"
-    assert numbers_of_ranks_that_do_not_divide(60, 24) == "8, 16, 32"
+    assert sizes_that_do_not_divide(96, 32) == ""
+    assert sizes_that_do_not_divide(64, 32) == "24"
+    assert sizes_that_do_not_divide(60, 24) == "8, 16, 32"
     monkeypatch.delenv("ELASTIC_NNODES")
-    assert numbers_of_ranks_that_do_not_divide(63, 24) == ""
+    assert sizes_that_do_not_divide(63, 24) == ""
+
+
+def test_the_interface_to_another_machine_is_the_one_with_the_route() -> None:
+    own = {
+        family.address: name
+        for name, families in psutil.net_if_addrs().items()
+        for family in families
+        if family.family == socket.AF_INET and not family.address.startswith("127.")
+    }
+    for address, name in own.items():
+        assert interface_to(address) in ("", name)  # "": the route to oneself is the loopback
+    assert interface_to("127.0.0.1") == interface_to("localhost") == ""
+    assert interface_to("no.such.machine.invalid") == ""
 
 
 def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch):

@@ -7,10 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from loaders.epoch import random_permutation, stream_key
 from loaders.index import Index
-from loaders.plan import output_size, plan
-from loaders.randomness import key_of, shuffled, uniform
-from loaders.sampler import PlanSampler
+from loaders.plan import PlanSampler
 from loaders.targets import Labels
 from tests.helpers import make_config
 
@@ -24,9 +23,16 @@ def make_index(*sizes: tuple[int, int]) -> Index:
     )
 
 
+def make_sampler(index: Index, *overrides: str, epoch=0, train=True, seed=0) -> PlanSampler:
+    sampler = PlanSampler(index, make_config(*overrides).data, seed, 1, 0, 1, train)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
 def make_plan(index: Index, *overrides: str, epoch: int = 0, train: bool = True, seed: int = 0):
-    data = make_config(*overrides).data
-    return plan(index, data, seed, epoch, train, np.arange(len(index)))
+    return make_sampler(index, *overrides, epoch=epoch, train=train, seed=seed).plan(
+        np.arange(len(index))
+    )
 
 
 def test_same_seed_and_epoch_give_the_same_plan_and_others_another() -> None:
@@ -43,12 +49,16 @@ def test_same_seed_and_epoch_give_the_same_plan_and_others_another() -> None:
 def test_any_rows_are_those_of_the_whole_epoch() -> None:
     index = make_index(*[(40, 50), (60, 50)] * 5000)
     options = ["data.crop=[32,32]", "data.random_resized_crop=[0.2,1]", "data.hflip=0.5"]
-    options += ["data.colour_jitter=[0.4,0.4,0.4]", "data.randaugment=[3,9]", "data.rotation=30"]
-    options += ["data.random_scale=[0.5,2]", "data.gaussian_blur=[0.5,1,2]", "data.mixup=0.2"]
-    data = make_config(*options, "data.random_erasing=0.5", "data.cutmix=1").data
-    whole = plan(index, data, 3, 7, True, np.arange(10_000))
+    options += ["data.colour_jitter=[0.4,0.4,0.4]", "data.randaugment=[3,9]"]  # part: colour
+    options += ["data.rotation=30", "data.random_scale=[0.5,2]"]  # part: spatial
+    options += ["data.gaussian_blur=[0.5,1,2]", "data.random_erasing=0.5"]  # part: spatial
+    options += ["data.mixup=0.2", "data.cutmix=1"]  # part: mixing
+    data = make_config(*options).data
+    sampler = PlanSampler(index, data, 3, 2, 0, 1, train=True)
+    sampler.set_epoch(7)
+    whole = sampler.plan(np.arange(10_000))
     for positions in (np.arange(4321, 4357), np.arange(9999, 0, -613), np.array([9999])):
-        assert np.array_equal(plan(index, data, 3, 7, True, positions), whole[positions])
+        assert np.array_equal(sampler.plan(positions), whole[positions])
 
 
 def test_switching_one_augmentation_on_leaves_the_other_columns_alone() -> None:
@@ -95,7 +105,7 @@ def test_random_resized_crops_have_the_configured_area_and_ratio() -> None:
     assert narrow[["height", "width"]].tolist() == [(10, 10)]
 
 
-def test_colour_factors_stay_in_their_range_and_evaluation_is_untouched() -> None:
+def test_colours_stay_in_range_and_evaluation_is_untouched() -> None:  # part: colour
     index = make_index(*[(8, 8)] * 1000)
     jitter = ["data.colour_jitter=[0.4,0,0.2]", "data.hflip=1", "data.vflip=1"]
     plan = make_plan(index, *jitter)
@@ -114,10 +124,9 @@ def test_colour_factors_stay_in_their_range_and_evaluation_is_untouched() -> Non
 
 def test_an_open_output_size_and_a_crop_that_is_too_large_are_refused() -> None:
     with pytest.raises(ValueError, match=r"different sizes, from \[8, 8\] to \[9, 9\].*data.crop"):
-        output_size(make_config().data, make_index((8, 8), (9, 9)))
+        make_sampler(make_index((8, 8), (9, 9)))
     with pytest.raises(ValueError, match=r"smaller than the crop: one is 8x20 but .* 9x9"):
-        data = make_config("data.crop=[9,9]").data
-        PlanSampler(make_index((8, 20), (9, 9)), data, 0, 1, 0, 1, train=True)
+        make_sampler(make_index((8, 20), (9, 9)), "data.crop=[9,9]")
 
 
 def rows_of_all_ranks(index: Index, epoch: int, batch: int, world_size: int, train: bool):
@@ -153,8 +162,10 @@ def test_a_split_smaller_than_a_batch_or_the_ranks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 97, 4096, 100_003])
-def test_shuffled_is_every_number_once(count: int) -> None:
-    orders = [shuffled(np.arange(count), count, key_of("x", epoch)) for epoch in range(3)]
+def test_random_permutation_is_every_number_once(count: int) -> None:
+    orders = [
+        random_permutation(np.arange(count), count, stream_key("x", epoch)) for epoch in range(3)
+    ]
     assert all(np.array_equal(np.sort(order), np.arange(count)) for order in orders)
     if count >= 10:
         assert not np.array_equal(orders[0], orders[1])
@@ -164,7 +175,7 @@ def test_shuffled_is_every_number_once(count: int) -> None:
 def test_all_orders_of_few_samples_are_alike_often(count: int) -> None:
     num_orders = math.factorial(count)
     counts = Counter(
-        tuple(shuffled(np.arange(count), count, key_of("x", epoch)))
+        tuple(random_permutation(np.arange(count), count, stream_key("x", epoch)))
         for epoch in range(20 * num_orders)
     )
     chi_square = sum((n - 20) ** 2 / 20 for n in counts.values()) + 20 * (num_orders - len(counts))
@@ -175,7 +186,10 @@ def test_all_orders_of_few_samples_are_alike_often(count: int) -> None:
 def test_a_shuffled_order_keeps_nothing_of_positions_neighbours_or_other_epochs() -> None:
     """As far from these as NumPy's permutations: all are within 5 standard deviations of chance."""
     count = 100_003
-    ours = [shuffled(np.arange(count), count, key_of("sample", 0, epoch)) for epoch in (0, 1)]
+    ours = [
+        random_permutation(np.arange(count), count, stream_key("sample", 0, epoch))
+        for epoch in (0, 1)
+    ]
     numpy = [np.random.default_rng(seed).permutation(count) for seed in (0, 1)]
     for first, second in (ours, numpy):
         pairs = [(first, np.arange(count)), (first[:-1], first[1:]), (first, second)]
@@ -188,19 +202,30 @@ def test_a_shuffled_order_keeps_nothing_of_positions_neighbours_or_other_epochs(
 
 
 def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
+    count = 10**9
+    index = Index(
+        name="made/train",
+        sizes=np.broadcast_to(np.array([40, 50]), (count, 2)),
+        channels=3,
+        target=Labels(np.broadcast_to(np.int64(0), count), ("all",)),
+    )
+    sampler = make_sampler(index, "data.crop=[32,32]", "data.random_crop=true", "data.hflip=0.5")
     tracemalloc.start()
-    places = shuffled(np.arange(700_000_000, 700_008_192), 10**9, key_of("sample", 0, 0))
-    numbers = uniform(np.arange(700_000_000, 700_008_192), key_of("x", 0, 0), 3)
+    places = sampler.plan(np.arange(700_000_000, 700_008_192))["sample"]
     assert tracemalloc.get_traced_memory()[1] < 5e6
     tracemalloc.stop()
-    assert len(set(places.tolist())) == len(places) == len(numbers)
-    assert np.histogram(places, bins=8, range=(0, 10**9))[0].min() > 850
+    assert len(set(places.tolist())) == len(places)
+    assert np.histogram(places, bins=8, range=(0, count))[0].min() > 850
 
 
-def test_uniform_numbers_fill_their_range_and_are_independent() -> None:
-    numbers = uniform(np.arange(100_000), key_of("x", 0, 0), 4)
-    others = uniform(np.arange(100_000), key_of("y", 0, 0), 4)
-    assert abs(np.histogram(numbers, bins=100, range=(0, 1))[0] / 4000 - 1).max() < 0.08
-    columns = np.concatenate([numbers[1:], numbers[:-1], others[1:]], axis=1)
-    correlations = np.corrcoef(columns, rowvar=False) - np.eye(12)
-    assert abs(correlations).max() < 5 / math.sqrt(100_000)
+def test_random_columns_are_uniform_and_independent() -> None:  # part: colour spatial
+    count = 100_000
+    options = ["data.colour_jitter=[1,1,1]", "data.rotation=180", "data.random_erasing=1"]
+    rows = make_plan(make_index(*[(8, 8)] * count), *options)
+    columns = [rows[name] / 2 for name in ("brightness", "contrast", "saturation")]
+    columns += [rows["angle"] / 360 + 0.5, rows["erased_y"], rows["erased_x"]]
+    numbers = np.stack(columns, axis=1)
+    assert abs(np.histogram(numbers, bins=100, range=(0, 1))[0] / 6000 - 1).max() < 0.08
+    both = np.concatenate([numbers[1:], numbers[:-1]], axis=1)  # of a row and of the next one
+    correlations = np.corrcoef(both, rowvar=False) - np.eye(12)
+    assert abs(correlations).max() < 5 / math.sqrt(count)

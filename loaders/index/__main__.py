@@ -3,27 +3,26 @@
     python -m loaders.index data=imagefolder data.root=photos out=data/index
     python train.py data=imagefolder data.root=photos data.index=data/index
 
-Started again after it was stopped, the first command goes on with the headers that it has not read yet.
+If the first command was stopped, start it again: it reads only the headers that it has not read yet.
 """
 
+import sys
 from pathlib import Path
 
-from conf.mistakes import Mistake
-from loaders.columns import SPLITS, write_index
-from loaders.layouts import LAYOUTS
-from loaders.pack import command_line
+from conf.cli import load_config, parse_options, user_errors
+from loaders.index.columns import SPLITS, write_index
+from loaders.index.datasets import DATASETS
 
 
 def main() -> None:
     """Command line: Hydra overrides of the data, and `out=DIR`."""
-    options: dict[str, str | None] = {"out": None}
-    data = command_line(options).data
-    if options["out"] is None:
-        raise Mistake("out=DIR is missing: the folder that the index is written to")
-    splits = LAYOUTS[data.layout](data)
+    options, overrides = parse_options(__doc__, sys.argv[1:], out=None)
+    data = load_config(overrides).data
+    splits = DATASETS[data.layout](data)
     write_index(dict(zip(SPLITS, splits, strict=True)), data, Path(options["out"]))
     print(", ".join(f"{len(index):,} samples of {index.name}" for index in splits))
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

@@ -6,6 +6,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,12 @@ def join(processes: list[ForkServerProcess], timeout: float = 60) -> list[int | 
     return codes
 
 
+def is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 class Torchrun:
     """An entry point under torchrun, all of whose processes can be found."""
 
@@ -104,16 +111,16 @@ class Torchrun:
         is_forked: bool = True,
         is_elastic: bool = False,
     ) -> None:
-        self.mark = uuid.uuid4().hex
-        self.prints = output_dir.with_name(f"{output_dir.name}-{self.mark[:6]}.txt")
+        self.prints = output_dir.with_name(f"{output_dir.name}-{uuid.uuid4().hex[:6]}.txt")
         self.agent = torchrun(
             [*launcher, script, f"output_dir={output_dir}", *overrides],
             folder,
             self.prints,
-            {"TEST_MARK": self.mark, "PYTHONFAULTHANDLER": "1", **(environment or {})},
+            {"PYTHONFAULTHANDLER": "1", **(environment or {})},
             is_forked=is_forked,
             is_elastic=is_elastic,
         )
+        self.seen = {psutil.Process(self.agent.pid)}
 
     def __enter__(self) -> "Torchrun":
         return self
@@ -126,35 +133,29 @@ class Torchrun:
 
     def processes(self) -> list[psutil.Process]:
         """The agent, its ranks and their workers, as far as they live."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                is_ours = process.environ().get("TEST_MARK") == self.mark
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        for process in list(self.seen):
+            with suppress(psutil.NoSuchProcess):
+                self.seen.update(process.children(recursive=True))
+        return [process for process in self.seen if is_alive(process)]
 
     def rank(self, rank: int) -> psutil.Process:
-        """The process of a rank; it can take a moment until a restarted one is there."""
+        """The process of a rank, which the agent starts one after the other."""
 
         def find() -> psutil.Process | None:
-            for process in self.processes():
-                try:
-                    is_rank = process.ppid() == self.agent.pid
-                    if is_rank and process.environ().get("RANK") == str(rank):
-                        return process
-                except psutil.Error:
-                    continue
-            return None
+            children = psutil.Process(self.agent.pid).children()
+            alive = sorted(filter(is_alive, children), key=lambda process: process.pid)
+            return alive[rank] if rank < len(alive) else None
 
         return wait_for(find, f"rank {rank}")
+
+    def kill_agent(self) -> None:
+        self.processes()  # which later cannot be found by their parent
+        self.agent.kill()
 
     def wait(self, timeout: float = 120) -> int:
         return wait_for_end(self, timeout=timeout)[0]
 
-    def all_gone(self, timeout: float) -> None:
+    def all_gone(self, timeout: float = 60) -> None:
         """Wait until no process is left; otherwise say where each of them stands."""
         try:
             wait_for(lambda: not self.processes(), "the end of all processes", timeout)

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import watch
+from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat
 from tests.faults.helpers import (
     NUM_STEPS,
-    TWO_RANKS,
-    Torchrun,
     assert_same_state,
     join,
     run_to_end,
@@ -150,19 +148,13 @@ def test_a_rank_that_raises_shows_its_traceback_once_and_the_other_ends_too(
     assert prints[0].count("[rank 0] stops, because another rank has:") == 1
 
 
-def test_ranks_that_have_no_torchrun_tell_a_mistake_once(options, tmp_path) -> None:
-    """Rank 0 holds the store in which rank 1 asks, later, whether it is told."""
-    folder = script_with(
-        tmp_path / "s",
-        "train_ddp.py",
-        "from conf import mistakes",
-        "ask = mistakes._is_first_to_tell",
-        "mistakes._is_first_to_tell = lambda: (time.sleep(2 * rank), ask())[1]",
-        "raise mistakes.Mistake('say it once')",
-    )
+def test_ranks_that_have_no_torchrun_end_by_a_mistake(options, tmp_path) -> None:
+    lines = ["from conf.errors import UserError", "raise UserError('say it')"]
+    folder = script_with(tmp_path / "s", "train_ddp.py", *lines)
     codes, texts = run_to_end("train_ddp.py", tmp_path / "run", *options, folder=folder)
     assert codes == [2, 2]
-    assert "".join(texts).count("say it once") == 1, texts
+    assert texts[0].count("say it") == 1, texts
+    assert "Traceback" not in "".join(texts)
 
 
 def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_path) -> None:
@@ -185,7 +177,7 @@ def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_p
     assert "missing: rank 2" not in text
     assert re.search(r"rank 1: \d+ s ago at train_ddp.py:\d+ \(time.sleep\(1000\)\)", text)
     for rank in (0, 2):
-        assert re.search(rf"rank {rank}: \d+ s ago at (train_ddp|distributed).py", text)
+        assert re.search(rf"rank {rank}: \d+ s ago at (train_ddp|group|launch).py", text)
         record = tmp_path / "run" / f"flight_record_rank_{rank}"
         assert f"this rank's collectives: {record}" in text
         last = pickle.loads(record.read_bytes())["entries"][-1]
@@ -206,56 +198,28 @@ def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) ->
     assert (tmp_path / "record0").read_bytes() == b"all of them"
 
 
-def _wait_for_the_device(prints: Path) -> None:
-    class Stuck(watch.DeviceWork):
+def test_a_rank_whose_device_waits_for_a_failed_one_ends_soon(tmp_path) -> None:
+    prints = tmp_path / "prints.txt"
+    process = FORKSERVER.Process(target=_wait_for_the_device, args=(prints, 1e9, True))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 1
+    assert "[rank 0] stops, because another rank has" in prints.read_text()
+
+
+def _wait_for_the_device(prints: Path, timeout_s: float = 20.0, has_failed: bool = False) -> None:
+    class Stuck(DeviceWork):
         asked = 0
 
         def overdue_s(self) -> float:
             self.asked += 1
             return float(self.asked)
 
-    os.environ[watch.FLIGHT_RECORD] = str(prints.with_name("record"))
+    os.environ[FLIGHT_RECORD] = str(prints.with_name("record"))
     os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT), 2)
-    watch.HEARTBEAT_S = 0.1
     store, work = torch.distributed.HashStore(), Stuck(torch.device("cpu"))
-    watch.start_telling(store, 0, 2, work, 20.0, lambda: b"all of them")
+    if has_failed:
+        other = Heartbeat(store, 1, 2, DeviceWork(work.device), timeout_s, bytes, interval_s=0.1)
+        other.announce_failure()
+    Heartbeat(store, 0, 2, work, timeout_s, lambda: b"all of them", interval_s=0.1)
     time.sleep(1000)
-
-
-def test_ranks_that_tell_where_they_stand_to_the_last_moment_end_well(options, tmp_path) -> None:
-    """Python aborts if it ends while a thread is in the store of torchrun."""
-    folder = script_with(
-        tmp_path / "s",
-        "train_ddp.py",
-        "import runtime.watch, traceback",
-        "here = traceback.FrameSummary('train_ddp.py', 1, 'main', line='')",
-        "traceback.extract_stack = lambda frame: [here]  # in no time",
-        "runtime.watch.HEARTBEAT_S, before = 0.0, runtime.watch.HEARTBEAT_S",
-        "time.sleep(before)",  # until the thread notices
-    )
-    job = folder, tmp_path / "run", "train_ddp.py", TWO_RANKS
-    with Torchrun(*job, *options, "max_steps=2", is_forked=False) as torchrun:
-        assert torchrun.wait() == 0, torchrun.text()
-
-
-@pytest.mark.parametrize("script", ["train.py", "train_ddp.py"])
-def test_weights_that_one_finite_gradient_broke_are_found_and_not_saved(
-    script: str, options, tmp_path
-) -> None:
-    """Step 5 has a finite norm; of its weights nothing is saved, and the last good file is named."""
-    folder = script_with(
-        tmp_path / "s",
-        script,
-        "if step == 5:",
-        "    optimizer.param_groups[0]['lr'] = 1e30",
-        "    for parameter in model.parameters():",
-        "        parameter.register_post_accumulate_grad_hook(lambda p: (p.grad.fill_(1e10), None)[1])",
-    )
-    run = tmp_path / "run"
-    overrides = [*options, "optimizer=sgd", "log.every_steps=3", "checkpoint.every_steps=2"]
-    codes, texts = run_to_end(script, run, *overrides, folder=folder)
-    assert codes == [2] * len(codes), texts
-    [line] = [line for text in texts for line in text.splitlines() if "not finite any more" in line]
-    assert f"the last good checkpoint is {run}/checkpoints/step-00000004.pt" in line
-    assert "Traceback" not in "".join(texts)
-    assert all_finite(checkpoint_of(run)["model"])

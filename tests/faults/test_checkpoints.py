@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from models import build_model
-from runtime import checkpoint
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from tests.faults.helpers import (
     NUM_STEPS,
@@ -22,7 +21,7 @@ from tests.faults.helpers import (
     slow,
     steps_saved,
 )
-from tests.helpers import checkpoint_of, make_config, scalars_of, summary_of, train
+from tests.helpers import checkpoint_of, folder_with, make_config, scalars_of, summary_of, train
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,6 @@ def test_one_flipped_byte_is_found_and_the_checkpoint_before_is_used(
     else:
         assert state["step"] == NUM_STEPS - 1
         assert f"{step_file(copy, NUM_STEPS)} is damaged" in caplog.text
-        assert "trying the one before it" in caplog.text
 
 
 def test_a_flipped_byte_in_the_weights_is_not_loaded(copy, caplog) -> None:
@@ -83,7 +81,7 @@ def test_a_flipped_byte_in_the_weights_is_not_loaded(copy, caplog) -> None:
     flip_byte(path, (content.index(weight) + 5) / (len(content) - 1))
     assert torch.load(path, weights_only=True)["step"] == NUM_STEPS  # torch.load does not see it
     assert read(copy)["step"] == NUM_STEPS - 1
-    assert f"{path} is damaged (wrong checksum of" in caplog.text
+    assert f"{path} is damaged" in caplog.text
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_truncated_one(copy, finished, options) -> None:
@@ -99,11 +97,10 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_truncated_one(copy, finished
 def test_when_all_checkpoints_are_damaged_the_run_stops(copy, options) -> None:
     for step in steps_saved(copy):
         cut_short(step_file(copy, step))
-    with pytest.raises(ValueError, match="resume=auto: all 3 checkpoints are damaged"):
-        read(copy)
-    codes, prints = run_to_end("train.py", copy, *options, "resume=auto")
+    codes, [text] = run_to_end("train.py", copy, *options, "resume=auto")
     assert codes == [2]
-    assert "all 3 checkpoints are damaged" in prints[0]
+    assert text.count("is damaged") == 3
+    assert "resume=auto: there is no checkpoint that can be read (3 found)" in text
 
 
 @pytest.fixture
@@ -158,6 +155,8 @@ def test_checkpoints_are_kept_as_configured(overrides, steps, options, tmp_path)
     assert steps_saved(run) == steps
     newest = step_file(run, NUM_STEPS)
     assert (run / "checkpoints" / "last.pt").read_bytes() == newest.read_bytes()
+    modes = {path.stat().st_mode for path in (run / "checkpoints").iterdir()}
+    assert len(modes) == 1  # as the umask says
     best = checkpoint_of(run, "best.pt")
     assert best["step"] in (8, 16)  # at the end of an epoch
     cfg = make_config(*options, *overrides)
@@ -181,24 +180,39 @@ def test_steps_that_a_run_has_left_go_before_older_ones(tmp_path) -> None:
         assert steps_saved(tmp_path) == kept
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_an_error_without_a_word_or_a_folder_is_told_too(
-    is_there: bool, tmp_path, monkeypatch
-) -> None:
-    def fail(*unused: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(checkpoint, "write_atomically", fail)
+def test_an_error_where_no_folder_can_be_made_is_told_too(tmp_path) -> None:
     (tmp_path / "file").touch()
-    folder = tmp_path / ("run" if is_there else "file/run") / "checkpoints"
-    writer = CheckpointWriter(make_config().checkpoint, folder)
+    writer = CheckpointWriter(make_config().checkpoint, tmp_path / "file" / "checkpoints")
     writer.write({"step": 1, "model": torch.zeros(250_000)})
-    reason = r"MemoryError\(\)" if is_there else ".*Not a directory.*"
-    room = r"about 1.0 MB needed, .* MB free" if is_there else "about 1.0 MB needed"
-    with pytest.raises(
-        OSError, match=rf"step-00000001.pt could not be written \({reason}\): {room};"
-    ):
+    with pytest.raises(OSError, match=r"step-00000001.pt .*Not a directory.* 1.0 MB needed"):
         writer.wait()
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_ddp_ema.py"])
+def test_an_epoch_whose_weights_could_not_be_written_is_not_the_best(
+    script: str, options, tmp_path
+) -> None:
+    """The first epoch's, since a folder is in the way; those of the second one, which unlearns, are worse."""
+    run = tmp_path / "run"
+    weights = run / "checkpoints" / "model.safetensors"
+    (weights / "folder").mkdir(parents=True)
+    folder = script_with(
+        tmp_path / "s",
+        script,
+        "import shutil",
+        "if step > 8: targets.copy_(1 - targets)",
+        f"if step == 12 and rank == 0: shutil.rmtree({str(weights)!r})",
+    )
+    codes, [text, *_] = run_to_end(
+        script, run, *options, "checkpoint.on_error=warn", folder=folder, timeout=240
+    )
+    assert set(codes) == {0}, text
+    assert f"{weights} could not be written" in text
+    assert steps_saved(run) == [16]
+    best = checkpoint_of(run, "best.pt")
+    assert best["step"] == 16
+    assert best["run"]["best_metrics"] == summary_of(run)["best"]
+    assert weights.is_file()
 
 
 def test_what_was_best_counts_where_its_weights_lie(copy, tmp_path) -> None:
@@ -220,7 +234,7 @@ def test_checkpoints_are_saved_by_the_clock(options, tmp_path) -> None:
 
 
 def test_the_remains_of_a_write_that_was_killed_are_removed(copy, options) -> None:
-    names = (".step-00000017.pt.4711", ".model.safetensors.4711")
+    names = (".step-00000017.4711.pt", ".model.4711.safetensors")
     remains = [copy / "checkpoints" / name for name in names]
     for path in remains:
         path.write_bytes(b"half")
@@ -257,17 +271,37 @@ def test_training_goes_on_while_one_checkpoint_is_written(tmp_path, options) -> 
     assert writes[:4] == ["begin", "end", "begin", "end"]  # never two at a time
 
 
-def test_training_goes_on_while_tensorboard_cannot_write(options, tmp_path) -> None:
-    folder = script_with(
-        tmp_path / "s",
-        "train.py",
-        "def fail(*unused):",
-        "    raise OSError(28, 'No space left on device')",
-        "if step == 4:",
-        "    run.board.writer._get_file_writer = fail",
-    )
-    printed = train("train.py", tmp_path / "run", *options, folder=folder)
-    assert printed.count("TensorBoard events are lost until the next epoch") == 1
+OWN_LOGGERS = """
+from runtime.loggers.tensorboard import TensorBoardLogger
+
+class FullDisk(TensorBoardLogger):
+    def log(self, values, step):
+        if 4 <= step <= 8:
+            raise OSError(28, "No space left on device")
+        super().log(values, step)
+
+class NoServer(TensorBoardLogger):
+    def __init__(self, run_dir, settings, step):
+        raise OSError(111, "Connection refused")
+"""
+
+
+def test_training_goes_on_while_a_logger_cannot_write(options, tmp_path) -> None:
+    folder = folder_with(tmp_path / "s", "train.py")
+    script = folder / "train.py"
+    text = script.read_text()
+    (folder / "own_loggers.py").write_text(OWN_LOGGERS)
+    own = """
+    from runtime.loggers import LOGGERS
+
+    LOGGERS["full"] = "own_loggers.FullDisk"
+    LOGGERS["service"] = "own_loggers.NoServer"
+"""
+    script.write_text(text.replace("    # data\n", own))
+    names = "log.to=[full,service]"
+    printed = train("train.py", tmp_path / "run", *options, names, folder=folder)
+    assert printed.count("log.to=full: values are lost until the next epoch") == 1
+    assert "log.to=service: values are lost until the next epoch" in printed
     steps = [step for step, _ in scalars_of(tmp_path / "run", "train/loss")]
     assert steps == [1, 2, 3, *range(9, NUM_STEPS + 1)]
     assert summary_of(tmp_path / "run")["steps"] == NUM_STEPS

@@ -35,14 +35,10 @@ def whole(options, tmp_path_factory):
 @pytest.mark.parametrize(
     ("script", "loader", "num_workers"),
     [
-        ("train.py", "pytorch", 0),
         ("train.py", "pytorch", 2),
         ("train.py", "dali", 0),
-        ("train_dp.py", "pytorch", 0),
         ("train_amp.py", "pytorch", 0),
-        ("train_amp.py", "dali", 0),
         ("train_ddp.py", "pytorch", 0),
-        ("train_ddp.py", "pytorch", 2),
         ("train_ddp.py", "dali", 0),
         ("train_ddp_amp.py", "pytorch", 0),
         ("train_accumulate.py", "pytorch", 0),

@@ -1,7 +1,6 @@
 """Processes that are killed with SIGKILL, which nobody can catch."""
 
 import signal
-import time
 
 import pytest
 
@@ -30,21 +29,21 @@ def frequent(options) -> list[str]:
     return [*options, "checkpoint.every_steps=1", "resume=auto"]
 
 
-def test_killed_ranks_and_workers_come_back_three_times_with_the_same_weights(
+def test_a_killed_worker_and_a_killed_rank_come_back_with_the_same_weights(
     whole, frequent, tmp_path
 ) -> None:
     run, folder = tmp_path / "run", slow(tmp_path / "s", "train_ddp.py", 0.3)
     launcher = [*TWO_RANKS, "--max-restarts=3"]
     workers = [*frequent, "loader.num_workers=1"]
     with Torchrun(folder, run, "train_ddp.py", launcher, *workers) as torchrun:
-        for rank, what, step in ((1, "rank", 3), (0, "worker", 6), (0, "rank", 10)):
+        for rank, what, step in ((1, "worker", 3), (0, "rank", 9)):
             wait_for_step(run, step)
             assert steps_saved(run)[-1] < NUM_STEPS
             victim = torchrun.rank(rank)
             (victim if what == "rank" else workers_of(victim)[0]).kill()
         assert torchrun.wait() == 0, torchrun.text()
-        torchrun.all_gone(5)
-    assert torchrun.text().count("resumed from") == 3
+        torchrun.all_gone()
+    assert torchrun.text().count("resumed from") == 2
     assert_same_state(run, whole)
     assert scalars_of(run, "train/loss") == scalars_of(whole, "train/loss")
     assert summary_of(run)["steps"] == NUM_STEPS
@@ -57,10 +56,10 @@ def test_a_killed_agent_takes_its_ranks_with_it_and_the_run_goes_on_later(
     workers = [*frequent, "loader.num_workers=1"]
     with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *workers) as torchrun:
         wait_for_step(run, 3)
-        torchrun.agent.kill()
-        torchrun.all_gone(10)
-    assert "asked to leave: saved at step" in torchrun.text()
-    train("train_ddp.py", run, *workers)
+        torchrun.kill_agent()
+        torchrun.all_gone()
+    assert "stopped by a signal: saved at step" in torchrun.text()
+    train("train_ddp.py", run, *frequent)
     assert_same_state(run, whole)
 
 
@@ -68,25 +67,20 @@ def test_without_restarts_a_killed_rank_ends_the_run_within_seconds(frequent, tm
     run, folder = tmp_path / "run", slow(tmp_path / "s", "train_ddp.py", 0.3)
     with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *frequent) as torchrun:
         wait_for_step(run, 3)
-        killed = time.monotonic()
         torchrun.rank(1).kill()
-        assert torchrun.wait(30) != 0
-        torchrun.all_gone(max(1, killed + 30 - time.monotonic()))
+        assert torchrun.wait() != 0
+        torchrun.all_gone()
     assert "[rank 0] stops, because another rank has:" in torchrun.text()
     assert "rank      : 1 (local_rank: 1)" in torchrun.text()  # torchrun's summary
     assert f"exitcode  : -{signal.SIGKILL:d}" in torchrun.text()
     assert steps_saved(run)
 
 
-@pytest.mark.parametrize("seconds", [0.3, 3.0])
-def test_an_agent_killed_while_its_ranks_start_leaves_none_of_them(
-    seconds: float, options, tmp_path
-) -> None:
+def test_an_agent_killed_while_its_ranks_start_leaves_none_of_them(options, tmp_path) -> None:
     """A Python that really starts looks after its launcher once torch is imported."""
     job = REPOSITORY, tmp_path / "run", "train_ddp.py", TWO_RANKS
     with Torchrun(*job, *options, is_forked=False) as torchrun:
         torchrun.rank(1)
-        time.sleep(seconds)
-        torchrun.agent.kill()
-        torchrun.all_gone(60)
+        torchrun.kill_agent()
+        torchrun.all_gone()
     assert not (tmp_path / "run" / "summary.json").exists()

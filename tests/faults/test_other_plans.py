@@ -133,8 +133,8 @@ def test_two_nodes_train_like_one_process_and_write_once(whole, no_batch_norm, t
         Torchrun(script, run, *overrides) as other,
     ):
         assert wait_for_end(one, other, timeout=180) == [0, 0], one.text() + other.text()
-        one.all_gone(5)
-        other.all_gone(5)
+        one.all_gone()
+        other.all_gone()
     assert seen_by(script) == seen_by(whole.parent / "s")  # disjoint and complete in each epoch
     assert_like(run, whole)
     assert summary_of(run)["world_size"] == 2
@@ -218,8 +218,22 @@ def test_another_seed_is_refused_unless_a_fresh_epoch_is_allowed(stopped, option
     assert checkpoint_of(stopped)["step"] == 3
 
     text = train("train.py", stopped, *other, "checkpoint.fresh_epoch=true", "epochs=1")
-    assert "another plan of the data: epoch 1 starts anew" in text
+    assert "another plan of the data: epoch 1 starts again" in text
     assert checkpoint_of(stopped)["step"] == PER_EPOCH
+
+
+def test_renamed_classes_are_refused_also_with_a_fresh_epoch(
+    stopped, options, photos, tmp_path
+) -> None:
+    data = tmp_path / "photos"
+    shutil.copytree(photos, data)
+    for split in ("train", "val"):
+        (data / split / "class0").rename(data / split / "class9")
+    other = [*options, f"data.root={data}", "resume=auto", "checkpoint.fresh_epoch=true"]
+    codes, [text] = run_to_end("train.py", stopped, *other)
+    assert codes == [2], text
+    assert "output 0: class0 then, class1 now" in text
+    assert checkpoint_of(stopped)["step"] == 3
 
 
 def test_an_added_file_is_refused_naming_the_files(options, photos, tmp_path) -> None:

@@ -44,7 +44,8 @@ def test_a_signal_saves_the_last_step_and_the_resumed_run_has_the_same_bits(
     step = checkpoint_of(run)["step"]
     assert 3 <= step < NUM_STEPS
     assert (
-        f"asked to leave: saved at step {step}; go on with output_dir={run}" in prints.read_text()
+        f"stopped by a signal: saved at step {step}; go on with output_dir={run}"
+        in prints.read_text()
     )
     assert (run / REQUEUE_MARKER).exists()
     assert not (run / "summary.json").exists()
@@ -78,24 +79,24 @@ def whole_ddp(options, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("target", "num_workers"), [("agent", 2), ("rank 1", 0)])
+@pytest.mark.parametrize(("target", "num_workers"), [("agent", 1), ("rank 1", 0)])
 def test_sigterm_under_torchrun_saves_one_common_step_and_leaves_no_process(
     target: str, num_workers: int, whole_ddp, options, tmp_path
 ) -> None:
     run, folder = tmp_path / "run", slow(tmp_path / "s", "train_ddp.py", 0.2)
-    overrides = [*options, f"loader.num_workers={num_workers}", "resume=auto"]
-    frequent = [*overrides, "checkpoint.every_steps=2"]
+    overrides = [*options, "resume=auto"]
+    frequent = [*overrides, f"loader.num_workers={num_workers}", "checkpoint.every_steps=2"]
     with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *frequent) as torchrun:
         wait_for_step(run, 4)
         workers = [worker for rank in (0, 1) for worker in workers_of(torchrun.rank(rank))]
         assert len(workers) == 2 * num_workers
         victim = torchrun.agent if target == "agent" else torchrun.rank(1)
         send(victim, signal.SIGTERM)
-        assert torchrun.wait(40) != 0
-        torchrun.all_gone(5)
+        assert torchrun.wait() != 0
+        torchrun.all_gone()
     step = checkpoint_of(run)["step"]
     assert 4 <= step < NUM_STEPS
-    assert torchrun.text().count(f"asked to leave: saved at step {step}") == 1
+    assert torchrun.text().count(f"stopped by a signal: saved at step {step}") == 1
     assert (run / REQUEUE_MARKER).exists()
 
     train("train_ddp.py", run, *overrides)

@@ -1,0 +1,507 @@
+"""Writes stand-ins for four published data sets, for when the real ones are not at hand, and photographs.
+
+    python -m benchmarks.generate caltech256 --root data/caltech256 --size 30607
+    python -m benchmarks.generate deblur --root data/deblur --size 3214
+    python -m benchmarks.generate lowlight --root data/lowlight --size 153856
+    python -m benchmarks.generate cells --root data/cells --size 90000
+    python -m benchmarks.generate photographs --root data/photographs --size 100
+
+The sizes above, the folders, the image sizes and roughly the file sizes are those of the published
+sets; the classes and their names are not. The labels or targets can be learned. The photographs are
+dead-leaves images: opaque leaves of all sizes hiding one another, with the edges and the 1/f^2
+power spectrum of nature.
+
+A file's content depends only on the seed and its sample's number, not on the number of workers.
+What makes a class (hue, shape, brightness of a cell) does not depend on the seed either, so sets
+of two seeds show the same classes.
+"""
+
+import argparse
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+FloatImage = NDArray[np.float32]
+ByteImage = NDArray[np.uint8]
+
+GAMMA = 2.2
+MIN_RADIUS = 2  # pixels; with smaller leaves, JPEG files outgrow those of photographs
+SMALL_RADIUS = 8  # leaves up to this radius are drawn all at once, larger ones one by one
+COVERAGE = 12  # leaves over a pixel on average; e^-12 of the pixels have none and show the backdrop
+TEXTURE_SIZE = 512
+
+SHAPES = ("disc", "square", "diamond", "triangle", "cross")
+HUES = (
+    *("red", "orange", "yellow", "lime", "green"),
+    *("mint", "cyan", "azure", "blue", "violet", "pink"),
+)
+# A quarter turn only, so that a mirrored image keeps its class.
+ANGLES_DEG = (0.0, 22.5, 45.0, 67.5, 90.0)
+CELLS = ("b_cell", "cd4_t_cell", "cd8_t_cell", "dendritic", "monocyte", "neutrophil", "nk_cell")
+FRAMES_PER_SCENE = 10
+RECORD = ".generated.json"
+
+
+def stream(seed: int, number: int, purpose: int = 0) -> np.random.Generator:
+    """The random numbers of one sample: a Philox generator keyed by `seed` and `number`.
+
+    Streams of other seeds, numbers or purposes never overlap, and any one starts at no cost.
+    """
+    return np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, purpose]))
+
+
+@cache
+def _texture() -> FloatImage:
+    """A periodic square of noise with power 1/f^2, zero mean and unit variance."""
+    noise = stream(0, 0, purpose=1).standard_normal((TEXTURE_SIZE, TEXTURE_SIZE))
+    columns = np.fft.rfftfreq(TEXTURE_SIZE)
+    frequency = np.hypot(np.fft.fftfreq(TEXTURE_SIZE)[:, None], columns)
+    frequency[0, 0] = np.inf
+    texture = np.fft.irfft2(np.fft.rfft2(noise) / frequency)
+    return (texture / texture.std()).astype(np.float32)
+
+
+@cache
+def _stamp(shape: str, radius: int) -> NDArray[np.bool_]:
+    """The pixels that a leaf hides, bool (2 * radius + 1, 2 * radius + 1)."""
+    v, u = np.mgrid[-radius : radius + 1, -radius : radius + 1] / (radius + 0.5)
+    stamps = {
+        "disc": u**2 + v**2 < 1,
+        "square": np.maximum(abs(u), abs(v)) < 0.88,
+        "diamond": abs(u) + abs(v) < 1,
+        "triangle": 2 * abs(u) < v + 1,
+        "cross": np.minimum(abs(u), abs(v)) < 0.34,
+    }
+    if shape not in stamps:
+        raise ValueError(f"shape={shape!r} is unknown; use one of {', '.join(SHAPES)}")
+    return stamps[shape]
+
+
+def _rgb(hue: NDArray, saturation: NDArray, value: NDArray) -> FloatImage:
+    """HSV to RGB, all in [0, 1]; arrays (n,) to an array (n, 3)."""
+    k = (np.array([5, 3, 1]) + 6 * hue[:, None]) % 6
+    tint = np.clip(np.minimum(k, 4 - k), 0, 1)
+    return (value[:, None] * (1 - saturation[:, None] * tint)).astype(np.float32)
+
+
+def _leaf_map(
+    rng: np.random.Generator, height: int, width: int, shape: str
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Which leaf each pixel shows, (height, width), and the centres of the leaves, (2, n).
+
+    Leaf 0 is the front one; the last is the backdrop.
+    """
+    margin = 2 * SMALL_RADIUS
+    height, width = height + 2 * margin, width + 2 * margin
+    size = np.array([[height], [width]])
+    max_radius = max(SMALL_RADIUS, min(height, width) // 3)
+
+    # Inverse of the distribution function of the density 1/r^3 between the two radii.
+    low, high = MIN_RADIUS**-2.0, max_radius**-2.0
+    mean_area = np.pi * 2 * np.log(max_radius / MIN_RADIUS) / (low - high)
+    num_leaves = int(COVERAGE * (height + 2 * max_radius) * (width + 2 * max_radius) / mean_area)
+    radii = np.rint((low - rng.random(num_leaves) * (low - high)) ** -0.5).astype(np.int32)
+    centres = rng.integers(-max_radius, size + max_radius, (2, num_leaves))
+    touching = ((centres > -radii) & (centres < size + radii)).all(axis=0)
+    radii, centres = radii[touching], centres[:, touching]
+    rows, columns = centres
+    labels = np.full((height, width), len(radii), np.int32)
+
+    for leaf in np.flatnonzero(radii > SMALL_RADIUS)[::-1]:  # from the back to the front
+        radius = radii[leaf]
+        top, left = rows[leaf] - radius, columns[leaf] - radius
+        stamp = _stamp(shape, int(radius))[max(0, -top) :, max(0, -left) :]
+        window = labels[max(0, top) : top + 2 * radius + 1, max(0, left) : left + 2 * radius + 1]
+        np.copyto(window, leaf, where=stamp[: window.shape[0], : window.shape[1]])
+
+    for radius in range(1, SMALL_RADIUS + 1):
+        inside = ((centres >= radius) & (centres < size - radius)).all(axis=0)
+        leaves = np.flatnonzero((radii == radius) & inside).astype(np.int32)
+        v, u = np.nonzero(_stamp(shape, radius))
+        # One flat index is several times as fast here as a pair of them.
+        pixels = (rows[leaves] * width + columns[leaves])[:, None]
+        pixels = pixels + (v - radius) * width + (u - radius)
+        np.minimum.at(labels.reshape(-1), pixels.ravel(), np.repeat(leaves, len(v)))
+
+    backdrop = np.zeros((2, 1), np.int64)
+    return labels[margin:-margin, margin:-margin], np.append(centres, backdrop, axis=1)
+
+
+def dead_leaves(
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    hue: float | None = None,
+    shape: str = "disc",
+    angle_deg: float | None = None,
+) -> ByteImage:
+    """A photograph-like image, uint8 (height, width, 3): leaves with radii of density 1/r^3.
+
+    Every leaf has a colour, a piece of 1/f noise and perhaps stripes. `hue` in [0, 1] is that of
+    most leaves and `angle_deg` the direction of their stripes, both random if None; `shape` is one
+    of SHAPES, or a ValueError says so.
+
+    Source: A. Lee, D. Mumford, J. Huang, "Occlusion models for natural images", IJCV 2001.
+    """
+    # One pixel more on each side, for the lens.
+    labels, centres = _leaf_map(rng, height + 2, width + 2, shape)
+    n = len(centres.T)
+
+    def normal(scale: float) -> FloatImage:
+        return rng.standard_normal(n, dtype=np.float32) * np.float32(scale)
+
+    def pick(values: NDArray) -> FloatImage:
+        return np.asarray(values, np.float32)[labels]
+
+    # Neighbours resemble each other: light and palette drift over the image like the texture does.
+    scale = TEXTURE_SIZE / max(height, width)
+    shift = rng.integers(0, TEXTURE_SIZE, (2, 2, 1))
+    places = (centres[:, None] * scale + shift).astype(int) % TEXTURE_SIZE
+    light, kind = _texture()[tuple(places)]
+    values = np.clip(0.45 + 0.12 * light + rng.uniform(-0.33, 0.33, n), 0.06, 0.95)
+    palette = rng.random(5)
+    hues = palette[np.floor(1.5 * kind + normal(0.8)).astype(int) % 5]
+    saturation = rng.beta(2, 5, n)
+    if hue is not None:
+        member = rng.random(n) < 0.7
+        hues = np.where(member, hue, hues)
+        saturation = np.where(member, rng.beta(5, 4, n), saturation)
+    colours = _rgb((hues + normal(0.015)) % 1, saturation, values)
+
+    y, x = np.ogrid[: height + 2, : width + 2]
+    shift = rng.integers(0, TEXTURE_SIZE, n)[labels]
+    grain = _texture()[(y + shift) % TEXTURE_SIZE, (x + shift) % TEXTURE_SIZE]
+    relief = 1 + pick(abs(normal(0.07))) * grain
+
+    direction = np.deg2rad(rng.uniform(0, 180, n) if angle_deg is None else angle_deg + normal(3))
+    frequency = 2 * np.pi / rng.uniform(5, 16, n)
+    striped = rng.random(n) < (0.25 if angle_deg is None else 0.8)
+    # The stripes run along `direction`; rows count downwards.
+    phase = pick(frequency * np.cos(direction)) * y.astype(np.float32)
+    phase += pick(frequency * np.sin(direction)) * x.astype(np.float32)
+    relief += pick(striped * rng.uniform(0.05, 0.25, n)) * np.sin(phase)
+
+    image = colours[labels] * relief[:, :, None]
+    # A lens: without it, edges would be staircases.
+    image = 0.25 * (image[:-2] + image[2:]) + 0.5 * image[1:-1]
+    image = 0.25 * (image[:, :-2] + image[:, 2:]) + 0.5 * image[:, 1:-1]
+    return np.clip(255 * image + 0.5, 0, 255).astype(np.uint8)
+
+
+def _to_linear(image: ByteImage) -> FloatImage:
+    """Gamma-coded bytes to linear light in [0, 1]."""
+    return ((np.arange(256) / 255) ** GAMMA).astype(np.float32)[image]
+
+
+def _to_bytes(light: FloatImage) -> ByteImage:
+    """Linear light to gamma-coded bytes; light outside [0, 1] is clipped."""
+    return (255 * np.clip(light, 0, 1) ** np.float32(1 / GAMMA) + 0.5).astype(np.uint8)
+
+
+def shake_kernel(rng: np.random.Generator, size: int) -> FloatImage:
+    """The path of a shaken camera during one exposure, float32 (size, size), sum 1.
+
+    A point moves with random inertia and a few jerks; its mean position is the centre, so that
+    blurring does not shift the image. `size` is odd and at least 3, or a ValueError says so.
+
+    Source: G. Boracchi, A. Foi, "Modeling the performance of image restoration from motion blur",
+    IEEE TIP 2012.
+    """
+    if size < 3 or size % 2 == 0:
+        raise ValueError(f"size={size} has no centre to blur around; use an odd size from 3 on")
+    num_steps = 1000
+    turns = rng.normal(0, np.exp(rng.uniform(np.log(0.01), np.log(0.1))), num_steps)
+    turns += (rng.random(num_steps) < 0.002) * rng.normal(0, 1.5, num_steps)  # jerks
+    heading = rng.uniform(0, 2 * np.pi) + np.cumsum(turns)
+    speed = np.exp(np.cumsum(rng.normal(0, 0.03, num_steps)))
+    path = np.cumsum(speed[:, None] * np.stack([np.sin(heading), np.cos(heading)], 1), axis=0)
+    path -= path.mean(0)
+    path *= rng.uniform(0.3, 1) * (size // 2) / abs(path).max()
+
+    corner = np.clip(np.floor(path), -(size // 2), size // 2 - 1)
+    kernel = np.zeros((size, size))
+    for neighbour in np.ndindex(2, 2):  # bilinear: each step lights the four pixels around it
+        pixel = corner + np.array(neighbour)
+        y, x = pixel.astype(int).T + size // 2
+        np.add.at(kernel, (y, x), np.prod(1 - abs(pixel - path), axis=1))
+    return (kernel / kernel.sum()).astype(np.float32)
+
+
+def blur(image: ByteImage, kernel: FloatImage) -> ByteImage:
+    """Convolves `image`, uint8 (H, W, 3), with `kernel` (k, k) in linear light, as a sensor does.
+
+    Returns only the pixels whose light all comes from inside: uint8 (H - k + 1, W - k + 1, 3).
+    Raises ValueError if there are none.
+    """
+    height, width = image.shape[:2]
+    lost = len(kernel) - 1
+    if lost >= min(height, width):
+        raise ValueError(
+            f"kernel of size {lost + 1} does not fit into an image of {height}x{width}; "
+            "use a smaller kernel or a larger image"
+        )
+    spectrum = np.fft.rfft2(_to_linear(image).transpose(2, 0, 1))
+    spectrum *= np.fft.rfft2(kernel, s=(height, width))
+    light = np.fft.irfft2(spectrum, s=(height, width))[:, lost:, lost:]
+    return _to_bytes(light.astype(np.float32).transpose(1, 2, 0))
+
+
+def low_light(rng: np.random.Generator, image: ByteImage) -> ByteImage:
+    """The same scene, uint8 (H, W, 3), with 1/20 to 1/5 of the light and the noise of a sensor.
+
+    The variance of the noise is a * light + b, shot noise and read noise, both taken as normal.
+
+    Source: A. Foi et al., "Practical Poissonian-Gaussian noise modeling and fitting for
+    single-image raw-data", IEEE TIP 2008.
+    """
+    light = _to_linear(image) * np.float32(np.exp(rng.uniform(np.log(1 / 20), np.log(1 / 5))))
+    shot_gain, read_noise = rng.uniform(2e-4, 2e-3), rng.uniform(1e-3, 5e-3)
+    noise = rng.standard_normal(image.shape, dtype=np.float32)
+    return _to_bytes(light + noise * np.sqrt(shot_gain * light + read_noise**2))
+
+
+def cell(
+    rng: np.random.Generator,
+    class_index: int,
+    channels: int = 5,
+    dtype: str = "uint8",
+    size: int = 50,
+) -> NDArray[Any]:
+    """One stained cell, (size, size, channels) of `dtype` ("uint8" or "uint16", full range).
+
+    In each channel a soft blob; how bright, how large and how far from the middle of the cell it is
+    depends on the class, and varies from cell to cell. The noise is that of `low_light`.
+    """
+    traits = stream(0, class_index, purpose=2)
+    brightness = np.exp(traits.uniform(np.log(0.08), np.log(0.6), channels))
+    radius = size * traits.uniform(0.12, 0.3, channels)
+    shift = size * traits.uniform(-0.1, 0.1, (2, channels))
+
+    brightness = brightness * np.exp(rng.normal(0, 0.25, channels))
+    radius = radius * np.exp(rng.normal(0, 0.1))
+    turn = rng.uniform(0, 2 * np.pi)
+    rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    centre = rotation @ shift + size / 2 + rng.normal(0, 0.03 * size, (2, 1))
+
+    pixels = np.mgrid[:size, :size].transpose(1, 2, 0)[..., None] + 0.5 - centre
+    along, across = rotation[0] @ pixels, rotation[1] @ pixels  # (size, size, channels) each
+    distance = np.hypot(along * rng.uniform(1, 1.25), across)
+    top, left = rng.integers(0, TEXTURE_SIZE - size, 2)
+    grain = 1 + 0.15 * _texture()[top : top + size, left : left + size, None]
+    light = brightness * grain / (1 + np.exp((distance - radius) / (0.03 * size))) + 0.02
+    light += rng.normal(0, 1, light.shape) * np.sqrt(1e-3 * light + 1e-5)
+    maximum = np.iinfo(dtype).max
+    return np.clip(maximum * light + 0.5, 0, maximum).astype(dtype)
+
+
+def _publish(path: Path, content: bytes) -> None:
+    """Writes a file under another name first, so that a killed run leaves no half-written one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _save_photo(path: Path, image: ByteImage, quality: int = 85) -> None:
+    """Writes a PNG or, of this quality, a JPEG file, as the path's suffix says."""
+    file = io.BytesIO()
+    kind = "PNG" if path.suffix == ".png" else "JPEG"
+    Image.fromarray(image).save(file, kind, quality=quality, compress_level=3)
+    _publish(path, file.getvalue())
+
+
+def _write_caltech256(number: int, root: Path, seed: int, num_classes: int) -> None:
+    c, index = number % num_classes, number // num_classes
+    # 11 hues and 5 shapes have no common factor, so that 55 classes pass before a pair comes again.
+    hue, shape = c % len(HUES), SHAPES[c % len(SHAPES)]
+    angle_deg = ANGLES_DEG[c // (len(HUES) * len(SHAPES))]
+    folder = root / f"{c + 1:03d}.{HUES[hue]}-{shape}-{angle_deg:g}"
+    path = folder / f"{c + 1:03d}_{index + 1:04d}.jpg"
+    if path.exists():
+        return
+    rng = stream(seed, number)
+    width = int(np.clip(rng.normal(490, 80), 300, 640))
+    height = round(width * rng.choice([2 / 3, 3 / 4, 3 / 4, 3 / 4, 1, 4 / 3]))
+    image = dead_leaves(rng, height, width, hue / len(HUES), shape, angle_deg)
+    _save_photo(path, image, quality=int(rng.integers(55, 85)))
+
+
+def _write_photographs(
+    number: int, root: Path, seed: int, num_classes: int, height: int, width: int
+) -> None:
+    c = number % num_classes
+    path = root / f"{c + 1:03d}.{HUES[c]}" / f"{number:05d}.jpg"
+    if path.exists():
+        return
+    image = dead_leaves(stream(seed, number), height, width, c / len(HUES))
+    _save_photo(path, image, quality=90)
+
+
+def _write_deblur(number: int, root: Path, seed: int, height: int, width: int, format: str) -> None:
+    split, scene = "test" if number % 3 == 2 else "train", number // 3 // FRAMES_PER_SCENE
+    name = f"{split}_{scene:04d}/{number:06d}.{format}"
+    sharp_path, blurry_path = (root / split / side / name for side in ("sharp", "blurry"))
+    if sharp_path.exists() and blurry_path.exists():
+        return
+    rng = stream(seed, number)
+    border = max(1, min(height, width) // 40)
+    kernel = shake_kernel(rng, 2 * border + 1)
+    image = dead_leaves(rng, height + 2 * border, width + 2 * border)
+    _save_photo(sharp_path, image[border:-border, border:-border])
+    _save_photo(blurry_path, blur(image, kernel))
+
+
+def _write_lowlight(number: int, root: Path, seed: int, height: int, width: int) -> None:
+    low_path, high_path = (root / side / f"{number:06d}.jpg" for side in ("low", "high"))
+    if low_path.exists() and high_path.exists():
+        return
+    rng = stream(seed, number)
+    image = dead_leaves(rng, height, width)
+    _save_photo(high_path, image)
+    _save_photo(low_path, low_light(rng, image))
+
+
+def _write_cells(
+    number: int, root: Path, seed: int, num_classes: int, channels: int, dtype: str
+) -> None:
+    c, index = number % num_classes, number // num_classes
+    path = root / CELLS[c] / f"{CELLS[c]}_{index:05d}.tif"
+    if path.exists():
+        return
+    image, file = cell(stream(seed, number), c, channels, dtype), io.BytesIO()
+    tifffile.imwrite(file, image, photometric="minisblack", planarconfig="contig", metadata=None)
+    _publish(path, file.getvalue())
+
+
+WRITERS: dict[str, Callable[..., None]] = {
+    "caltech256": _write_caltech256,
+    "photographs": _write_photographs,
+    "deblur": _write_deblur,
+    "lowlight": _write_lowlight,
+    "cells": _write_cells,
+}
+PIXELS = range(32, 8193)
+# The default and the allowed values of each option.
+OPTIONS: dict[str, dict[str, tuple[Any, Sequence[Any]]]] = {
+    "caltech256": {"num_classes": (257, range(2, len(HUES) * len(SHAPES) * len(ANGLES_DEG) + 1))},
+    "photographs": {
+        "num_classes": (2, range(2, len(HUES) + 1)),
+        "height": (3000, PIXELS),
+        "width": (4000, PIXELS),
+    },
+    "deblur": {"height": (720, PIXELS), "width": (1280, PIXELS), "format": ("png", ("png", "jpg"))},
+    "lowlight": {"height": (360, PIXELS), "width": (640, PIXELS)},
+    "cells": {
+        "num_classes": (len(CELLS), range(2, len(CELLS) + 1)),
+        "channels": (5, range(1, 65)),
+        "dtype": ("uint8", ("uint8", "uint16")),
+    },
+}
+
+
+def _complete(name: str, size: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given and the default options of a data set, or a ValueError about the first bad one."""
+    if name not in OPTIONS:
+        raise ValueError(f"name={name!r} is no known data set; use one of {', '.join(OPTIONS)}")
+    options = {key: default for key, (default, _) in OPTIONS[name].items()}
+    if "num_classes" in options:
+        options["num_classes"] = max(2, min(options["num_classes"], size // 2))
+    options.update(given)
+
+    for key, value in options.items():
+        if key not in OPTIONS[name]:
+            known = ", ".join(OPTIONS[name])
+            raise ValueError(f"{key}={value!r} is no option of {name}; use {known}")
+        allowed = OPTIONS[name][key][1]
+        if value not in allowed:
+            fix = f"{allowed[0]} {'to' if isinstance(allowed, range) else 'or'} {allowed[-1]}"
+            raise ValueError(f"{key}={value!r} is not possible for {name}; use {fix}")
+
+    smallest = 3 if name == "deblur" else 2 * options.get("num_classes", 1)
+    if size < smallest:
+        raise ValueError(f"size={size} is too small for {name}, {options}; use {smallest} or more")
+    return options
+
+
+def generate(
+    name: str,
+    root: str | Path,
+    size: int,
+    seed: int = 0,
+    workers: int | None = None,
+    **options: Any,
+) -> None:
+    """Writes data set `name` (a key of OPTIONS) of `size` images or pairs into the folder `root`.
+
+    Any number of worker processes (default: one per core) writes the same files. `options` are
+    those of the data set in OPTIONS. Running a stopped run again finishes it: whole files are kept.
+    Raises ValueError for a bad argument and FileExistsError if `root` holds anything else.
+    """
+    options = _complete(name, size, options)
+    workers = os.cpu_count() or 1 if workers is None else workers
+    if workers < 1:
+        raise ValueError(f"workers={workers} would write nothing; use 1 or more")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed} is out of range; use 0 to 2**63 - 1")
+
+    root = Path(root)
+    record = json.dumps({"name": name, "size": size, "seed": seed, **options})
+    earlier = (root / RECORD).read_text() if (root / RECORD).exists() else None
+    if earlier is None and root.exists() and any(root.iterdir()):
+        raise FileExistsError(f"root={root} holds files that are not generated; use an empty root")
+    if earlier not in (None, record):
+        raise FileExistsError(
+            f"root={root} was generated with {earlier}, not with {record}; "
+            "use the earlier arguments to finish it, or another root"
+        )
+    _publish(root / RECORD, record.encode())
+
+    write = partial(WRITERS[name], root=root, seed=seed, **options)
+    unit = "image" if "num_classes" in options else "pair"
+    with ProcessPoolExecutor(workers) as pool:
+        chunksize = max(1, min(32, size // (4 * workers)))
+        run = map if workers == 1 else partial(pool.map, chunksize=chunksize)
+        for _ in tqdm(run(write, range(size)), desc=name, total=size, unit=unit, delay=1):
+            pass
+
+
+def main() -> None:
+    """The command line: bad arguments end it with a message, not with a traceback."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.generate",
+        usage="%(prog)s NAME --root FOLDER --size COUNT; -h lists the options",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=OPTIONS)
+    parser.add_argument("--root", required=True, help="folder to write, missing or empty")
+    parser.add_argument("--size", type=int, required=True, help="number of images or pairs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, help="processes; default: one per core")
+    for key in ("num_classes", "height", "width", "format", "channels", "dtype"):
+        defaults = {name: keys[key][0] for name, keys in OPTIONS.items() if key in keys}
+        parser.add_argument(
+            f"--{key.replace('_', '-')}",
+            type=type(next(iter(defaults.values()))),
+            help="default: " + ", ".join(f"{value} ({name})" for name, value in defaults.items()),
+        )
+    given = {key: value for key, value in vars(parser.parse_args()).items() if value is not None}
+    try:
+        generate(**given)
+    except (ValueError, FileExistsError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

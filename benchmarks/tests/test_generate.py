@@ -1,0 +1,195 @@
+"""What the stand-in data sets promise: the published layout, learnable content, the same bytes."""
+
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from benchmarks import REPOSITORY
+from benchmarks import generate as gen
+
+SMALL: dict[str, dict[str, Any]] = {
+    "caltech256": {"size": 6, "num_classes": 3},
+    "photographs": {"size": 4, "height": 48, "width": 64},
+    "deblur": {"size": 6, "height": 64, "width": 96},
+    "lowlight": {"size": 4, "height": 48, "width": 64},
+    "cells": {"size": 14},
+}
+
+
+def files(root: Path) -> dict[str, str]:
+    """Relative path to content hash of every file that is not hidden."""
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+def pixels(path: Path, kind: str, size: tuple[int, int]) -> np.ndarray:
+    with Image.open(path) as image:
+        assert (image.format, image.mode, image.size) == (kind, "RGB", size)
+        return np.asarray(image, np.float64)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All data sets in their small versions, each in a folder of its name."""
+    root = tmp_path_factory.mktemp("made")
+    for name, arguments in SMALL.items():
+        gen.generate(name, root / name, workers=1, **arguments)
+    return root
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_content_depends_on_the_seed_and_not_on_workers_or_the_number_of_files(
+    made: Path, tmp_path: Path, name: str
+) -> None:
+    size = SMALL[name]["size"]
+    gen.generate(name, tmp_path / "more", workers=2, **SMALL[name] | {"size": size + 3})
+    gen.generate(name, tmp_path / "other", workers=1, seed=1, **SMALL[name])
+    one, more, other = files(made / name), files(tmp_path / "more"), files(tmp_path / "other")
+    assert one.items() < more.items()
+    assert len(set(one.values())) == len(one), "two files have the same content"
+    assert one.keys() == other.keys()
+    assert not set(one.values()) & set(other.values())
+
+
+def test_caltech256_has_numbered_class_folders_of_photographs(made: Path) -> None:
+    paths = [made / "caltech256" / name for name in files(made / "caltech256")]
+    assert sorted(path.parent.name[:4] for path in paths) == sorted(2 * ["001.", "002.", "003."])
+    for path in paths:
+        assert re.fullmatch(rf"{path.parent.name[:3]}_000[12]\.jpg", path.name)
+        with Image.open(path) as image:
+            assert (image.format, image.mode) == ("JPEG", "RGB")
+            assert 300 <= image.width <= 640
+            kilobytes_at_500x375 = path.stat().st_size / 1e3 * 500 * 375 / np.prod(image.size)
+        assert 20 < kilobytes_at_500x375 < 75
+
+
+def test_deblur_has_pairs_in_scenes_of_which_one_is_blurred(made: Path) -> None:
+    for split, num_pairs in (("train", 4), ("test", 2)):
+        root = made / "deblur" / split
+        blurry, sharp = files(root / "blurry"), files(root / "sharp")
+        assert blurry.keys() == sharp.keys()
+        assert len(sharp) == num_pairs
+        for name in sharp:
+            assert Path(name).parent.name == f"{split}_0000"
+            pair = [pixels(root / side / name, "PNG", (96, 64)) for side in ("blurry", "sharp")]
+            detail = [np.diff(image, axis=1).std() for image in pair]
+            assert detail[0] < detail[1]
+            light = [((image / 255) ** 2.2).mean() for image in pair]  # what blur keeps
+            assert light[0] == pytest.approx(light[1], rel=0.1)
+
+
+def test_lowlight_has_pairs_of_which_one_is_dark(made: Path) -> None:
+    low, high = files(made / "lowlight/low"), files(made / "lowlight/high")
+    assert list(low) == list(high) == [f"{number:06d}.jpg" for number in range(4)]
+    for name in low:
+        dark, light = (
+            pixels(made / "lowlight" / s / name, "JPEG", (64, 48)) for s in ("low", "high")
+        )
+        assert dark.mean() < 0.7 * light.mean()
+
+
+@pytest.mark.parametrize(("channels", "dtype"), [(5, "uint8"), (7, "uint16")])
+def test_cells_are_interleaved_uncompressed_tiff_files_whose_classes_differ(
+    tmp_path: Path, channels: int, dtype: str
+) -> None:
+    gen.generate("cells", tmp_path, 420, workers=1, channels=channels, dtype=dtype)
+    means: dict[str, list[np.ndarray]] = {}
+    for name in files(tmp_path):
+        with tifffile.TiffFile(tmp_path / name) as tiff:
+            page = tiff.pages.first
+            assert (page.planarconfig, page.compression, page.samplesperpixel) == (1, 1, channels)
+            array = tiff.asarray()
+        assert (array.shape, array.dtype) == ((50, 50, channels), np.dtype(dtype))
+        means.setdefault(Path(name).parent.name, []).append(np.log(array.mean((0, 1))))
+    assert sorted(means) == sorted(gen.CELLS)
+    features = np.array(list(means.values()))  # (classes, cells, channels)
+    centroids = features[:, ::2].mean(axis=1)
+    distance = np.linalg.norm(features[:, 1::2, None] - centroids, axis=-1)
+    assert (distance.argmin(-1) == np.arange(len(means))[:, None]).mean() > 0.9
+
+
+def test_power_spectrum_is_that_of_natural_images() -> None:
+    height, width = 360, 640
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
+    edges = np.geomspace(0.01, 0.25, 13)
+    ring = np.digitize(frequency, edges)
+    window = np.hanning(height)[:, None] * np.hanning(width)
+    power = np.zeros_like(frequency)
+    for number in range(6):
+        grey = gen.dead_leaves(gen.stream(0, number), height, width).mean(-1)
+        power += abs(np.fft.rfft2((grey - grey.mean()) * window)) ** 2
+    radial = [power[ring == index].mean() for index in range(1, len(edges))]
+    centres = np.sqrt(edges[1:] * edges[:-1])
+    slope, _ = np.polyfit(np.log(centres), np.log(radial), 1)
+    assert -2.6 < slope < -1.6
+
+
+@pytest.mark.parametrize("name", ["cells", "deblur"])
+def test_running_again_keeps_whole_files_and_writes_only_missing_ones(
+    tmp_path: Path, name: str
+) -> None:
+    gen.generate(name, tmp_path, workers=1, **SMALL[name])
+    before = files(tmp_path)
+    first, *others = before
+    (tmp_path / first).unlink()
+    for other in others:
+        (tmp_path / other).write_bytes(b"left alone")
+    gen.generate(name, tmp_path, workers=1, **SMALL[name])
+    assert files(tmp_path)[first] == before[first]
+    # The partner of a missing file is written again along with it.
+    kept = [other for other in others if (tmp_path / other).read_bytes() == b"left alone"]
+    assert len(kept) == len(before) - (2 if name == "deblur" else 1)
+
+
+def test_a_root_with_other_data_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.jpg").write_bytes(b"")
+    with pytest.raises(FileExistsError, match="empty root"):
+        gen.generate("cells", tmp_path, 4, workers=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jpg"]
+    gen.generate("cells", tmp_path / "set", 4, workers=1)
+    with pytest.raises(FileExistsError, match='"seed": 0.*"seed": 1'):
+        gen.generate("cells", tmp_path / "set", 4, seed=1, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "mnist"}, "'mnist'"),
+        ({"name": "deblur", "size": 2}, "size=2 .* 3 or more"),
+        ({"num_classes": 30}, "size=20 .* 60 or more"),
+        ({"height": 64}, "height=64 .* num_classes"),
+        ({"name": "deblur", "format": "gif"}, "'gif' .* png or jpg"),
+        ({"workers": 0}, "workers=0"),
+    ],
+)
+def test_bad_arguments_are_named_with_what_to_use(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        gen.generate(**{"name": "caltech256", "root": tmp_path / "x", "size": 20, **arguments})
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_command_line_passes_options_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", gen.__name__, "cells", "--root", str(tmp_path / "c")]
+    command += ["--size", "6", "--num-classes", "3", "--channels", "2", "--workers", "1"]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    names = files(tmp_path / "c")
+    assert len(names) == 6
+    assert tifffile.imread(tmp_path / "c" / next(iter(names))).shape == (50, 50, 2)
+    refused = subprocess.run(
+        [*command, "--format", "png"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert "format" in refused.stderr

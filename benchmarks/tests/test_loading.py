@@ -1,0 +1,139 @@
+"""The ways of loading that are compared give the same pixels."""
+
+import importlib
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from benchmarks.baselines import Job, Recipe, limits
+from benchmarks.loading import difference, first_images
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> list[str]:
+    """Smooth JPEGs of different sizes, so that a shift by a fraction of a pixel changes little."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number, (height, width) in enumerate([(300, 400), (280, 280), (400, 310), (270, 450)] * 2):
+        y, x = np.mgrid[:height, :width] / 60 + number
+        pixels = np.stack([np.sin(y), np.cos(x + 1), np.sin(x + y)], axis=2)
+        image = Image.fromarray((127 * pixels + 128).astype(np.uint8))
+        image.save(folder / f"{number}.jpg", quality=95, subsampling=0)
+    return sorted(str(path) for path in folder.iterdir())
+
+
+def batches_of(function: str, recipe: Recipe, files: list[str], **options):
+    module, _, name = function.partition(".")
+    load = getattr(importlib.import_module(f"benchmarks.baselines.{module}"), name)
+    threads = 0 if module in ("dataloader", "webdataset_shards", "litdata_chunks") else 2
+    return load(
+        Job(recipe, files, **{"targets": [], "batch_size": 3, "parallel": threads, **options})
+    )
+
+
+PHOTO_WAYS = [
+    ("dataloader.pil_images", None),
+    ("dataloader.pil_draft_images", None),
+    ("dataloader.torchvision_images", None),
+    ("dataloader.torchvision_uint8", None),
+    ("dali.minimal", "nvidia.dali"),
+    ("spdl_threads.batches", "spdl.pipeline"),
+    ("webdataset_shards.batches", "webdataset"),
+    ("litdata_chunks.batches", "litdata"),
+]
+
+
+@pytest.mark.parametrize(("function", "package"), PHOTO_WAYS)
+def test_ways_of_loading_photos_give_the_pixels_of_pil(
+    photos: list[str], tmp_path: Path, function: str, package: str | None
+) -> None:
+    if package:
+        pytest.importorskip(package, exc_type=ImportError)
+    recipe = Recipe()
+    folder = tmp_path / "own format"
+    evaluation = replace(recipe, train=False)
+    images = first_images(batches_of(function, evaluation, photos, folder=folder))
+    assert images.shape == (8, 3, 224, 224)
+    assert images.dtype == torch.float32
+    expected = torch.stack([pil_reference(path, recipe) for path in photos])
+    assert difference(images, expected, recipe) < 2.5  # of 255
+    assert difference(images.flip(3), expected, recipe) > 20
+    assert difference(images.flip(1), expected, recipe) > 20
+
+    first = next(iter(batches_of(function, recipe, photos, folder=folder)))
+    assert first.shape == (3, 3, 224, 224)
+    assert first.dtype == torch.float32
+
+
+def pil_reference(path: str, recipe: Recipe) -> torch.Tensor:
+    image: Image.Image = Image.open(path)
+    scale = 256 / min(image.size)
+    width, height = (int(scale * side) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - 224) / 2), round((height - 224) / 2)
+    pixels = np.asarray(image.crop((left, top, left + 224, top + 224)), np.float32) / 255
+    normalised = (pixels - np.array(recipe.mean)) / np.array(recipe.std)
+    return torch.from_numpy(normalised).permute(2, 0, 1).float()
+
+
+@pytest.mark.parametrize("function", ["dataloader.pil_pairs", "dali.external_source"])
+def test_pairs_are_cut_and_flipped_alike(photos: list[str], function: str) -> None:
+    if function.startswith("dali"):
+        pytest.importorskip("nvidia.dali")
+    recipe = Recipe(256, (224, 224), vflip=0.5, mean=(0.5,), std=(0.5,))
+    loader = batches_of(function, recipe, photos, targets=photos, batch_size=4)
+    pairs = list(itertools.islice(itertools.chain(loader, loader), 4))
+    assert len(pairs) == 4
+    for inputs, targets in pairs:
+        assert inputs.shape == (4, 3, 224, 224)
+        assert inputs.dtype == torch.float32
+        assert -1 <= inputs.min() < -0.5
+        assert 0.5 < inputs.max() <= 1
+        assert torch.equal(inputs, targets)
+    assert not torch.equal(pairs[0][0], pairs[2][0])  # another order, other crops in each epoch
+    evaluated, expected = (
+        first_images(batches_of(name, replace(recipe, train=False), photos, targets=photos))
+        for name in (function, "dataloader.pil_pairs")
+    )
+    assert difference(evaluated, expected, recipe) < 2.5
+
+
+@pytest.mark.parametrize("function", ["dataloader.tifffile_images", "dali.minimal"])
+def test_cells_are_read_with_all_channels(tmp_path: Path, function: str) -> None:
+    if function.startswith("dali"):
+        pytest.importorskip("nvidia.dali")
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 50, 50, 5), np.uint8)
+    files = [str(tmp_path / f"{number}.tif") for number in range(4)]
+    for path, image in zip(files, pixels, strict=True):
+        tifffile.imwrite(path, image, photometric="minisblack", planarconfig="contig")
+    reading = Recipe(None, None, train=False, mean=(0.5,), std=(0.25,))
+    (images,) = batches_of(function, reading, files, batch_size=4)
+    expected = torch.from_numpy((pixels / 255 - 0.5) / 0.25).permute(0, 3, 1, 2).float()
+    torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
+    resized = Recipe((220, 224), (220, 220), train=False, mean=(0.5,), std=(0.25,))
+    (images,) = batches_of(function, resized, files, batch_size=4)
+    assert images.shape == (4, 5, 220, 220)
+    assert images.dtype == torch.float32
+
+
+def test_limits_touch_every_file(photos: list[str]) -> None:
+    job = Job(Recipe(crop=(224, 192)), photos, photos, batch_size=4, parallel=2)
+
+    def all_of(load) -> list[np.ndarray]:
+        inputs, targets = zip(*itertools.islice(load(job), 2), strict=True)
+        for pair in zip(itertools.chain(*inputs), itertools.chain(*targets), strict=True):
+            np.testing.assert_array_equal(*pair)
+        return list(itertools.chain(*inputs))
+
+    assert [len(data) for data in all_of(limits.read)] == [Path(p).stat().st_size for p in photos]
+    assert [image.shape[:2] for image in all_of(limits.decode)[:2]] == [(300, 400), (280, 280)]
+    for image, path in zip(all_of(limits.resize), photos, strict=True):
+        other = v2.functional.resize(Image.open(path), [256])
+        crop = np.asarray(v2.functional.center_crop(other, [224, 192]))
+        assert np.abs(image.astype(int) - crop).mean() < 3

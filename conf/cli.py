@@ -1,0 +1,188 @@
+"""The command line: the configuration from overrides, the options of tools, and how errors are shown."""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from conf.check import check_combinations
+from conf.credentials import masked
+from conf.errors import UserError, nearest
+from conf.schema import Config
+
+EXIT_CODE = 2
+MAX_LINES = 3
+OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
+PATH_ERRORS = (
+    *(FileNotFoundError, PermissionError, FileExistsError),
+    *(IsADirectoryError, NotADirectoryError),
+)
+
+
+def load_config(overrides: Sequence[str]) -> Config:
+    """Compose conf/config.yaml with overrides, as the training scripts do, and check the result.
+
+    Args:
+        overrides: `key=value`, such as `data=cells` or `optimizer.lr=0.1`.
+
+    Raises:
+        UserError, HydraException, OmegaConfBaseException: a key or value is wrong; see `explain()`.
+    """
+    with initialize_config_dir(str(Path(__file__).parent), version_base="1.3"):
+        return to_config(compose("config", list(overrides)))
+
+
+def to_config(composed: Any) -> Config:
+    """Turn a composed DictConfig into the dataclasses of schema.py, and check it.
+
+    Raises:
+        UserError: a value is out of its range, or values exclude each other.
+        OmegaConfBaseException: a key is unknown or has no value.
+    """
+    plain = OmegaConf.to_container(composed)
+    # Refuses keys that Hydra's + has added.
+    typed = OmegaConf.merge(OmegaConf.structured(Config), plain)
+    cfg = cast(Config, OmegaConf.to_object(typed))
+    check_combinations(cfg)
+    return cfg
+
+
+def parse_options(
+    usage: str | None, arguments: Sequence[str], **options: str | None
+) -> tuple[dict[str, str], list[str]]:
+    """Split arguments `key=value` into a tool's own options and overrides of the configuration.
+
+    Args:
+        usage: printed for `--help`.
+        arguments: of the command line.
+        options: by key, their defaults; None: has to be given.
+
+    Returns:
+        The values of the options, and all other arguments.
+
+    Raises:
+        UserError: an argument has another form, or an option is missing.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(usage)
+        sys.exit()
+    given, others = dict(options), []
+    for number, argument in enumerate(arguments):
+        key, equals, value = argument.partition("=")
+        if not equals or argument.startswith("-"):
+            raise UserError(
+                f"{' '.join(arguments[: number + 1])}: {argument} is not key=value, without dashes and "
+                "without spaces in lists; --help shows examples"
+            )
+        if key in given:
+            given[key] = value
+        else:
+            others.append(argument)
+    missing = [f"{key}=" for key, value in given.items() if value is None]
+    if missing:
+        raise UserError(f"{' and '.join(missing)} missing; --help shows examples")
+    return {key: str(value) for key, value in given.items()}, others
+
+
+@contextmanager
+def user_errors(
+    before_end: Callable[[Exception, str | None], None] = lambda error, message: None,
+) -> Iterator[None]:
+    """End the process with exit code 2 and at most three lines for an error that the user can fix, with exit
+    code 1 and its traceback for a bug; without credentials.
+
+    Args:
+        before_end: is called with the error and, if the user can fix it, the lines.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = explain(error)
+        before_end(error, text)
+        print(text or masked(traceback.format_exc().rstrip()), file=sys.stderr)
+        sys.exit(EXIT_CODE if text else 1)
+
+
+def explain(error: Exception) -> str | None:
+    """Message with the fix in at most three lines, for an error that the user can fix; None for a bug."""
+    if isinstance(error, UserError):
+        text = str(error)
+    elif isinstance(error, HydraException | OmegaConfBaseException):
+        text = _explain_config(error)
+    elif isinstance(error, PATH_ERRORS) and error.filename:
+        name = str(error.filename)
+        given = [argument for argument in sys.argv[1:] if name in argument]
+        text = f"{given[0] if given else name}: {error.strerror}; choose another path"
+    elif isinstance(error, ModuleNotFoundError) and error.name:
+        if error.name.partition(".")[0] in OWN_PACKAGES:
+            return None
+        text = f"the package {error.name} is not installed; make setup installs all that is needed"
+    else:
+        return None
+    return "\n".join([masked(line) for line in text.splitlines() if line.strip()][:MAX_LINES])
+
+
+def _explain_config(error: Exception) -> str:
+    """Message for an error of Hydra or OmegaConf."""
+    if isinstance(error, OverrideParseException):
+        key = error.override.partition("=")[0]
+        return (
+            f"{error.override}: not a KEY=VALUE that Hydra can read; write lists without spaces, and other "
+            f"text in quotes within quotes: '{key}=\"VALUE\"'"
+        )
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        options = [option for option in error.options if option != "schema"]
+        return f"{group}={name} is unknown{nearest(name, options)}; use one of {', '.join(options)}"
+    cause = error.__cause__ or error
+    key = str(getattr(cause, "full_key", "") or "")
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{key} is not set; set {key}=VALUE"
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        if key.startswith("model.kwargs."):
+            return f"{key} is not set by the model's file; +{key}=VALUE adds it"
+        return f"{key} is no key of the configuration{nearest(key, known_keys())}"
+    said = str(cause).splitlines()[0].rstrip(".")
+    return f"{key}: {said}; docs/configuration.md describes all keys"
+
+
+def known_keys(group: Any = Config, prefix: str = "") -> list[str]:
+    """All keys of the configuration."""
+    keys = []
+    for field in fields(group):
+        name = prefix + field.name
+        keys += known_keys(field.type, f"{name}.") if is_dataclass(field.type) else [name]
+    return keys
+
+
+class RefuseCredentials(Callback):
+    """Hook of Hydra that keeps the credentials of overrides out of the files that Hydra itself writes."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if config.hydra.output_subdir is not None:
+            self.on_multirun_start(config)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        for override in config.hydra.overrides.task:
+            if masked(override) != override:
+                key = override.partition("=")[0]
+                # Hydra only warns of errors in its hooks.
+                with user_errors():
+                    raise UserError(
+                        f"{override}: Hydra would store user, password and query of this address (-m, "
+                        f"hydra.output_subdir); put it into an environment variable: {key}='${{oc.env:NAME}}'"
+                    )

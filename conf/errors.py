@@ -1,0 +1,33 @@
+"""The error that the user can fix, and its texts."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Error that the user can fix: its message names the key or file, the value seen and the fix."""
+
+
+def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:
+    """The error for a value that is none of these names."""
+    names = sorted(names)
+    return UserError(
+        f"{key}={value} is unknown{nearest(value, names)}; use one of {', '.join(names)}"
+    )
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean NAME?`, or nothing if no name is similar."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, 1, 0.6)
+    if not close:  # `lr` for `optimizer.lr`
+        ends = {known.rpartition(".")[2]: known for known in reversed(names)}
+        close = [ends[n] for n in difflib.get_close_matches(name.rpartition(".")[2], ends, 1, 0.7)]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def first_few(names: Iterable[str], most: int = 6) -> str:
+    """`a, b, c and 4 more`."""
+    names = list(names)
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,43 @@
+"""Random changes of training samples: one object per augmentation, all of them in `AUGMENTATIONS`.
+
+An augmentation names the columns that it adds to a row of the plan, with neutral values that leave the
+image unchanged, and draws them. Every backend executes the rectangle and the flips; all other
+augmentations act on finished batches on the device, once for all backends: `apply` on images in [0, 1],
+`apply_to_both` on inputs and targets as the model sees them.
+"""
+
+from conf.schema import DataConfig
+from loaders.augment.base import Augmentation, Random, on_device, parts
+from loaders.augment.colour import ColourJitter, RandAugment
+from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
+from loaders.augment.mixing import Mixing, probabilities
+from loaders.augment.spatial import Affine, GaussianBlur, RandomErasing
+
+AUGMENTATIONS: tuple[Augmentation, ...] = (
+    RandomCrop(),
+    RandomResizedCrop(),
+    Flips(),
+    ColourJitter(),
+    RandAugment(),
+    GaussianBlur(),
+    Affine(),
+    RandomErasing(),
+    Mixing(),
+)
+
+
+def active_augmentations(data: DataConfig) -> tuple[Augmentation, ...]:
+    """The augmentations that the configuration switches on, in the order in which they act."""
+    return tuple(a for a in AUGMENTATIONS if a.active_keys(data))
+
+
+__all__ = [
+    "AUGMENTATIONS",
+    "Augmentation",
+    "Mixing",
+    "Random",
+    "active_augmentations",
+    "on_device",
+    "parts",
+    "probabilities",
+]

@@ -1,0 +1,101 @@
+"""The base class of augmentations: the contract that the plan and `backends/transform.py` rely on."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conf.schema import DataConfig
+from loaders.targets import Target
+
+Random = Callable[[str, int], np.ndarray]
+"""(rows, n) float64 in [0, 1) from a column's name and n. Each name has its own random numbers: switching
+one augmentation on leaves the columns of the others unchanged."""
+
+
+PART_BYTES = 4 << 20
+
+
+class Augmentation:
+    """The base class: adds nothing, draws nothing, does nothing.
+
+    Attributes:
+        keys: of `data` that switch it on; their values are part of a checkpoint.
+        columns: those it adds to a row: name, dtype and neutral value.
+    """
+
+    keys: tuple[str, ...] = ()
+    columns: tuple[tuple[str, str, float], ...] = ()
+
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        """Fill in its columns; called only if one of its keys is on. A row's values depend on that row alone.
+
+        Args:
+            rows: of training, of dtype `plan.ROW`, neutral so far.
+            sizes: (len(rows), 2) height and width of the rows' images in pixels.
+            data: the configuration.
+            random: the rows' random numbers.
+        """
+
+    def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
+        """Change inputs or target images, (B, C, H, W) float32 in [0, 1] on the device, by their rows.
+
+        The images may be changed in place, and may be a part of a batch. Masks are never passed.
+        """
+        return images
+
+    def apply_to_both(
+        self, inputs: Tensor, targets: Tensor, rows: np.ndarray, target: Target
+    ) -> tuple[Tensor, Tensor]:
+        """Change inputs and targets as the model sees them, after all of `apply`.
+
+        Both may be changed in place, and are the whole batch of this rank.
+
+        Args:
+            inputs: (B, C, H, W) float32 on the device, normalised.
+            targets: as `target` says, on the device.
+            rows: their B rows.
+            target: what the targets are.
+        """
+        return inputs, targets
+
+    @property
+    def changes_images(self) -> bool:
+        """True if it acts by `apply`."""
+        return type(self).apply is not Augmentation.apply
+
+    def is_neutral(self, rows: np.ndarray) -> bool:
+        """True if these rows leave the images unchanged."""
+        return all(bool((rows[name] == neutral).all()) for name, _, neutral in self.columns)
+
+    def active_keys(self, data: DataConfig) -> list[str]:
+        """Those of its keys that differ from the default of `DataConfig`, which is off."""
+        off = DataConfig()
+        return [key for key in self.keys if getattr(data, key) != getattr(off, key)]
+
+    def check(
+        self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
+    ) -> None:
+        """Raise UserError if it does not support such targets or batches."""
+
+
+def parts(images: Tensor) -> list[slice]:
+    """Slices that make up a batch.
+
+    On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in the cache
+    and below 32 MB, from which on malloc asks the system for memory each time.
+    """
+    size = len(images)
+    if images.is_cpu:
+        size = max(1, PART_BYTES * size // images.nbytes)
+    return [slice(start, start + size) for start in range(0, len(images), size)]
+
+
+def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
+    """Arrays of shape (rows, any) as float32 tensors on the device, by one copy that does not block the host."""
+    widths = [column.shape[1] for column in columns]
+    together = torch.from_numpy(np.concatenate(columns, axis=1).astype(np.float32))
+    if device.type == "cuda":
+        together = together.pin_memory()
+    return list(together.to(device, non_blocking=True).split(widths, dim=1))

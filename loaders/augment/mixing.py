@@ -1,0 +1,119 @@
+"""MixUp and CutMix: every sample of a batch is mixed with a partner."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.augment.base import Augmentation, Random, on_device, parts
+from loaders.augment.spatial import inside
+from loaders.targets import Labels, Masks, Target, TargetImages
+
+
+class Mixing(Augmentation):
+    """Each sample is mixed with a partner, either as a whole (MixUp, Zhang et al. 2018, "mixup: beyond
+    empirical risk minimization") or by a rectangle of it (CutMix, Yun et al. 2019, "CutMix: regularization
+    strategy to train strong classifiers with localizable features"). With both, half of the samples each.
+
+    The partner of a row is the one half a global batch further, modulo the batch. A rank has every
+    `world_size`-th row, so the partner lies half of the rank's own batch further, on any number of ranks.
+    Each row has its own weight and rectangle; the papers' programs draw them once for a batch.
+
+    Labels become (B, classes) float32 probabilities; several labels, numbers and target images are
+    mixed like the inputs, and masks are cut like them.
+    """
+
+    keys = ("mixup", "cutmix")
+    columns = (
+        *(("is_mixed", "?", False), ("weight", "f4", 1.0)),
+        *(("cut_share", "f4", 0.0), ("cut_y", "f4", 0.0), ("cut_x", "f4", 0.0)),
+    )
+
+    def check(
+        self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
+    ) -> None:
+        if data.mixup and target.kind == "masks":
+            raise UserError(
+                f"data.mixup={data.mixup} cannot mix the classes of masks; use data.mixup=0, and data.cutmix=1, "
+                "for example"
+            )
+        if data.cutmix and target.kind == "numbers":
+            raise UserError(
+                f"data.cutmix={data.cutmix} pastes parts of images, which does not fit numbers as targets; "
+                "use data.cutmix=0, and data.mixup=0.2, for example"
+            )
+        if global_batch_size % (2 * world_size):
+            near = max(1, round(global_batch_size / (2 * world_size))) * 2 * world_size
+            raise UserError(
+                f"data.{self.active_keys(data)[0]} mixes the halves of each rank's batch, but of "
+                f"global_batch_size={global_batch_size} each of world_size={world_size} has "
+                f"{global_batch_size // world_size} samples; use {near}, for example"
+            )
+
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        choice, u, v, y, x = random("mixing", 5).T
+        is_cut = choice < (0.5 if data.mixup and data.cutmix else bool(data.cutmix))
+        weight = symmetric_beta(np.where(is_cut, data.cutmix, data.mixup), u, v)
+        rows["is_mixed"] = True
+        rows["weight"] = np.where(is_cut, 1, weight)
+        rows["cut_share"] = np.where(is_cut, weight, 0)
+        rows["cut_y"], rows["cut_x"] = is_cut * y, is_cut * x
+
+    def apply_to_both(
+        self, inputs: Tensor, targets: Tensor, rows: np.ndarray, target: Target
+    ) -> tuple[Tensor, Tensor]:
+        half, (height, width) = len(rows) // 2, inputs.shape[2:]
+        cuts = self.boxes(rows, height, width)
+        kept = 1 - (cuts[:, 1] - cuts[:, 0]) * (cuts[:, 3] - cuts[:, 2]) / (height * width)
+        boxes, weight, weight_of_label = on_device(
+            *(inputs.device, cuts, rows["weight"][:, None], (rows["weight"] * kept)[:, None])
+        )
+
+        def mixed(images: Tensor) -> Tensor:
+            own = weight[..., None, None]
+            if rows["cut_share"].any():
+                factor = images.shape[2] // height
+                own = own * ~inside(factor * boxes, *images.shape[2:])
+            one, other = images.split(half)
+            of_one, of_other = own.split(half)
+            for part in parts(one):
+                both = (
+                    torch.lerp(other[part], one[part], of_one[part]),
+                    torch.lerp(one[part], other[part], of_other[part]),
+                )
+                one[part], other[part] = both
+            return images
+
+        if isinstance(target, TargetImages):
+            targets = mixed(targets)
+        elif isinstance(target, Masks):
+            cut = inside(boxes, height, width)[:, 0]
+            targets = torch.where(cut, targets.roll(half, 0), targets)
+        else:
+            if isinstance(target, Labels):
+                targets = probabilities(targets, len(target.classes))
+            targets = torch.lerp(targets.roll(half, 0), targets, weight_of_label)
+        return mixed(inputs), targets
+
+    def boxes(self, rows: np.ndarray, height: int, width: int) -> np.ndarray:
+        """(len(rows), 4) int: top, bottom, left and right of the rectangles that come from the partners."""
+        side = np.sqrt(rows["cut_share"].astype(float))
+        ends = []
+        for middle, length in ((rows["cut_y"], height), (rows["cut_x"], width)):
+            centre, reach = (middle * length).astype(int), (0.5 * side * length).astype(int)
+            ends += [np.maximum(centre - reach, 0), np.minimum(centre + reach, length)]
+        return np.stack(ends, axis=1)
+
+
+def symmetric_beta(alpha: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """(N,) Beta(alpha, alpha) from two (N,) arrays of uniform numbers in [0, 1): exact, without rejection
+    (Devroye 1996, "Random variate generation in one line of code")."""
+    rest, cos = (1 - u) ** (1 / alpha), np.cos(2 * np.pi * v)
+    return (0.5 + 0.5 * cos * np.sqrt((1 - rest) / (rest + (1 - rest) * cos**2))).clip(0, 1)
+
+
+def probabilities(labels: Tensor, num_classes: int) -> Tensor:
+    """(B, num_classes) float32: the labels one-hot."""
+    empty = torch.zeros((len(labels), num_classes), device=labels.device)
+    return empty.scatter_(1, labels[:, None], 1.0)

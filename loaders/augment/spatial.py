@@ -1,0 +1,147 @@
+"""Blur, rotation, scale and erasing of finished batches."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from conf.schema import DataConfig
+from loaders.augment.base import Augmentation, Random, on_device, parts
+from loaders.targets import Masks, Target, TargetImages
+
+ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
+
+
+class GaussianBlur(Augmentation):
+    """A Gaussian blur of inputs; each row has its own standard deviation in pixels."""
+
+    keys = ("gaussian_blur",)
+    columns = (("sigma", "f4", 0.0),)
+
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        probability, low, high = data.gaussian_blur
+        chance, place = random("sigma", 2).T
+        rows["sigma"] = np.where(chance < probability, low + (high - low) * place, 0)
+
+    def apply_to_both(
+        self, inputs: Tensor, targets: Tensor, rows: np.ndarray, target: Target
+    ) -> tuple[Tensor, Tensor]:
+        where = np.flatnonzero(rows["sigma"])
+        sigma = rows["sigma"][where, None].astype(float)
+        reach = np.minimum(np.ceil(3 * sigma), min(inputs.shape[2:]) - 1)
+        radius = int(reach.max())
+        offsets = np.arange(-radius, radius + 1)
+        # Cut off for each row alone: the other rows of the batch must not change its weights.
+        weights = np.where(abs(offsets) <= reach, np.exp(-0.5 * (offsets / sigma) ** 2), 0)
+        weights /= weights.sum(axis=1, keepdims=True)
+        index, kernels = on_device(inputs.device, where[:, None], weights)
+        for part in parts(inputs[: len(where)]):
+            chosen = index[part, 0].long()
+            inputs[chosen] = _blurred(inputs[chosen], kernels[part])
+        return inputs, targets
+
+
+def _blurred(images: Tensor, kernels: Tensor) -> Tensor:
+    """Convolve each of the (B, C, H, W) images with its own row of the (B, 2 * radius + 1) weights.
+
+    A sum of shifted images: a convolution would run in TF32 on a GPU, and its rounding depends on the number
+    of images on a CPU.
+    """
+    radius = kernels.shape[1] // 2
+    blurred = F.pad(images, (radius,) * 4, mode="reflect")
+    first, *others = kernels[..., None, None, None].unbind(1)
+    for dim in (2, 3):
+        size = blurred.shape[dim] - 2 * radius
+        total = blurred.narrow(dim, 0, size) * first
+        for start, weight in enumerate(others, start=1):
+            total.addcmul_(blurred.narrow(dim, start, size), weight)
+        blurred = total
+    return blurred
+
+
+class Affine(Augmentation):
+    """A rotation about the centre and a change of scale. Pixels from outside of the image become 0 (`data.mean`)
+    in inputs and target images and `ignore_index` in masks."""
+
+    keys = ("rotation", "random_scale")
+    columns = (("angle", "f4", 0.0), ("scale", "f4", 1.0))
+
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        rows["angle"] = data.rotation * (2 * random("angle", 1)[:, 0] - 1)
+        if data.random_scale is not None:
+            low, high = data.random_scale
+            rows["scale"] = low + (high - low) * random("scale", 1)[:, 0]
+
+    def apply_to_both(
+        self, inputs: Tensor, targets: Tensor, rows: np.ndarray, target: Target
+    ) -> tuple[Tensor, Tensor]:
+        # From pixels of the output to those of the input, in units of half the height and width.
+        height, width = inputs.shape[2:]
+        angle = np.radians(rows["angle"].astype(float))
+        cos, sin, zero = np.cos(angle) / rows["scale"], np.sin(angle) / rows["scale"], 0 * angle
+        lines = [cos, sin * height / width, zero, -sin * width / height, cos, zero]
+        [matrices] = on_device(inputs.device, np.stack(lines, axis=1))
+
+        def moved(images: Tensor, mode: str) -> Tensor:
+            for part in parts(images):
+                size, theta = list(images[part].shape), matrices[part].view(-1, 2, 3)
+                grid = F.affine_grid(theta, size, align_corners=False)
+                images[part] = F.grid_sample(images[part], grid, mode, align_corners=False)
+            return images
+
+        inputs = moved(inputs, "bilinear")
+        if isinstance(target, TargetImages):
+            targets = moved(targets, "bilinear")
+        elif isinstance(target, Masks):
+            above = (targets - target.ignore_index).float()[:, None]  # grid_sample puts 0 outside
+            targets = moved(above, "nearest")[:, 0].long() + target.ignore_index
+        return inputs, targets
+
+
+class RandomErasing(Augmentation):
+    """A rectangle of inputs becomes 0, which is `data.mean` (Zhong et al. 2020, "Random erasing data
+    augmentation"): its area is a share of the image's in `ERASED_SHARES`, its height by its width in
+    `ERASED_RATIOS`, both at most the image's."""
+
+    keys = ("random_erasing",)
+    columns = (
+        *(("erased_share", "f4", 0.0), ("erased_ratio", "f4", 1.0)),
+        *(("erased_y", "f4", 0.0), ("erased_x", "f4", 0.0)),
+    )
+
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        chance, share, ratio, y, x = random("erased", 5).T
+        chosen = chance < data.random_erasing
+        low, high = ERASED_SHARES
+        rows["erased_share"] = np.where(chosen, low + (high - low) * share, 0)
+        low, high = np.log(ERASED_RATIOS)
+        rows["erased_ratio"] = np.where(chosen, np.exp(low + (high - low) * ratio), 1)
+        rows["erased_y"], rows["erased_x"] = chosen * y, chosen * x
+
+    def apply_to_both(
+        self, inputs: Tensor, targets: Tensor, rows: np.ndarray, target: Target
+    ) -> tuple[Tensor, Tensor]:
+        where = np.flatnonzero(rows["erased_share"])
+        index, boxes = on_device(
+            inputs.device, where[:, None], self.boxes(rows[where], *inputs.shape[2:])
+        )
+        chosen = index[:, 0].long()
+        inputs[chosen] = inputs[chosen].masked_fill_(inside(boxes, *inputs.shape[2:]), 0)
+        return inputs, targets
+
+    def boxes(self, rows: np.ndarray, height: int, width: int) -> np.ndarray:
+        """(len(rows), 4) int: top, bottom, left and right of what is erased in images of this size."""
+        area, ratio = rows["erased_share"].astype(float) * height * width, rows["erased_ratio"]
+        lines = np.minimum(np.rint(np.sqrt(area * ratio)), height)
+        columns = np.minimum(np.rint(np.sqrt(area / ratio)), width)
+        top = np.minimum(rows["erased_y"] * (height - lines + 1), height - lines).astype(int)
+        left = np.minimum(rows["erased_x"] * (width - columns + 1), width - columns).astype(int)
+        return np.stack([top, top + lines, left, left + columns], axis=1).astype(int)
+
+
+def inside(boxes: Tensor, height: int, width: int) -> Tensor:
+    """(B, 1, height, width) bool: the pixels in (B, 4) boxes of top, bottom, left and right."""
+    top, bottom, left, right = boxes.view(-1, 4, 1, 1, 1).unbind(1)
+    y = torch.arange(height, device=boxes.device).view(-1, 1)
+    x = torch.arange(width, device=boxes.device)
+    return (y >= top) & (y < bottom) & (x >= left) & (x < right)

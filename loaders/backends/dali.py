@@ -1,0 +1,315 @@
+"""NVIDIA DALI as the backend: one pipeline for the whole run, which is fed with the rows of the plan."""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conf.errors import UserError
+from conf.schema import Config
+from loaders.backends.dataset import LoadedBatch, PlanDataset, movable
+from loaders.backends.loader import ImageLoader
+from loaders.backends.transform import RawBatch
+from loaders.index import BadFileError
+from loaders.limits import cpus_per_rank
+from loaders.plan import PlanSampler
+from loaders.read import read_bytes
+
+try:
+    from nvidia.dali import fn, pipeline_def, types
+except ModuleNotFoundError as error:
+    raise UserError(
+        "loader=dali needs NVIDIA DALI, which exists for Linux only: pip install nvidia-dali-cuda120, "
+        "or use loader=pytorch"
+    ) from error
+
+log = logging.getLogger(__name__)
+
+
+@pipeline_def
+def planned_images(reads, cut, resize, flip, grey, decoding):  # type: ignore[no-untyped-def]
+    """Decode rectangles of files, resize them with antialiasing and flip them.
+
+    Inputs by name: `files` (paths if `reads`, else contents); if `cut`, `start` and `shape` of the rectangles;
+    if `resize`, `size`; if `flip`, `mirror`.
+    """
+    encoded = fn.external_source(name="files", dtype=types.UINT8)
+    if reads:
+        encoded = fn.io.file.read(encoded)
+    if cut:
+        start = fn.external_source(name="start", dtype=types.INT32)
+        shape = fn.external_source(name="shape", dtype=types.INT32)
+        images = fn.decoders.image_slice(encoded, start, shape, axis_names="HW", **decoding)
+    else:
+        images = fn.decoders.image(encoded, **decoding)
+    if grey:  # the decoders' own conversion differs from Pillow's by up to 80 of 255
+        images = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+    mirror = fn.external_source(name="mirror", dtype=types.INT32) if flip else 0
+    if resize:
+        size = fn.external_source(name="size", dtype=types.FLOAT)
+        return fn.resize_crop_mirror(
+            images,
+            size=size,
+            crop=size,
+            mirror=mirror,
+            interp_type=types.INTERP_LINEAR,
+            antialias=True,
+        )
+    return fn.flip(images, horizontal=mirror & 1, vertical=mirror // 2) if flip else images
+
+
+class PendingBatch(NamedTuple):
+    """A batch that DALI and the threads are loading."""
+
+    rows: np.ndarray
+    by_dali: np.ndarray
+    """(B,) bool: rows whose images DALI decodes."""
+    others: Future[LoadedBatch] | None
+    """Images of the other rows."""
+    masks: Future[LoadedBatch] | None
+    """Masks of DALI's rows."""
+
+
+class DALILoader(ImageLoader):
+    """Decodes and augments on the GPU if `device` is one, else on the CPU.
+
+    Order and rectangles come from the plan; DALI's own shuffling is not used. Pairs are decoded in one call,
+    the targets after the inputs of the batch. DALI decodes the files for which it gives the same pixels as
+    `loader=pytorch` (`Header.dali_reads`). The threads of `loader=pytorch` load all others, images that need no
+    decoding, and masks, whose palettes DALI would convert to colours.
+    """
+
+    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
+        super().__init__(sampler, cfg, device)
+        index, shapes = self.index, sampler.distinct_shapes
+        sizes = self.read_sizes()
+        masks = {n: sizes[n] for n, side in enumerate(index.sides) if side.content == "indices"}
+        # Of the sides that the pipeline decodes.
+        self.factors = tuple(s.size_factor for n, s in enumerate(index.sides) if n not in masks)
+        options = (
+            cfg.loader.num_threads or cpus_per_rank(),
+            device.type == "cuda",
+            cfg.data.reduced_decoding,
+        )
+        self.others = PlanDataset(index, sizes, *options)
+        self.masks = PlanDataset(index, masks, *options)
+        # Steps that no row needs are left out of the pipeline.
+        self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())
+        self.resizes = shapes is None or bool((shapes != self.read_size).any())
+        self.flips = sampler.train and cfg.data.hflip + cfg.data.vflip > 0
+        self.refused: set[int] = set()
+        self.pending: deque[PendingBatch] = deque()
+        self.pipeline: Any = None
+
+    def raw_batches(self) -> Iterator[RawBatch]:
+        self._restart([])  # the previous epoch may have been left early
+        for rows in self.sampler:
+            self.pending.append(self._start(rows))
+            if len(self.pending) > self.cfg.loader.prefetch_queue_depth:
+                yield from self._first()
+        while self.pending:
+            yield from self._first()
+
+    def _start(self, rows: np.ndarray) -> PendingBatch:
+        files = {}
+        for position in np.flatnonzero(self._is_readable(rows["sample"])).tolist():
+            with suppress(BadFileError):  # the threads will report it
+                files[position] = self._files(int(rows["sample"][position]))
+        by_dali = np.isin(np.arange(len(rows)), list(files))
+        mine, theirs = rows[by_dali], rows[~by_dali]
+        if len(mine):
+            self._schedule(mine, list(files.values()))
+        has_masks = len(mine) and self.masks.sizes
+        return PendingBatch(
+            rows,
+            by_dali,
+            self.others.start(theirs) if len(theirs) else None,
+            self.masks.start(mine) if has_masks else None,
+        )
+
+    def _is_readable(self, samples: np.ndarray) -> np.ndarray:
+        """(B,) bool: samples whose files are unchanged, and of kinds that DALI decodes to the same pixels."""
+        if not self.index.files or self.index.is_raw:
+            return np.zeros(len(samples), bool)
+        sides = self.index.headers[: len(self.factors)]
+        is_alike = np.all([side["dali_reads"][samples] for side in sides], axis=0)
+        return is_alike & ~np.isin(samples, [*self.refused, *self.index.changed(samples)])
+
+    def _files(self, sample: int) -> list[np.ndarray]:
+        """Path of the file of each side, or its content if it lies in a shard.
+
+        Raises:
+            BadFileError, OSError, MemoryError: as `read_bytes`.
+        """
+        index, sides = self.index, range(len(self.factors))
+        files = [
+            os.fsencode(index.files[side][sample])
+            if index.shards is None
+            else read_bytes(index, sample, side)
+            for side in sides
+        ]
+        return [np.frombuffer(file, np.uint8) for file in files]
+
+    def _schedule(self, rows: np.ndarray, files: list[list[np.ndarray]]) -> None:
+        """Start the pipeline on these rows and their files."""
+        self.pipeline = self.pipeline or self._build()
+        # All inputs, then all targets.
+        inputs: dict[str, Any] = {
+            "files": [file for side in zip(*files, strict=True) for file in side]
+        }
+        if self.cuts:
+            for name, keys in (("start", ("y", "x")), ("shape", ("height", "width"))):
+                lengths = np.stack([rows[key] for key in keys], axis=1).astype(np.int32)
+                inputs[name] = np.concatenate([factor * lengths for factor in self.factors])
+        if self.resizes:
+            size = np.tile(np.array(self.read_size, np.float32), (len(rows), 1))
+            inputs["size"] = np.concatenate([factor * size for factor in self.factors])
+        if self.flips:
+            mirror = (rows["hflip"] + 2 * rows["vflip"]).astype(np.int32)
+            inputs["mirror"] = np.tile(mirror, len(self.factors))
+        for name, values in inputs.items():
+            self.pipeline.feed_input(name, values)
+        self.pipeline.schedule_run()
+
+    def _first(self) -> Iterator[RawBatch]:
+        """Yield the first pending batch that has good samples, if there is any."""
+        while self.pending:
+            batch = self.pending.popleft()
+            try:
+                images = self._outputs() if batch.by_dali.any() else ()
+            except (RuntimeError, OSError) as error:
+                self._refuse(batch, error)
+                self._restart([batch, *self.pending])
+                continue
+            by_threads = [future.result() for future in (batch.masks, batch.others) if future]
+            if not any(executed.bad for executed in by_threads):
+                yield batch.rows, self._joined(batch, images, by_threads)
+                return
+            for executed in by_threads:
+                self.sampler.set_aside(executed.bad)
+            self._restart([batch, *self.pending])
+
+    def _outputs(self) -> tuple[Tensor, ...]:
+        """Images of the batch that was scheduled first, by side."""
+        (images,) = self.pipeline.outputs(output_stream(self.device))
+        num_sides = len(self.factors)
+        if max(self.factors) == 1:
+            return torch.from_dlpack(images.as_tensor()).chunk(num_sides)
+        single = [torch.from_dlpack(image) for image in images]
+        count = len(single) // num_sides
+        return tuple(torch.stack(single[side * count :][:count]) for side in range(num_sides))
+
+    def _joined(
+        self, batch: PendingBatch, images: tuple[Tensor, ...], by_threads: list[LoadedBatch]
+    ) -> tuple[Tensor, ...]:
+        """Join the images of DALI and of the threads in the order of the rows, by side."""
+        mine = images + (by_threads[0].images if batch.masks else ())
+        if batch.others is None:
+            return mine
+        if not mine:
+            return by_threads[-1].images
+        places = [np.flatnonzero(batch.by_dali), np.flatnonzero(~batch.by_dali)]
+        joined = []
+        for parts in zip(mine, by_threads[-1].images, strict=True):
+            shape = (len(batch.rows), *parts[0].shape[1:])
+            whole = torch.empty(shape, dtype=parts[0].dtype, device=self.device)
+            for place, part in zip(places, parts, strict=True):
+                rows = torch.from_numpy(place).to(self.device)
+                movable(whole).index_copy_(0, rows, movable(part.to(self.device)))
+            joined.append(whole)
+        return tuple(joined)
+
+    def _refuse(self, batch: PendingBatch, error: Exception) -> None:
+        """Find the files of a batch that DALI cannot decode; the threads decode them from now on.
+
+        Raises:
+            Exception: the batch's error, if DALI decodes each of its files alone.
+            OSError, MemoryError: the machine has run out of file handles or memory.
+        """
+        self.others.start(batch.rows).result()
+        self.pipeline = None  # it is dead after an error
+        is_explained = False
+        for row in np.split(batch.rows, len(batch.rows)):
+            if not self._is_readable(row["sample"])[0]:
+                continue
+            sample = int(row["sample"][0])
+            try:
+                self._schedule(row, [self._files(sample)])
+                self._outputs()
+            except (RuntimeError, OSError):
+                self.pipeline, is_explained = None, True
+                self.refused.add(sample)
+                name = self.index.name_of(sample)
+                log.warning("DALI cannot decode %s; it is decoded as by loader=pytorch", name)
+        if not is_explained:
+            error.add_note(
+                "All files of the batch can be decoded without DALI; try loader=pytorch."
+            )
+            raise error
+
+    def _restart(self, batches: Iterable[PendingBatch]) -> None:
+        """Drop all pending batches, and start again with the good samples of these."""
+        rows = [self.sampler.without_bad(batch.rows) for batch in batches]
+        for batch in self.pending:
+            for future in (batch.others, batch.masks):
+                if future is not None:
+                    future.cancel()
+            if batch.by_dali.any():
+                self.pipeline = None  # with the batches scheduled in it
+        self.pending = deque(self._start(some) for some in rows if len(some))
+
+    def _build(self) -> Any:
+        index = self.index
+        options = pipeline_options(self, len(self.factors) * self.batch_size)
+        pipeline = planned_images(
+            index.shards is None,
+            self.cuts,
+            self.resizes,
+            self.flips,
+            self.in_channels == 1 and not index.keep_channels,
+            decoding(self.cfg, self.device)
+            | {
+                "dtype": types.UINT16 if index.dtype == "uint16" else types.UINT8,
+                "output_type": types.ANY_DATA if index.keep_channels else types.RGB,
+            },
+            # Batches are scheduled by this loader.
+            **options | {"prefetch_queue_depth": 1},
+        )
+        pipeline.build()
+        return pipeline
+
+
+def pipeline_options(loader: ImageLoader, batch_size: int) -> dict[str, Any]:
+    """Arguments of all pipelines of a loader."""
+    options = loader.cfg.loader
+    return {
+        "batch_size": batch_size,
+        "num_threads": options.num_threads or cpus_per_rank(),
+        "device_id": loader.device.index if loader.device.type == "cuda" else None,
+        "prefetch_queue_depth": options.prefetch_queue_depth,
+    }
+
+
+def decoding(cfg: Config, device: torch.device) -> dict[str, Any]:
+    """Arguments of DALI's decoders, with which the GPU gives the same pixels as the CPU."""
+    if device.type != "cuda":
+        return {"device": "cpu"}
+    return {
+        "device": "mixed",
+        # The hardware decoder rounds differently, and the images it decodes vary from run to run.
+        "hw_decoder_load": 0.0 if cfg.deterministic else cfg.loader.hw_decoder_load,
+        # The CPU's decoders interpolate subsampled colours by default, the GPU's do not.
+        "jpeg_fancy_upsampling": True,
+    }
+
+
+def output_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """On CUDA, the stream that waits for a pipeline's outputs instead of the host."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -1,0 +1,189 @@
+"""Executes rows of the plan on the CPU: threads read, cut, resize and flip images into a batch.
+
+Threads are enough, because decoding and resizing release Python's interpreter lock.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from loaders.index import BadFileError, Index, share
+from loaders.limits import torch_threads
+from loaders.read import read_raw_batch, read_resized
+
+
+class LoadedBatch(NamedTuple):
+    """The images of the rows of a batch."""
+
+    rows: np.ndarray
+    images: tuple[Tensor, ...]
+    """(B, height, width, C) of the index's dtype for each side; meaningless if any sample is bad."""
+    bad: dict[int, str]
+    """Reasons why samples cannot be decoded."""
+
+
+class PlanDataset(Dataset[LoadedBatch]):
+    """Data set whose items are rows of the plan.
+
+    The DataLoader hands a whole batch of rows to `__getitems__`, so nothing is collated.
+
+    Args:
+        index: of the samples.
+        sizes: (height, width) of the images by side, of the sides that are to be loaded.
+        num_threads: of this process, that load.
+        pin_memory: whether the batches are in pinned memory.
+        reduces: whether large JPEGs are decoded at a fraction of their size.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        sizes: dict[int, tuple[int, int]],
+        num_threads: int,
+        pin_memory: bool,
+        reduces: bool,
+    ) -> None:
+        self.index, self.sizes, self.num_threads = index, sizes, num_threads
+        self.pin_memory, self.reduces = pin_memory, reduces
+        self.pool: ThreadPoolExecutor | None = None
+        self.reopen: Callable[[], Index] | None = None
+
+    def __reduce__(self) -> Any:
+        """Call for worker processes, which all map the same columns of the index into memory.
+
+        Raises:
+            OSError: there is no room for temporary files.
+        """
+        if self.reopen is None:
+            self.columns = TemporaryDirectory(prefix="index-")
+            self.reopen = share(self.index, Path(self.columns.name))
+        options = self.sizes, self.num_threads, self.pin_memory, self.reduces
+        return _with_reopened_index, (self.reopen, *options)
+
+    def __getitems__(self, rows: np.ndarray) -> LoadedBatch:
+        return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()
+
+    @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
+    def start(
+        self,
+        rows: np.ndarray,
+        then: Callable[[LoadedBatch], Any] = lambda executed: executed,
+    ) -> "Future[Any]":
+        """Begin with a batch in the threads, and return the future result of `then` of it.
+
+        A free thread takes the next row, and the last one to end calls `then`. Once the future is cancelled, no
+        thread takes a further row.
+        """
+        if self.pool is None:
+            # Operations of a thread are not split among further threads, which would take longer.
+            self.pool = torch_threads(self.num_threads, "load", 1)
+        if self._is_copied(rows):
+            return self.pool.submit(lambda: then(self._copy(rows)))
+        executed, future = LoadedBatch(rows, self._new_batch(len(rows)), {}), Future[Any]()
+        positions, lock, num_working = iter(range(len(rows))), Lock(), self.num_threads
+
+        def work() -> None:
+            nonlocal num_working
+            try:
+                for position in positions:
+                    if future.cancelled():
+                        return
+                    try:
+                        filled = [side[position] for side in executed.images]
+                        self._execute(rows[position], filled)
+                    except BadFileError as error:
+                        executed.bad[int(rows["sample"][position])] = str(error)
+                with lock:
+                    num_working -= 1
+                    is_last = num_working == 0
+                if is_last and future.set_running_or_notify_cancel():
+                    future.set_result(then(executed))
+            except BaseException as error:
+                with lock:
+                    if not future.done():
+                        future.set_exception(error)
+
+        for _ in range(self.num_threads):
+            self.pool.submit(work)
+        return future
+
+    def _is_copied(self, rows: np.ndarray) -> bool:
+        """True if the images need neither decoding nor resizing."""
+        height, width = self.sizes.get(0, (0, 0))
+        return self.index.is_raw and bool(
+            (rows["height"] == height).all() and (rows["width"] == width).all()
+        )
+
+    @torch.inference_mode(False)
+    def _copy(self, rows: np.ndarray) -> LoadedBatch:
+        """The batch where `_is_copied`, without further threads."""
+        whole, bad = read_raw_batch(self.index, rows["sample"])
+        images, (height, width) = torch.from_numpy(whole), self.sizes[0]
+        if len(rows) and images.shape[1:3] != (height, width):
+            corners = zip(rows["y"].tolist(), rows["x"].tolist(), strict=True)
+            parts = zip(images, corners, strict=True)
+            images = torch.stack([image[y : y + height, x : x + width] for image, (y, x) in parts])
+        pixels = movable(images)
+        for name, dim in [("vflip", 1), ("hflip", 2)]:
+            if rows[name].any():
+                flipped = torch.from_numpy(rows[name].copy())
+                pixels[flipped] = pixels[flipped].flip(dim)
+        images = images.pin_memory() if self.pin_memory else images
+        return LoadedBatch(rows, (_shared(images),), bad)
+
+    def _new_batch(self, count: int) -> tuple[Tensor, ...]:
+        """Memory of a batch of `count` samples, for each side."""
+        batch = []
+        for number, size in self.sizes.items():
+            side = self.index.sides[number]
+            shape, dtype = (count, *size, side.channels), getattr(torch, side.dtype)
+            batch.append(_shared(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)))
+        return tuple(batch)
+
+    def _execute(self, row: np.void, batch: list[Tensor]) -> None:
+        """Fill (height, width, C) of each side with the row's images.
+
+        Raises:
+            BadFileError: the sample is bad.
+        """
+        sample, *rectangle = (int(row[name]) for name in ("sample", "y", "x", "height", "width"))
+        flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
+        for number, filled in zip(self.sizes, batch, strict=True):
+            factor = self.index.sides[number].size_factor
+            y, x, height, width = (factor * length for length in rectangle)
+            image = read_resized(
+                self.index,
+                sample,
+                number,
+                (y, x, height, width),
+                (filled.shape[0], filled.shape[1]),
+                self.reduces,
+            )
+            pixels = movable(torch.from_numpy(image))
+            movable(filled).copy_(pixels.flip(flips) if flips else pixels)
+
+
+def _with_reopened_index(reopen: Callable[[], Index], *options: Any) -> PlanDataset:
+    return PlanDataset(reopen(), *options)
+
+
+def movable(images: Tensor) -> Tensor:
+    """The same memory as a dtype that torch can flip and index, which it cannot with uint16."""
+    return images.view(torch.int16) if images.dtype == torch.uint16 else images
+
+
+def _shared(images: Tensor) -> Tensor:
+    """The images, in a worker process in shared memory.
+
+    The DataLoader's queue would move them in a thread, where a full /dev/shm loses the batch and the training
+    process waits forever.
+    """
+    return images if get_worker_info() is None else images.share_memory_()

@@ -1,0 +1,82 @@
+"""The base class of all backends."""
+
+from collections.abc import Iterator
+
+import torch
+
+from conf.schema import Config
+from loaders.backends.transform import Batch, BatchTransform, RawBatch
+from loaders.epoch import CudaPrefetcher, EpochLoader, transformed
+from loaders.loader import DataInfo
+from loaders.plan import PlanSampler
+from loaders.read import class_counts
+from loaders.targets import Unlabelled
+
+
+class ImageLoader(EpochLoader):
+    """Iterates over this rank's batches of one split.
+
+    A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W), and targets as
+    `target` says, see `loaders.targets.Target`; with `data.mixup` or `data.cutmix`, labels of training batches
+    are (B, classes) float32 probabilities. A backend implements `raw_batches()`.
+
+    Attributes:
+        index: the split's samples.
+        device: where the batches lie.
+        target: kind of the targets; in prediction, of those that the model was trained on.
+        classes: names of the classes; empty if the targets have none.
+        read_size: (height, width) of the images that the backend delivers, usually that of the inputs. If all
+            rows enlarge rectangles of one size, it is the size of these, and the device enlarges the whole
+            batch: fewer bytes are copied to it. Masks have the inputs' size.
+    """
+
+    sampler: PlanSampler
+
+    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
+        self.cfg, self.device, self.index = cfg, device, sampler.index
+        target = self.index.target
+        self.target = target.predicted if isinstance(target, Unlabelled) else target
+        self.read_size = self.output_size = sampler.output_size
+        shapes = sampler.distinct_shapes
+        if (
+            shapes is not None
+            and (shapes == shapes[0]).all()
+            and (shapes <= self.output_size).all()
+        ):
+            self.read_size = int(shapes[0, 0]), int(shapes[0, 1])
+        self.transform = BatchTransform(sampler, cfg, device)
+        info = DataInfo(
+            target=self.target,
+            in_channels=self.index.channels,
+            dtype=self.index.dtype,
+            num_samples=len(self.index),
+            num_dropped=len(self.index) - sampler.num_rows,
+            example=torch.zeros(1, self.index.channels, *self.output_size),
+            name_of=self.index.name_of,
+            pictures=self.transform.denormalize,
+            class_counts=lambda: class_counts(self.index),
+        )
+        super().__init__(sampler, info)
+        self.classes = info.classes
+
+    def raw_batches(self) -> Iterator[RawBatch]:
+        """Yield the rows of each batch and their images, which are still to be transformed."""
+        raise NotImplementedError
+
+    def finished_batches(self) -> Iterator[Batch]:
+        """Yield the rows of each batch, and its inputs and targets."""
+        if self.device.type == "cuda":
+            return iter(CudaPrefetcher(self.raw_batches(), self.transform, self.device))
+        # Enlarging is worth all cores; the rest is not, because they are busy with the following batches.
+        enlarges = self.read_size != self.output_size
+        num_threads = torch.get_num_threads() if enlarges else 1
+        return transformed(self.raw_batches(), self.transform, num_threads)
+
+    def read_sizes(self) -> dict[int, tuple[int, int]]:
+        """(height, width) of the images that the backend delivers, by side."""
+        return {
+            number: self.output_size
+            if side.interpolation == "nearest"
+            else (side.size_factor * self.read_size[0], side.size_factor * self.read_size[1])
+            for number, side in enumerate(self.index.sides)
+        }

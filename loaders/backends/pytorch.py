@@ -1,0 +1,98 @@
+"""PyTorch's own DataLoader, or threads of the training process, as the backend."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from itertools import starmap
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from conf.schema import Config
+from loaders.backends.dataset import LoadedBatch, PlanDataset
+from loaders.backends.loader import ImageLoader
+from loaders.backends.transform import Batch, RawBatch
+from loaders.epoch import init_worker, worker_context
+from loaders.limits import cpus_per_rank
+from loaders.plan import PlanSampler
+
+
+class PyTorchLoader(ImageLoader):
+    """Batches through `torch.utils.data.DataLoader`, whose batch sampler walks the plan.
+
+    `loader.num_workers` processes with `loader.num_threads` threads each load the batches; without worker
+    processes, threads of the training process do.
+    """
+
+    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
+        super().__init__(sampler, cfg, device)
+        workers = cfg.loader.num_workers
+        num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
+        pin_memory = device.type == "cuda"
+        self.dataset = PlanDataset(
+            self.index,
+            self.read_sizes(),
+            num_threads,
+            pin_memory and not workers,
+            cfg.data.reduced_decoding,
+        )
+        self.data_loader: DataLoader[LoadedBatch] | None = None
+        if workers:
+            self.data_loader = DataLoader(
+                self.dataset,
+                batch_sampler=sampler,  # type: ignore[arg-type]  # of arrays, not lists
+                collate_fn=_unchanged,
+                num_workers=workers,
+                prefetch_factor=cfg.loader.prefetch_factor,
+                persistent_workers=True,
+                pin_memory=pin_memory,
+                worker_init_fn=init_worker,
+                multiprocessing_context=worker_context("loaders.backends.dataset"),
+                # Its own generator: drawing from the global one would change dropout after a resume.
+                generator=torch.Generator(),
+            )
+
+    def raw_batches(self) -> Iterator[RawBatch]:
+        for batch in self.data_loader or self._by_threads(_unchanged):
+            yield from self._without_bad(batch)
+
+    def finished_batches(self) -> Iterator[Batch]:
+        if self.device.type == "cuda" or self.data_loader is not None:
+            yield from super().finished_batches()
+            return
+        # The threads that fill a batch transform it: one more thread would take a CPU from them.
+        for batch in self._by_threads(self._transform_good):
+            if isinstance(batch, LoadedBatch):  # with bad samples
+                yield from starmap(self.transform, self._without_bad(batch))
+            else:
+                yield batch
+
+    def _by_threads(self, then: Callable[[LoadedBatch], Any]) -> Iterator[Any]:
+        """Yield `then(batch)` of each batch, while threads load `loader.prefetch_factor` further ones."""
+        started = deque[Future[Any]]()
+        try:
+            for rows in self.sampler:
+                started.append(self.dataset.start(rows, then))
+                if len(started) > self.cfg.loader.prefetch_factor:
+                    yield started.popleft().result()
+            while started:
+                yield started.popleft().result()
+        finally:
+            for future in started:
+                future.cancel()
+
+    def _transform_good(self, batch: LoadedBatch) -> LoadedBatch | Batch:
+        return batch if batch.bad else self.transform(batch.rows, batch.images)
+
+    def _without_bad(self, batch: LoadedBatch) -> Iterator[RawBatch]:
+        """Yield the batch with its bad samples replaced or left out, unless no sample is left."""
+        while batch.bad:
+            self.sampler.set_aside(batch.bad)
+            batch = self.dataset.__getitems__(self.sampler.without_bad(batch.rows))
+        if len(batch.rows):
+            yield batch.rows, batch.images
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,114 @@
+"""Turn a backend's uint8 or uint16 images into the float32 batch that the model sees, on the device."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from conf.errors import UserError
+from conf.schema import Config
+from loaders.augment import Augmentation, parts
+from loaders.plan import PlanSampler
+from loaders.targets import Labels, MultiLabels, RegressionTargets, Unlabelled
+
+RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
+"""Rows of dtype `plan.ROW`, and for each side the images (B, H, W, C) of the index's dtype: cropped to the
+rows' rectangles, resized to `Loader.read_sizes()` and flipped, on any device."""
+
+Batch = tuple[np.ndarray, tuple[Tensor, Tensor]]
+"""Rows, and their inputs and targets on the device."""
+
+
+class BatchTransform:
+    """Converts a batch of images to float32 NCHW: enlarged, normalised and augmented as its rows say.
+
+    Raises:
+        ValueError: `data.mean` or `data.std` does not fit the number of channels.
+    """
+
+    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
+        index, self.augmentations = sampler.index, sampler.augmentations
+        self.index, self.output_size, self.device = index, sampler.output_size, device
+        last = cfg.loader.channels_last
+        self.memory_format = torch.channels_last if last else torch.contiguous_format
+        low, high = cfg.data.value_range
+        mean, std = np.array(cfg.data.mean or [0.0]), np.array(cfg.data.std or [1.0])
+        for key, values in [("mean", mean), ("std", std)]:
+            if len(values) not in (1, index.channels):
+                raise UserError(
+                    f"data.{key} has {len(values)} values but the images of {index.name} have "
+                    f"{index.channels} channels; give one value or {index.channels}"
+                )
+        # From intensities in [0, 1] to what the model sees, for inputs and targets, which have no mean and std.
+        self.scales = [self._per_channel((high - low) / std), self._per_channel([high - low])]
+        self.shifts = [self._per_channel((low - mean) / std), self._per_channel([low])]
+
+    def _per_channel(self, values: "np.ndarray | list[float]") -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.device).view(1, -1, 1, 1)
+
+    @torch.inference_mode(False)  # tensors made in inference mode cannot be used in training
+    def __call__(self, rows: np.ndarray, images: tuple[Tensor, ...]) -> Batch:
+        """Return the rows, and the inputs and targets that the model sees."""
+        augmentations = [a for a in self.augmentations if not a.is_neutral(rows)]
+        on_images = [a for a in augmentations if a.changes_images]
+        finished = [self._side(number, side, rows, on_images) for number, side in enumerate(images)]
+        if isinstance(self.index.target, Labels | MultiLabels | RegressionTargets):
+            values = torch.from_numpy(self.index.target.values[rows["sample"]])
+            finished.append(self._to_device(values))
+        if isinstance(self.index.target, Unlabelled):
+            finished.append(self._to_device(torch.from_numpy(rows["sample"].copy())))
+        inputs, targets = finished
+        for augmentation in augmentations:
+            both = inputs, targets, rows, self.index.target
+            inputs, targets = augmentation.apply_to_both(*both)
+        return rows, (inputs, targets)
+
+    def denormalize(self, inputs: Tensor) -> Tensor:
+        """Convert inputs of shape (B, C, H, W) to pictures: 1 or 3 channels with values in [0, 1]."""
+        pictures = ((inputs.float() - self.shifts[0]) / self.scales[0]).clamp(0, 1)
+        return pictures if self.index.channels in (1, 3) else pictures[:, :1]
+
+    def _side(
+        self, side: int, images: Tensor, rows: np.ndarray, augmentations: list[Augmentation]
+    ) -> Tensor:
+        if self.index.sides[side].interpolation == "nearest":
+            return images[..., 0].to(self.device, non_blocking=True).long()
+        factor = self.index.size_factors[side]
+        height, width = (factor * length for length in self.output_size)
+        scale, shift = self.scales[side], self.shifts[side]
+        full_intensity = 65535 if images.dtype == torch.uint16 else 255
+        channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
+        batch = torch.empty(
+            channels_first.shape, device=self.device, memory_format=self.memory_format
+        )
+        for part in parts(batch):
+            pictures = batch[part].copy_(channels_first[part])
+            if not augmentations:  # before enlarging, while there are fewer pixels
+                _scale_and_shift(pictures, scale / full_intensity, shift, out=pictures)
+        if batch.shape[2:] != (height, width):
+            batch = interpolate(batch, (height, width), mode="bilinear")
+        if augmentations:
+            for part in parts(batch):
+                pictures = batch[part].div_(full_intensity)
+                for augmentation in augmentations:
+                    pictures = augmentation.apply(pictures, rows[part])
+                _scale_and_shift(pictures, scale, shift, out=batch[part])
+        return batch
+
+    def _to_device(self, values: Tensor) -> Tensor:
+        """Copy values to the device; from pinned memory, which does not block the host."""
+        if self.device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self.device, non_blocking=True)
+
+
+def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor, out: Tensor) -> None:
+    """Write batch * scale + shift, with scale and shift of shape (1, C or 1, 1, 1), to `out`, which may be the batch."""
+    # Factors for a whole line of pixels: broadcasting fewer values is several times slower.
+    line = (1, batch.shape[1], 1, batch.shape[3])
+    is_channels_last = batch.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
+    scale, shift = (
+        factor.expand(line).contiguous(memory_format=memory_format) for factor in (scale, shift)
+    )
+    torch.addcmul(shift, batch, scale, out=out)

@@ -1,0 +1,108 @@
+"""The base class of loaders whose order is a function of seed and epoch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from loaders.epoch.sampler import SAMPLE, EpochSampler
+from loaders.limits import limits_explained
+from loaders.loader import DataInfo
+
+T = TypeVar("T")
+Bad = list[dict[int, str]]
+
+
+class EpochLoader:
+    """Keeps the place in the epoch, and the bad samples; see `loaders.Loader`.
+
+    A subclass implements `finished_batches()`.
+
+    Attributes:
+        sampler: of this rank's rows.
+        info: what is known of the samples.
+        batch_size: samples of a batch on this device.
+        samplers: of all splits, this loader's first; their bad samples are part of its state.
+        position: number of rows of the epoch that all ranks together have used.
+        last_rows: rows of the batch that was yielded last.
+    """
+
+    def __init__(self, sampler: EpochSampler, info: DataInfo) -> None:
+        self.sampler, self.info = sampler, info
+        self.samplers = [sampler]
+        self.batch_size = sampler.global_batch_size // sampler.world_size
+        self.position = 0
+        self.last_rows = np.zeros(0, SAMPLE)
+
+    def finished_batches(self) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
+        """Yield the rows of each batch, and its inputs and targets on the device."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    @property
+    def epoch(self) -> int:
+        return self.sampler.epoch
+
+    @property
+    def batches_done(self) -> int:
+        """Number of batches of the current size already consumed in the epoch."""
+        return min(-(-self.position // self.sampler.global_batch_size), self.max_batches)
+
+    @property
+    def max_batches(self) -> int:
+        return self.sampler.max_batches
+
+    @property
+    def in_channels(self) -> int:
+        return self.info.in_channels
+
+    @property
+    def last_samples(self) -> Sequence[int]:
+        return self.last_rows["sample"].tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.sampler.epoch:
+            self.sampler.set_epoch(epoch)
+            self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, number of its rows that all ranks together have used, description of the plan, and bad samples."""
+        return {
+            "epoch": self.sampler.epoch,
+            "position": self.position,
+            "plan": self.sampler.description(),
+            "bad": [dict(sampler.bad) for sampler in self.samplers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict()` was taken, on any number of ranks."""
+        self.sampler.set_epoch(state["epoch"])
+        self.position = state["position"]
+        self._add_bad(state.get("bad", []))
+
+    def share_bad_samples(self, gather: Callable[[T], list[T]]) -> dict[str, int]:
+        """As `loaders.Loader`; BadFileError if a split has more than `data.max_bad_samples` now."""
+        found: Any = [sampler.bad for sampler in self.samplers]
+        for bad in gather(found):
+            self._add_bad(bad)  # type: ignore[arg-type]
+        return {s.name.rpartition("/")[2]: s.num_bad for s in self.samplers}
+
+    def _add_bad(self, found: Bad) -> None:
+        for sampler, bad in zip(self.samplers, found, strict=False):
+            sampler.bad |= bad
+            sampler.check_limit()
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        if self.batches_done == self.max_batches:
+            self.position = 0
+        self.sampler.start_row = self.position
+        with limits_explained():
+            for rows, batch in self.finished_batches():
+                self.last_rows = rows
+                # Before the batch is yielded: a checkpoint written in the loop's body comes after the
+                # step that used it.
+                self.position += self.sampler.global_batch_size
+                yield batch
+        self.position = self.sampler.count  # the epoch is finished for any batch size

@@ -1,0 +1,84 @@
+"""Transform the next batch while the current one is used."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import cache
+from typing import Any
+
+import torch
+
+from loaders.batch import tensors_of
+from loaders.limits import torch_threads
+
+RawBatch = tuple[Any, Any]
+"""Rows, and what a backend has made of them."""
+
+Batch = tuple[Any, tuple[Any, Any]]
+"""Rows, and their inputs and targets on the device."""
+
+Transform = Callable[[Any, Any], Batch]
+"""Turns one into the other."""
+
+
+def transformed(
+    batches: Iterable[RawBatch], transform: Transform, num_threads: int
+) -> Iterator[Batch]:
+    """Transform batches on the CPU, in one thread that uses `num_threads` threads of torch."""
+    pool = torch_threads(1, "transform", num_threads)
+    try:
+        ready: Future[Batch] | None = None
+        for batch in batches:
+            following = pool.submit(transform, *batch)
+            if ready is not None:
+                yield ready.result()
+            ready = following
+        if ready is not None:
+            yield ready.result()
+    finally:
+        # Without waiting: the garbage collector may end this generator, in any thread, also in the pool's.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one side stream of a device: memory that was allocated on a stream is used again on that stream only."""
+    return torch.cuda.Stream(device)
+
+
+class CudaPrefetcher:
+    """Copies and transforms batches on a side stream while the training computes.
+
+    The backend's own work on the device, such as DALI's, runs on the side stream too. The host is at most two
+    batches ahead of the training's stream, which bounds the memory where steps are slower than the loader.
+    """
+
+    def __init__(
+        self, batches: Iterable[RawBatch], transform: Transform, device: torch.device
+    ) -> None:
+        self.raw_batches, self.transform, self.device = batches, transform, device
+
+    def __iter__(self) -> Iterator[Batch]:
+        stream, waiting = side_stream(self.device), iter(self.raw_batches)
+        ready: tuple[Batch, torch.cuda.Event, RawBatch] | None = None
+        # For each yielded batch the event at which the training is done with it, and its source until then.
+        in_use: deque[tuple[torch.cuda.Event, RawBatch]] = deque()
+        while True:
+            if len(in_use) == 2:
+                in_use.popleft()[0].synchronize()
+            with torch.cuda.stream(stream):
+                raw = next(waiting, None)
+                following = raw and (self.transform(*raw), stream.record_event(), raw)
+            if ready is not None:
+                batch, is_ready, source = ready
+                training = torch.cuda.current_stream(self.device)
+                training.wait_event(is_ready)
+                for tensor in tensors_of(batch[1]):
+                    # Keeps its memory from being used again before the training's stream is done with it.
+                    tensor.record_stream(training)
+                yield batch
+                in_use.append((torch.cuda.current_stream(self.device).record_event(), source))
+            if following is None:
+                break
+            ready = following
+        stream.record_event().synchronize()  # before the last sources are freed

@@ -1,0 +1,200 @@
+"""The batch sampler: the samples that a rank reads, batch by batch."""
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.epoch.permutation import HALF_ROUNDS, random_permutation, stream_key, uniform
+
+log = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 8192
+"""Planned at once, which costs less per row than batch by batch."""
+ORDER = f"shuffled() of {HALF_ROUNDS} half rounds"
+"""Function that orders the samples. Checkpoints hold this text: one with another cannot resume within an epoch."""
+
+SAMPLE = np.dtype(
+    [
+        ("position", "i8"),  # in the epoch, from 0
+        ("sample", "i8"),  # position in the data set
+        ("seed", "u4"),  # of the sample's own random numbers in this epoch
+    ]
+)
+
+
+class BadFileError(UserError, OSError):
+    """A file or sample that cannot be read; the message names it and the reason."""
+
+
+class EpochSampler:
+    """Yields this rank's rows of the current epoch, batch by batch; a row is a sample at a position of the epoch.
+
+    It is for rows what `torch.utils.data.DistributedSampler` is for positions: a rank has every
+    `world_size`-th row from `rank` on, in an order that `set_epoch` changes in the same way on every rank.
+    It is no subclass, because it yields batches of rows, starts at any row, and does not pad. In training
+    every rank has the same number of batches, and the tail of the epoch that does not fill a global batch is
+    dropped, also in an epoch that is resumed with another batch size. In evaluation every row is yielded
+    exactly once over all ranks: the last batches may be smaller, and a rank may have one batch less.
+
+    A sample that cannot be read is added to `bad` (sample: reason). In training its row is replaced by the
+    next row of this rank whose sample is good, in evaluation it is left out. The result depends on the order
+    and the samples alone, not on when the sample was found.
+
+    Args:
+        name: of the data set and split, such as `photos/train`.
+        count: number of samples.
+        data: the configuration.
+        seed: of the order, together with the epoch.
+        global_batch_size: of all ranks together.
+        rank, world_size: of this process.
+        train: shuffle, and drop the tail.
+
+    Attributes:
+        epoch: current epoch.
+        start_row: row of the epoch at which the next iteration starts.
+        left_out: files that are no samples, because they are bad.
+
+    Raises:
+        UserError: the ranks cannot share the batches equally, or the split has fewer samples than a global batch (training) or than ranks.
+    """
+
+    left_out: tuple[str, ...] = ()
+    advice = ""
+    """End of the message that there are too many bad samples."""
+
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        data: DataConfig,
+        seed: int,
+        global_batch_size: int,
+        rank: int,
+        world_size: int,
+        train: bool,
+    ) -> None:
+        if global_batch_size % world_size:
+            below = global_batch_size // world_size * world_size
+            nearest = f"{below} or {below + world_size}" if below else f"{world_size}"
+            raise UserError(
+                f"global_batch_size={global_batch_size} is not divisible by world_size={world_size}; "
+                f"use {nearest}"
+            )
+        needed = global_batch_size if train else world_size
+        if count < needed:
+            raise UserError(
+                f"{name} has {count} samples, fewer than "
+                + (f"global_batch_size={needed}" if train else f"world_size={needed}")
+                + "; use a smaller value or more data"
+            )
+        self.name, self.count, self.data, self.seed, self.train = name, count, data, seed, train
+        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
+        self.epoch = self.start_row = 0
+        self.bad: dict[int, str] = {}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch."""
+        self.epoch = epoch
+
+    def plan(self, positions: np.ndarray) -> np.ndarray:
+        """(len(positions),) of dtype `SAMPLE`: rows of the current epoch, which all ranks share."""
+        rows = np.zeros(len(positions), SAMPLE)
+        rows["position"] = rows["sample"] = positions
+        if self.train:
+            key = stream_key("sample", self.seed, self.epoch)
+            rows["sample"] = random_permutation(positions, self.count, key)
+        numbers = uniform(rows["sample"], stream_key("own", self.seed, self.epoch), 1)
+        rows["seed"] = (numbers[:, 0] * 2**32).astype(np.uint32)
+        return rows
+
+    def description(self) -> dict[str, str]:
+        """Everything that the rows of an epoch depend on: equal descriptions give equal rows."""
+        files = f"{self.count} samples of {self.name}"
+        return {"files": files, "seed": str(self.seed), "order": ORDER}
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the epoch that are used: all but the dropped tail in training."""
+        return self.count - self.count % self.global_batch_size if self.train else self.count
+
+    @property
+    def max_batches(self) -> int:
+        """Number of batches of rank 0 in a whole epoch; other ranks may have one less in evaluation."""
+        return -(-self.num_rows // self.global_batch_size)
+
+    def __len__(self) -> int:
+        """Number of batches of this rank in a whole epoch."""
+        full, rest = divmod(self.num_rows, self.global_batch_size)
+        return full + (rest > self.rank)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        batch = self.global_batch_size // self.world_size
+        num_rows = max(1, ROWS_AT_ONCE // batch) * self.global_batch_size
+        stop = self.num_rows
+        if self.train:
+            stop -= (stop - self.start_row) % self.global_batch_size
+        for start in range(self.start_row, stop, num_rows):
+            end = min(start + num_rows, stop)
+            rows = self.plan(np.arange(start + self.rank, end, self.world_size))
+            for first in range(0, len(rows), batch):
+                if len(shard := self.without_bad(rows[first : first + batch])):
+                    yield shard
+
+    def set_aside(self, failed: dict[int, str]) -> None:
+        """Add samples to `bad`, with the reasons.
+
+        Raises:
+            BadFileError: `data.on_error` is `raise`, or there are more than `data.max_bad_samples` now.
+        """
+        for sample, reason in failed.items():
+            if self.data.on_error == "raise":
+                raise BadFileError(f"{reason}, or leave out bad samples with data.on_error=skip")
+            if sample not in self.bad:
+                self.bad[sample] = reason
+                log.warning(
+                    "%s (%s; bad sample %d, data.max_bad_samples=%d)",
+                    *(reason, "replaced" if self.train else "left out"),
+                    *(self.num_bad, self.data.max_bad_samples),
+                )
+        self.check_limit()
+
+    @property
+    def num_bad(self) -> int:
+        """Number of samples of the split that this rank knows to be left out or replaced."""
+        return len(self.left_out) + len(self.bad)
+
+    def check_limit(self) -> None:
+        """Raise BadFileError if more than `data.max_bad_samples` samples are bad."""
+        if self.num_bad > self.data.max_bad_samples:
+            last = [*self.left_out, *self.bad.values()][-1]
+            raise BadFileError(
+                f"{self.num_bad} samples of {self.name} are bad, more than data.max_bad_samples="
+                f"{self.data.max_bad_samples}, the last one: {last}{self.advice}"
+            )
+
+    def without_bad(self, rows: np.ndarray) -> np.ndarray:
+        """Replace or leave out those of this rank's rows whose samples are `bad`.
+
+        Raises:
+            BadFileError: no good sample is left to replace one.
+        """
+        if not self.bad:
+            return rows
+        bad = np.array(list(self.bad), np.int64)
+        is_bad = np.isin(rows["sample"], bad)
+        if not self.train or not is_bad.any():
+            return rows[~is_bad]
+        rows = rows.copy()
+        for number in np.flatnonzero(is_bad):
+            # The following rows of this rank, modulo the epoch: one more than there are bad samples.
+            num_tried = min(len(bad) + 1, self.num_rows // self.world_size)
+            following = rows["position"][number] + self.world_size * np.arange(num_tried)
+            candidates = self.plan(following % self.num_rows)
+            is_good = ~np.isin(candidates["sample"], bad)
+            if not is_good.any():
+                raise BadFileError(f"all samples of {self.name} on rank {self.rank} are bad")
+            rows[number] = candidates[is_good.argmax()]
+        return rows

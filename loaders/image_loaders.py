@@ -1,0 +1,74 @@
+"""Batches of images, from any data set, through any backend.
+
+The index (`index/`) lists the samples, the plan (`plan/`, `augment/`) holds one row per sample and epoch, and
+a backend (`backends/`) executes the rows. All backends visit the same samples in the same order with the same
+augmentation.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from conf.schema import Config, DataConfig
+from loaders.backends import ImageLoader, backend, with_fastest_parallelism
+from loaders.index import Index
+from loaders.limits import limits_explained
+from loaders.open import open_splits
+from loaders.plan import PlanSampler
+
+GEOMETRY = (
+    "random_crop",
+    "random_resized_crop",
+    "hflip",
+    "vflip",
+    "rotation",  # part: spatial
+    "random_scale",  # part: spatial
+)
+"""Keys of `data` that move what an image shows, at random."""
+
+
+def build_loaders(
+    cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
+) -> tuple[ImageLoader, ImageLoader]:
+    """Training and validation loader of this rank, as `loaders.build_loaders()`."""
+    val_backend = backend(cfg.loader.name)
+    train_backend = backend(cfg.loader.name, cfg.loader.reader)
+    with limits_explained():
+        train_index, val_index = _open_indexes(cfg)
+    ranks = cfg.global_batch_size, rank, world_size
+
+    def new_train_sampler() -> PlanSampler:
+        return PlanSampler(train_index, cfg.data, cfg.seed, *ranks, train=True)
+
+    train_sampler = new_train_sampler()
+    val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *ranks, train=False)
+    if cfg.loader.num_workers == "auto":  # part: tune
+        cfg = with_fastest_parallelism(cfg, train_backend, new_train_sampler, device)
+    train_loader = train_backend(train_sampler, cfg, device)
+    val_loader = val_backend(val_sampler, cfg, device)
+    train_loader.samplers = [train_sampler, val_sampler]
+    lines = _describe(cfg.data, train_index, val_index)
+    train_loader.info = replace(train_loader.info, description=lines)
+    return train_loader, val_loader
+
+
+def _open_indexes(cfg: Config) -> tuple[Index, Index]:
+    if cfg.loader.name == "packed":  # part: packed
+        from loaders.pack import open_pack  # python -m loaders.pack must not find it imported
+
+        return open_pack(cfg)
+    return open_splits(cfg.data)
+
+
+def _describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[str, ...]:
+    """`photos: 900 training and 100 validation samples, 3 classes (cat, cow, dog)`, and what may be wrong."""
+    lines = [
+        f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and {len(val_index):,} "
+        f"validation samples, {train_index.target.describe()}"
+    ]
+    moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]
+    if moved and train_index.target.kind == "numbers":
+        lines.append(
+            f"the labels' numbers do not move with {', '.join(moved)}: none may be a position"
+        )
+    return tuple(lines)

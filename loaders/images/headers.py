@@ -1,0 +1,171 @@
+"""Reading the headers of image files."""
+
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from loaders.images.decoders import FORMATS, JPEG_START, PNG_START, decode_mask
+
+ORIENTATION = 0x0112  # the EXIF tag
+TIFF_SIZE = (256, 257)  # tags of the width and height as stored
+JPEG_TAGS, JPEG_END = b"\xff\xe1", b"\xff\xd9"
+JPEG_HEADER_BYTES = 1 << 14  # enough for most
+DALI_JPEGS = ("Gray", "YCbCr", "RGB", "L")
+"""Colours of a JPEG, as libjpeg and Pillow call them; DALI converts the others, CMYK, otherwise."""
+DALI_TIFFS = (1, 5, 8, 32946), (1, 2)
+"""Compression (none, LZW, deflate) and colours (grey from black, RGB), by their numbers in TIFFs."""
+
+
+class Header(NamedTuple):
+    """Facts about an image, from the header of its file."""
+
+    height: int
+    """Pixels, upright."""
+    width: int
+    """Pixels, upright."""
+    channels: int
+    bits: int
+    """Per channel: 8 or 16."""
+    orientation: int = 1
+    """EXIF orientation of the stored image; 1: upright."""
+    raw_offset: int = -1
+    """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
+    dali_reads: bool = False
+    """True for the kinds of files that DALI was tested to decode to the same pixels, such as whole 8-bit JPEGs
+    and PNGs."""
+    highest: int = -1
+    """Masks: the highest index but for `data.ignore_index`."""
+    num_bytes: int = -1
+    """Size of the file."""
+    modified_ns: int = -1
+    """When the file was changed last, in ns since 1970."""
+
+
+HEADER = np.dtype([(name, kind) for name, kind in Header.__annotations__.items()])
+
+
+def read_header(file: str | BinaryIO, content: str) -> Header:
+    """Header of an image; `read_mask` adds what needs the pixels of a mask.
+
+    Args:
+        file: path, or a TIFF that is open.
+        content: `rgb`, `stored` or `indices`, as in `loaders.index.ImageSpec`.
+
+    Raises:
+        OSError: the file cannot be read or is no image.
+        ValueError: channels are to be kept as stored, and it is no TIFF of one image of 8 or 16 bits.
+    """
+    return _read_tiff_header(file) if content == "stored" else _read_photo_header(str(file))
+
+
+def _read_photo_header(path: str) -> Header:
+    """Header of a file in any format that is decoded to 8-bit RGB.
+
+    Raises:
+        OSError: the file cannot be read or is no image.
+    """
+    with open(path, "rb", buffering=0) as file:
+        start = file.read(JPEG_HEADER_BYTES)
+        if not start:
+            raise OSError("empty file")
+        if not start.startswith(JPEG_START):
+            return _header_by_pillow(path)
+        file.seek(-len(JPEG_END), os.SEEK_END)
+        # Without it the JPEG may be cut short, of which DALI decodes the upper lines without an error.
+        is_whole = file.read() == JPEG_END
+    header = None
+    if JPEG_TAGS not in start:  # which may hold an orientation
+        with suppress(ValueError, KeyError):  # damaged or longer than what was read
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(start, strict=False)
+            header = Header(height, width, 3, 8, dali_reads=colours in DALI_JPEGS)
+    header = header or _header_by_pillow(path)
+    return header._replace(dali_reads=header.dali_reads and is_whole)
+
+
+def _header_by_pillow(path: str) -> Header:
+    """Header of an image in any of `FORMATS`; ten times slower."""
+    with open(path, "rb") as file, Image.open(file, formats=FORMATS) as image:
+        # The base class's method: that of PNG decodes the image to find tags behind the pixels.
+        tags = Image.Image.getexif(image)
+        chunks = png_chunks(file) if image.format == "PNG" else {}
+        if chunks and ORIENTATION not in tags:
+            tags.load(chunks.get(b"eXIf", b""))
+        orientation = tags.get(ORIENTATION, 1)
+        if orientation not in range(1, 9):
+            orientation = 1  # as decoders see it
+        dali_reads = image.format in ("JPEG", "MPO") and image.mode in DALI_JPEGS
+        if chunks:  # whole, of 8 bits, upright and not animated
+            bits = chunks[b"IHDR"][8]
+            is_whole = b"IEND" in chunks
+            dali_reads = is_whole and bits == 8 and orientation == 1 and b"acTL" not in chunks
+        size = image.size
+        if image.format == "TIFF":  # whose size Pillow may have turned already
+            size = tuple(image.tag_v2[tag] for tag in TIFF_SIZE)  # type: ignore[attr-defined]
+        height, width = size if orientation >= 5 else reversed(size)
+        return Header(height, width, 3, 8, orientation, dali_reads=dali_reads)
+
+
+def png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
+    """Names of all chunks of a PNG, with the content of the header and the EXIF tags."""
+    found = {}
+    file.seek(len(PNG_START))
+    while len(start := file.read(8)) == 8:
+        length, name = struct.unpack(">I4s", start)
+        found[name] = file.read(length) if name in (b"IHDR", b"eXIf") else b""
+        file.seek(length * (not found[name]) + 4, os.SEEK_CUR)  # to behind the checksum
+    return found
+
+
+def _read_tiff_header(file: str | BinaryIO) -> Header:
+    """Header of a TIFF whose channels are kept as they are.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no TIFF, or holds something else than one image of 8 or 16 bits.
+    """
+    from tifffile import TiffFile
+
+    with TiffFile(file) as tiff:
+        page = tiff.pages.first
+        if len(tiff.pages) != 1:
+            raise ValueError(f"has {len(tiff.pages)} pages; split it into files of one page")
+        if page.dtype not in (np.uint8, np.uint16):
+            raise ValueError(f"has pixels of type {page.dtype}; convert them to uint8 or uint16")
+        planar = page.planarconfig == 2 and page.samplesperpixel > 1
+        is_native = page.dtype == np.uint8 or tiff.byteorder == "<"
+        is_plain = page.fillorder == 1 and page.bitspersample == 8 * page.dtype.itemsize
+        compressions, colours = DALI_TIFFS
+        return Header(
+            height=page.imagelength,
+            width=page.imagewidth,
+            channels=page.samplesperpixel,
+            bits=8 * page.dtype.itemsize,
+            raw_offset=page.dataoffsets[0]
+            if page.is_contiguous and page.predictor == 1 and not planar and is_native and is_plain
+            else -1,
+            dali_reads=is_plain
+            and not planar
+            and page.compression in compressions
+            and page.photometric in colours
+            and (ORIENTATION not in page.tags or page.tags[ORIENTATION].value == 1),
+        )
+
+
+def read_mask(path: str, header: Header, ignore_index: int) -> Header:
+    """The header of a mask with the facts that need its pixels."""
+    indices = decode_mask(Path(path).read_bytes(), header.orientation)
+    height, width, _ = indices.shape
+    counted = indices[indices != ignore_index]
+    return header._replace(
+        height=height,
+        width=width,
+        channels=1,
+        bits=8 * indices.itemsize,
+        highest=int(counted.max()) if counted.size else -1,
+    )

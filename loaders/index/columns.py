@@ -1,0 +1,297 @@
+"""The index of a data set as columns in files, which `python -m loaders.index` writes once.
+
+A start maps the columns into memory, shared by all processes of the machine, and reads of them what it
+needs. Facts about whole columns are written with them.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.errors import UserError, first_few
+from conf.facts import CHANNELS, parse_json, shown
+from conf.schema import DataConfig
+from loaders.images import HEADER
+from loaders.index.headers import in_threads
+from loaders.index.index import Index, Paths, is_below
+from loaders.index.shards import Shards
+from loaders.index.store import open_column, replaced_folder, save_columns
+from loaders.targets import (
+    Labels,
+    MultiLabels,
+    RegressionTargets,
+    Target,
+    describe_target,
+    target_of,
+)
+
+SPLITS = ("train", "val")
+SETTINGS = (
+    "layout",
+    "input_dir",  # part: pairs
+    "target_dir",  # part: pairs
+    "table",  # part: table
+    "path_column",  # part: table
+    "label_columns",  # part: table
+    "label_kind",  # part: table
+    "num_classes",  # part: masks
+    "ignore_index",
+    "val_fraction",
+    "val_count",
+    "split_seed",
+)
+"""Keys of `data` that decide which samples there are and what their targets are."""
+FORMAT = 2  # changes when what an index on disk holds does
+FACTS = {
+    "name": str,
+    "channels": CHANNELS,
+    "dtype": ("uint8", "uint16"),
+    "keep_channels": bool,
+    "resized": bool,
+    "left_out": [str],
+    "target": {},
+    "folders": [str],
+    "known": {"is_raw": bool, "fingerprint": str},
+}
+"""Kinds of the values in facts.json, see `conf.facts.check_kind`."""
+
+
+def settings_of(data: DataConfig, keys: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
+    return {key: getattr(data, key) for key in keys}
+
+
+def read_description(
+    content: bytes, version: int, data: DataConfig, where: str, fix: str
+) -> dict[str, Any]:
+    """Description of an index, of a pack or of shards.
+
+    Args:
+        content: of the JSON file.
+        version: that its "format" must be.
+        data: the configuration that its "settings" must agree with.
+        where: the file, for messages.
+        fix: how to get another file, for messages.
+
+    Raises:
+        UserError: it is no such file, was written by another version, or with other settings.
+    """
+    facts = parse_json(content, {"format": int, "settings": {}}, where, fix)
+    if facts["format"] != version:
+        raise UserError(f"{where} was written by another version; {fix}")
+    differing = [
+        f"data.{shown(key)}={getattr(data, key, None)} (there: {shown(there)})"
+        for key, there in facts["settings"].items()
+        if getattr(data, key, None) != there
+    ]
+    if differing:
+        raise UserError(
+            f"{where} was written with other settings: {', '.join(differing)}; use those, or {fix}"
+        )
+    return facts
+
+
+def write_index(indexes: dict[str, Index], data: DataConfig, out: Path) -> None:
+    """Write the index of each split into the folder `out`; what is there of an older one is replaced.
+
+    Raises:
+        UserError: `out` holds something else, or the data set is not made of image files.
+    """
+    if out.exists() and not (out / "index.json").exists():
+        raise UserError(f"{out} holds no index; choose another out=DIR")
+    if not all(index.files for index in indexes.values()):
+        raise UserError(f"data={data.layout} is not made of image files and needs no index")
+    with replaced_folder(out) as folder:
+        for split, index in indexes.items():
+            write_columns(index, folder / split, data.root)
+        about = {"format": FORMAT, "settings": settings_of(data)}
+        (folder / "index.json").write_text(json.dumps(about, indent=2, default=list) + "\n")
+
+
+def open_index(data: DataConfig) -> tuple[Index, Index]:
+    """Index of the training and of the validation split, from the folder `data.index`.
+
+    Raises:
+        UserError: there is no finished index, it was made with other settings, or (unless
+            `data.check_files` is off) files have changed since.
+    """
+    folder = Path(str(data.index))
+    again = f"python -m loaders.index data={data.layout} data.root={data.root} out={folder}"
+    if not (folder / "index.json").is_file():
+        raise UserError(f"data.index={folder} is no index; make it: {again}")
+    text = (folder / "index.json").read_bytes()
+    read_description(text, FORMAT, data, f"data.index={folder}", f"make it again: {again}")
+    train, val = (open_columns(folder / split, data.max_pixels, data.root) for split in SPLITS)
+    for index in (train, val) if data.check_files else ():
+        parts = np.array_split(np.arange(len(index)), -(-len(index) // 256))
+        found = in_threads(index.changed, parts, "looking at files")
+        changed = [why for reasons in found for why in reasons.values()]
+        if changed and data.on_error == "raise":
+            raise UserError(
+                f"{len(changed)} samples of {index.name} are not what data.index={folder} knows: "
+                f"{first_few(changed)}; make it again: {again}"
+            )
+    return train, val
+
+
+def folders_below(index: Index, root: str) -> list[str]:
+    """Folder of the files of each side, relative to `root`.
+
+    Raises:
+        UserError: it is not below `root`.
+    """
+    folders = [os.path.relpath(paths.folder or ".", root) for paths in index.files]
+    if not all(map(is_below, folders)):
+        top = os.path.commonpath(
+            os.path.abspath(p) for p in (root, *(f.folder for f in index.files))
+        )
+        raise UserError(
+            f"data.root={root}: files of {index.name} lie outside of it, in {folders}; use data.root={top}"
+        )
+    return folders
+
+
+def write_columns(index: Index, folder: Path, root: str) -> None:
+    """Write the columns of an index, and facts about them, to a folder.
+
+    Args:
+        index: to write.
+        folder: for the columns.
+        root: folder of the data set.
+
+    Raises:
+        UserError: files of the index are not below `root`.
+    """
+    folders = folders_below(index, root)
+    columns = {"sizes": index.sizes.astype(np.int32), "distinct_sizes": index.distinct_sizes}
+    if (values := getattr(index.target, "values", None)) is not None:
+        columns["values"] = values.astype(index.target.dtype)
+    if index.images is not None:
+        columns["images"] = index.images
+    for number, (paths, headers) in enumerate(zip(index.files, index.headers, strict=True)):
+        columns |= {f"names-{number}": paths.names, f"headers-{number}": headers}
+    save_columns(folder, columns)
+    facts = {
+        "name": index.name,
+        "channels": index.channels,
+        "dtype": index.dtype,
+        "keep_channels": index.keep_channels,
+        "resized": index.resized,
+        "left_out": index.left_out,
+        "target": describe_target(index.target),
+        "folders": folders,
+        "known": {name: getattr(index, name) for name in ("is_raw", "fingerprint")},
+    }
+    (folder / "facts.json").write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def share(index: Index, folder: Path) -> Callable[[], Index]:
+    """The call that opens the index in another process, with columns that both map into memory.
+
+    Columns that are not in files are written to `folder`.
+    """
+    if index.reopen is not None:
+        return index.reopen
+    folders = [paths.folder or os.curdir for paths in index.files]
+    root = os.path.commonpath(folders) if folders else None
+    write_columns(index, folder, root or "")
+    return partial(open_columns, folder, int(index.distinct_sizes.prod(axis=1).max()), root)
+
+
+def check_sizes(sizes: np.ndarray, max_pixels: int, where: str) -> None:
+    """Raise UserError unless all of the (M, 2) heights and widths, one at least, are those of images of up to
+    `max_pixels` pixels."""
+    is_possible = (sizes >= 1) & (sizes <= max_pixels)
+    if not (len(sizes) and is_possible.all() and (sizes.prod(axis=1) <= max_pixels).all()):
+        raise UserError(
+            f"{where}: no images of up to {max_pixels:,} pixels have the sizes {shown(sizes.tolist())}; "
+            "bring it back, or write the folder again"
+        )
+
+
+def open_target(facts: dict[str, Any], values: Path, count: int, where: str) -> Target:
+    """The target that `describe_target` described, with the values of `count` samples from a file."""
+    target = target_of(facts, where)
+    if isinstance(target, Labels):
+        return replace(target, values=open_column(values, np.int64, (count,)))
+    if isinstance(target, MultiLabels | RegressionTargets):
+        return replace(target, values=open_column(values, np.float32, (count, target.channels)))
+    return target
+
+
+def open_columns(
+    folder: Path,
+    max_pixels: int,
+    root: str | None,
+    shards: Shards | None = None,
+    reopen: Callable[[], Index] | None = None,
+) -> Index:
+    """Open the index that `write_columns` wrote.
+
+    Values of single samples are checked when these are used, see `Index.check`.
+
+    Args:
+        folder: that holds the columns.
+        max_pixels: of an image.
+        root: folder that the files are below now; None: the index has no files, as that of a pack.
+        shards: that hold the content of the files.
+        reopen: the `Index.reopen` of an index with `shards`.
+
+    Raises:
+        UserError: a file of the folder is missing, or `write_columns` does not write such a file.
+    """
+    where, fix = folder / "facts.json", "bring it back, or write the folder again"
+    if not where.is_file():
+        raise UserError(f"{where} is missing; {fix}")
+    facts = parse_json(where.read_bytes(), FACTS, str(where), fix)
+    is_photos = facts["folders"] and not facts["keep_channels"]
+    if is_photos and facts["channels"] not in (1, 3):
+        raise UserError(f"{where}: photos have 1 or 3 channels, not {facts['channels']}; {fix}")
+    if not all(map(is_below, facts["folders"])):
+        raise UserError(f"{where}: folders={shown(facts['folders'])} lead out of the data's; {fix}")
+
+    def column(name: str, dtype: np.dtype | type, *shape: int | None) -> np.ndarray:
+        return open_column(folder / f"{name}.npy", dtype, shape)
+
+    sizes, distinct = (
+        column("sizes", np.int32, None, 2),
+        column("distinct_sizes", np.int64, None, 2),
+    )
+    check_sizes(distinct, max_pixels, f"{folder}/distinct_sizes.npy")
+    num_sides = len(facts["folders"])
+    images = None
+    if (folder / "images.npy").exists() and len(distinct) == 1:
+        shape = len(sizes), *distinct[0], facts["channels"]
+        images = column("images", np.dtype(facts["dtype"]), *shape)
+    index = Index(
+        name=facts["name"],
+        sizes=sizes,
+        channels=facts["channels"],
+        target=open_target(facts["target"], folder / "values.npy", len(sizes), str(where)),
+        dtype=facts["dtype"],
+        images=images,
+        files=tuple(
+            Paths(
+                os.path.join(os.path.normpath(os.path.join(root or "", below)), ""),
+                column(f"names-{side}", np.bytes_, len(sizes)),
+            )
+            for side, below in enumerate(facts["folders"])
+        ),
+        headers=tuple(column(f"headers-{side}", HEADER, len(sizes)) for side in range(num_sides)),
+        keep_channels=facts["keep_channels"],
+        resized=facts["resized"],
+        shards=shards,
+        left_out=tuple(facts["left_out"]),
+        folder=str(folder),
+        reopen=reopen or partial(open_columns, folder, max_pixels, root),
+    )
+    if num_sides != (0 if root is None else len(index.sides)):
+        raise UserError(f"{where}: a sample has {len(index.sides)} images, not {num_sides}; {fix}")
+    # Otherwise computed from whole columns.
+    vars(index).update(facts["known"], distinct_sizes=distinct)
+    return index

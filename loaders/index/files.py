@@ -1,0 +1,135 @@
+"""Finding, splitting and checking image files, for the layouts that consist of them."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.index.index import Index, paths_of
+from loaders.targets import Labels, MultiLabels, RegressionTargets, Target
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
+VALIDATION_FOLDERS = ("val", "test")
+MAX_DEPTH = 20
+"""Folders below each other in a data set."""
+
+
+def split_folders(root: Path) -> list[Path]:
+    """[train, validation], or [root] if there are no such folders."""
+    if not root.is_dir():
+        raise UserError(f"data.root={root} is not a folder; set data.root to the data set's folder")
+    if not (root / "train").is_dir():
+        return [root]
+    for name in VALIDATION_FOLDERS:
+        if (root / name).is_dir():
+            return [root / "train", root / name]
+    raise UserError(f"{root} has train but neither val nor test; add one of them")
+
+
+def refuse_to_fill(root: Path, *own: str) -> None:
+    """Raise UserError if a download into `root` would be mixed with other files than the `own` ones."""
+    others = (
+        {path.name for path in root.iterdir()} - {*own, "download.lock"} if root.is_dir() else ()
+    )
+    if others:
+        raise UserError(
+            f"data.root={root} holds other files ({min(others)}), and nothing is downloaded into "
+            f"{root}; set data.root to the data set's folder, or to a new one"
+        )
+
+
+def split_by_seed(count: int, data: DataConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted positions of the training and of the validation samples."""
+    num_val = data.val_count if data.val_count is not None else round(count * data.val_fraction)
+    if not 0 < num_val < count:
+        raise UserError(
+            f"a validation split of {num_val} of {count} samples leaves one split empty; set "
+            "data.val_fraction or data.val_count"
+        )
+    order = np.random.Generator(np.random.Philox(key=data.split_seed)).permutation(count)
+    return np.sort(order[num_val:]), np.sort(order[:num_val])
+
+
+def folders_in(folder: Path) -> Iterator[str]:
+    """Names of the folders in a folder, without hidden ones."""
+    with os.scandir(folder) as entries:
+        yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+
+
+def images_below(folder: Path) -> list[str]:
+    """Sorted paths of all images below a folder, without hidden ones; empty if there is no such folder.
+
+    Raises:
+        UserError: folders lie too deep, as where a link leads to a parent folder.
+        OSError: a folder cannot be read.
+    """
+    found: list[str] = []
+    if not os.path.isdir(folder):
+        return found
+    for current, folders, names in os.walk(folder, onerror=_fail, followlinks=True):
+        if len(Path(current).parts) - len(folder.parts) > MAX_DEPTH:
+            raise UserError(
+                f"{current} lies more than {MAX_DEPTH} folders below {folder}; remove the link in it that leads "
+                "to a parent folder"
+            )
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            os.path.join(current, name)
+            for name in names
+            if name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")
+        ]
+    return sorted(found)
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def file_index(
+    name: str,
+    files: tuple[list[str], ...],
+    headers: tuple[np.ndarray, ...],
+    target: Target,
+    keep_channels: bool = False,
+) -> Index:
+    """Index of image files.
+
+    A sample with a file whose header is all zeros is left out (`data.on_error=skip`).
+
+    Raises:
+        UserError: there are no images, or they differ in number of channels or bits.
+    """
+    is_good = np.all([side["height"] > 0 for side in headers], axis=0)
+    left_out = tuple(files[0][i] for i in np.flatnonzero(~is_good))
+    if left_out:
+        files = tuple([side[i] for i in np.flatnonzero(is_good)] for side in files)
+        headers = tuple(side[is_good] for side in headers)
+        if isinstance(target, Labels | MultiLabels | RegressionTargets):
+            target = replace(target, values=target.values[is_good])
+    if not files[0]:
+        raise UserError(f"{name} has no images; expected files like {', '.join(IMAGE_ENDINGS)}")
+    kinds = headers[0][["channels", "bits"]]
+    channels, bits = kinds[0].item()
+    wrong = np.flatnonzero(kinds != kinds[0])
+    if len(wrong):
+        other = kinds[wrong[0]]
+        raise UserError(
+            f"{len(wrong)} of {len(files[0])} images of {name} are of another kind than {files[0][0]} "
+            f"with {channels} channels of {bits} bits, such as {files[0][wrong[0]]} with "
+            f"{other['channels']} channels of {other['bits']} bits; use images of one kind"
+        )
+    return Index(
+        name=name,
+        sizes=np.stack([headers[0]["height"], headers[0]["width"]], axis=1),
+        channels=channels,
+        target=target,
+        dtype=f"uint{bits}",
+        files=tuple(map(paths_of, files)),
+        headers=headers,
+        keep_channels=keep_channels,
+        left_out=left_out,
+    )

@@ -1,0 +1,275 @@
+"""The samples of a split as columns: found and checked once by a layout, before any backend runs."""
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conf.errors import UserError
+from conf.facts import shown
+from loaders.epoch import BadFileError
+from loaders.images import reason_of
+from loaders.index.shards import Shards
+from loaders.targets import Labels, Masks, Target, TargetImages, describe_target
+
+
+@dataclass(frozen=True, eq=False)
+class Paths(Sequence[str]):
+    """The paths of N files, as an array that is smaller than as many strings and that processes can share."""
+
+    folder: str
+    """Below which all of them lie, with the separator at its end; empty: the working directory."""
+
+    names: np.ndarray
+    """(N,) bytes: what follows in each path."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        name = os.fsdecode(bytes(self.names[number]))
+        if not is_below(name):
+            raise UserError(
+                f"{shown(repr(name))} leads out of {self.folder}; write the index again"
+            )
+        return self.folder + name
+
+
+def paths_of(files: Sequence[str]) -> Paths:
+    """These paths, in this order."""
+    if not files:
+        return Paths("", np.array([], np.bytes_))
+    # Not commonpath, which drops "./" and "//": the names would be cut at the wrong place.
+    folder = os.path.dirname(os.path.commonprefix([min(files), max(files)]))  # noqa: RUF071
+    folder = os.path.join(folder, "")
+    start = len(os.fsencode(folder))
+    return Paths(folder, np.array([os.fsencode(path)[start:] for path in files], np.bytes_))
+
+
+def is_below(path: str) -> bool:
+    """True if a path is relative and does not leave the folder that it starts at."""
+    return not os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path
+
+
+class ImageSpec(NamedTuple):
+    """One of the images of a sample: the input, or its target."""
+
+    channels: int
+    dtype: str
+    """`uint8` or `uint16`."""
+    size_factor: int = 1
+    """Height and width, divided by those of the input."""
+    interpolation: str = "linear"
+    """`linear` or `nearest`."""
+    content: str = "rgb"
+    """Conversion of the files' pixels: to `rgb` (8 bits), `stored` (none), or to `indices` (of classes)."""
+
+    @property
+    def per_pixel(self) -> int:
+        """Values of this side for each pixel of the input."""
+        return self.channels * self.size_factor**2
+
+
+@dataclass(frozen=True)
+class Index:
+    """The samples of one split.
+
+    Their pixels are in `images`, in `packed` or in `files`. Samples have one side, the input, or two: the input
+    (side 0) and a target image (side 1).
+    """
+
+    name: str
+    """Data set and split, for messages, such as `mnist_mini/train`."""
+
+    sizes: np.ndarray
+    """(N, 2) int: height and width of each input in pixels, upright."""
+
+    channels: int
+    """Channels of each image."""
+
+    target: Target
+    """Kind, and labels if there are any, of the samples' targets."""
+
+    dtype: str = "uint8"
+    """`uint8` or `uint16`: type of the pixels."""
+
+    images: np.ndarray | None = None
+    """(N, height, width, channels): all inputs, in memory."""
+
+    packed: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    """Flat pixels of each side, and (N,) the position in them where each image starts."""
+
+    files: tuple[Paths, ...] = ()
+    """Paths of each side."""
+
+    headers: tuple[np.ndarray, ...] = ()
+    """Headers of the files of each side, of dtype `loaders.images.HEADER`."""
+
+    shards: Shards | None = None
+    """Shards that hold the files' content; None: the files themselves do."""
+
+    resized: bool = False
+    """True if `data.resize` was applied already."""
+
+    keep_channels: bool = False
+    """True if the channels are those of the file; otherwise every image becomes 8-bit RGB."""
+
+    left_out: tuple[str, ...] = ()
+    """Files that `data.on_error=skip` leaves out, because their headers cannot be used."""
+
+    folder: str = ""
+    """Folder of the columns; empty: they are in memory only."""
+
+    reopen: "Callable[[], Index] | None" = None
+    """Call that opens the index in another process, which shares the memory of the columns; None: they are in
+    memory only."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @functools.cached_property
+    def distinct_sizes(self) -> np.ndarray:
+        """(M, 2) int64: the sizes that inputs have."""
+        if self.sizes.strides[0] == 0:  # one size, held once
+            return self.sizes[:1].astype(np.int64)
+        codes = np.unique(self.sizes[:, 0].astype(np.int64) << 32 | self.sizes[:, 1])
+        return np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
+
+    @property
+    def size_factors(self) -> tuple[int, ...]:
+        """Height and width of the images of each side, divided by those of the inputs."""
+        return tuple(side.size_factor for side in self.sides)
+
+    @functools.cached_property
+    def sides(self) -> tuple[ImageSpec, ...]:
+        """The images of each sample."""
+        content = "stored" if self.keep_channels else "rgb"
+        inputs, target = ImageSpec(self.channels, self.dtype, content=content), self.target
+        if isinstance(target, TargetImages):
+            return inputs, inputs._replace(channels=target.channels, size_factor=target.size_factor)
+        if isinstance(target, Masks):
+            return inputs, ImageSpec(1, target.stored_dtype, 1, target.interpolation, "indices")
+        return (inputs,)
+
+    def check(self, samples: np.ndarray | slice) -> None:
+        """Check the columns of these samples, if they are from a folder, which somebody else may have written.
+
+        Raises:
+            UserError: a size, a header or a label is impossible.
+        """
+        if not self.folder:
+            return
+        sizes = self.sizes[samples].astype(np.int64)
+        largest = self.distinct_sizes.max(axis=0)
+        is_possible = ((sizes >= 1) & (sizes <= largest)).all(axis=1)
+        if self.is_raw:
+            is_possible &= (sizes == largest).all(axis=1)
+        for side, headers in zip(
+            self.sides, (column[samples] for column in self.headers), strict=False
+        ):
+            shape = np.stack([headers["height"], headers["width"]], axis=1)
+            is_possible &= (shape == side.size_factor * sizes).all(axis=1)
+            is_possible &= headers["channels"] == side.channels
+        for side, (pixels, starts) in zip(self.sides, self.packed, strict=False):
+            room = len(pixels) - sizes.prod(axis=1) * side.per_pixel
+            is_possible &= (starts[samples] >= 0) & (starts[samples] <= room)
+        if isinstance(self.target, Labels):
+            values = self.target.values[samples]
+            is_possible &= (values >= 0) & (values < len(self.target.classes))
+        if not is_possible.all():
+            wrong = np.arange(len(self))[samples][~is_possible][0]
+            raise UserError(
+                f"{self.folder}: size, header or label of sample {wrong} of {self.name} is impossible; bring the "
+                "folder back, or write it again"
+            )
+
+    def name_of(self, sample: int) -> str:
+        """Path of the sample's (input) file, or its number where there are no files."""
+        return self.files[0][sample] if self.files else f"sample {sample}"
+
+    @functools.cached_property
+    def is_raw(self) -> bool:
+        """True if the inputs have one size and are in memory or uncompressed in files."""
+        in_files = (
+            bool(self.files)
+            and self.keep_channels
+            and all((side["raw_offset"] >= 0).all() for side in self.headers)
+        )
+        alike = len(self.sides) == 1 and len(self.distinct_sizes) == 1
+        return alike and (self.images is not None or in_files)
+
+    @property
+    def storage_order(self) -> Sequence[int]:
+        """All samples, in the order in which they are stored."""
+        return range(len(self)) if self.shards is None else self.shards.order.tolist()
+
+    def check_file(self, sample: int, side: int, found: os.stat_result) -> None:
+        """Compare size and time of change of a file with those that it had when it was indexed.
+
+        Raises:
+            BadFileError: they differ.
+        """
+        header = self.headers[side][sample]
+        if header["num_bytes"] != found.st_size:
+            change = f"{header['num_bytes']:,} bytes when it was indexed, {found.st_size:,} now"
+        elif header["modified_ns"] != found.st_mtime_ns:
+            then, now = (
+                datetime.fromtimestamp(time / 1e9).isoformat(" ", "microseconds")
+                for time in (int(header["modified_ns"]), found.st_mtime_ns)
+            )
+            change = f"modified {then} when it was indexed, {now} now"
+        else:
+            return
+        path = self.files[side][sample]
+        raise BadFileError(f"{path} has changed ({change}); start again to index it again")
+
+    def changed(self, samples: np.ndarray) -> dict[int, str]:
+        """Reasons why samples are bad of which a file has changed since it was indexed."""
+        bad: dict[int, str] = {}
+        for side in range(len(self.files)) if self.shards is None else ():
+            for sample in samples.tolist():
+                try:
+                    self.check_file(sample, side, os.stat(self.files[side][sample]))
+                except OSError as error:
+                    bad[sample] = str(self.bad_file(sample, side, error))
+        return bad
+
+    def bad_file(self, sample: int, side: int, error: Exception) -> BadFileError:
+        """The error to raise where reading a file failed with `error`.
+
+        Raises:
+            OSError, MemoryError: `error`, if the machine is to blame and not the file.
+        """
+        if isinstance(error, BadFileError):
+            return error
+        path = self.files[side][sample]
+        reason = reason_of(error, path)
+        if self.shards is None:
+            return BadFileError(f"{path} cannot be decoded ({reason}); repair or remove it")
+        place = self.shards.place(sample, side)
+        return BadFileError(
+            f"{place} ({path}) cannot be decoded ({reason}); pack the data again, or remove a copy of it "
+            "from data.cache_dir"
+        )
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of all that the plan depends on, and of the file names: 16 hexadecimal digits."""
+        target = {k: v for k, v in describe_target(self.target).items() if k != "predicted"}
+        facts = f"{self.name} {self.channels} {self.dtype} {self.size_factors} {target}"
+        values = getattr(self.target, "values", None)
+        parts = [np.frombuffer(facts.encode(), np.uint8), self.sizes.astype(np.int32)]
+        parts += [array for array in (values, self.images) if array is not None]
+        for paths in self.files:
+            ends = np.concatenate([[0], np.cumsum(np.char.str_len(paths.names))])
+            # Without the zeros that fill up shorter names.
+            parts += [np.frombuffer(paths.names.tobytes().replace(b"\0", b""), np.uint8), ends]
+        hashes = [hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in parts]
+        return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]

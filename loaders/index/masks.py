@@ -1,0 +1,74 @@
+"""Images and the classes of their pixels: the same relative path below two folders."""
+
+from pathlib import Path
+
+import numpy as np
+
+from conf.errors import UserError, first_few
+from conf.schema import DataConfig
+from loaders.index.files import file_index
+from loaders.index.index import Index
+from loaders.index.pairs import find_pairs
+from loaders.targets import Masks
+
+
+def masks(data: DataConfig) -> tuple[Index, Index]:
+    splits = find_pairs(data, "indices")
+    for (images, files), (image_headers, headers) in splits:
+        sizes = [np.stack([h["height"], h["width"]], axis=1) for h in (image_headers, headers)]
+        are_known = (sizes[0] > 0).all(axis=1) & (sizes[1] > 0).all(
+            axis=1
+        )  # else they are left out
+        wrong = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1) & are_known)
+        if len(wrong):
+            i = wrong[0]
+            image_size, size = (f"{side[i][0]}x{side[i][1]}" for side in sizes)
+            raise UserError(
+                f"{len(wrong)} masks do not have the size of their image, such as {files[i]} ({size}) "
+                f"of {images[i]} ({image_size}); store each mask as large as its image"
+            )
+    mask_files = [name for (_, files), _ in splits for name in files]
+    mask_headers = np.concatenate([headers for _, (_, headers) in splits])
+    target = Masks(
+        classes=tuple(map(str, range(_num_classes(data, mask_files, mask_headers["highest"])))),
+        ignore_index=data.ignore_index,
+        stored_dtype=f"uint{mask_headers['bits'].max()}",
+    )
+    root = Path(data.root)
+    train, val = (
+        file_index(f"{root.name}/{name}", sides, tuple(headers), target)
+        for name, (sides, headers) in zip(("train", "val"), splits, strict=True)
+    )
+    return train, val
+
+
+def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int:
+    """`data.num_classes`, or the number that the masks have.
+
+    Raises:
+        UserError: the masks hold higher indices, or too few to know the number.
+    """
+    top = int(highest.max())
+    if data.num_classes is not None:
+        if data.num_classes < 2:
+            raise UserError(f"data.num_classes={data.num_classes} is less than 2 classes")
+        above = [files[i] for i in np.flatnonzero(highest >= data.num_classes)]
+        if above:
+            raise UserError(
+                f"{len(above)} of {len(files)} masks have indices up to {top}, above those of "
+                f"data.num_classes={data.num_classes}: {first_few(above)}; raise it, correct the masks, or "
+                "set data.ignore_index to the index of pixels without a class"
+            )
+        return data.num_classes
+    if top == 255:
+        raise UserError(
+            f"the masks have indices up to 255, such as {files[int(highest.argmax())]}; if these are "
+            "pixels without a class, set data.ignore_index=255; if they are the second of two classes, "
+            "store it as 1; otherwise set data.num_classes=256"
+        )
+    if top < 1:
+        raise UserError(
+            f"the {len(files)} masks below {data.root} hold no class above 0; set data.num_classes if "
+            "there are others"
+        )
+    return top + 1

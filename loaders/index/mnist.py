@@ -1,0 +1,43 @@
+"""All of MNIST, in memory."""
+
+from pathlib import Path
+
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.images import reason_of
+from loaders.index.digits import digits
+from loaders.index.files import refuse_to_fill
+from loaders.index.headers import one_process_if_possible
+from loaders.index.index import Index
+
+UNPACKED = [
+    f"{split}-{kind}-ubyte"
+    for split in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
+
+
+def mnist(data: DataConfig) -> tuple[Index, Index]:
+    from torchvision.datasets import MNIST
+
+    refuse_to_fill(Path(data.root), "MNIST")
+    raw = Path(data.root, "MNIST", "raw")
+    try:
+        with one_process_if_possible(Path(data.root) / "download"):
+            train, val = (MNIST(data.root, train=train, download=True) for train in (True, False))
+    except Exception as error:  # damaged bytes make torchvision raise errors of any type
+        reason = reason_of(error, str(raw))
+        if all((raw / name).is_file() for name in UNPACKED):
+            raise UserError(
+                f"MNIST in {raw} cannot be read ({reason}); remove what is damaged there, and it is "
+                "unpacked or downloaded again"
+            ) from error
+        raise UserError(
+            f"MNIST is not in {data.root} and could not be downloaded ({reason}); put "
+            f"{', '.join(f'{name}.gz' for name in UNPACKED)} into {raw}, or use data=mnist_mini, "
+            "which needs no download"
+        ) from error
+    return (
+        digits("mnist/train", train.data.numpy(), train.targets.numpy()),
+        digits("mnist/val", val.data.numpy(), val.targets.numpy()),
+    )

@@ -1,0 +1,51 @@
+"""Any folder of images, without labels."""
+
+from pathlib import Path
+
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.index.files import IMAGE_ENDINGS, file_index, images_below
+from loaders.index.headers import BadHeadersError, read_headers
+from loaders.index.index import Index
+from loaders.targets import Target, Unlabelled
+
+
+def unlabelled(data: DataConfig, target: Target, channels: int) -> tuple[Index, dict[str, str]]:
+    """Index of the images below `data.root`, and the reasons, by path, why files cannot be used.
+
+    Args:
+        data: of the run that trained the model; `data.layout=cells` keeps the files' channels.
+        target: that the model was trained on.
+        channels: that the model takes: photos become grey if it is 1.
+
+    Raises:
+        UserError: `data.root` is not a folder, there is no image, or the images have other channels than the
+            model takes.
+    """
+    root = Path(data.root)
+    if not root.is_dir():
+        raise UserError(
+            f"data.root={root} is not a folder; set data.root to the folder of the images"
+        )
+    files = images_below(root)
+    if not files:
+        raise UserError(f"data.root={root} has no images; expected {', '.join(IMAGE_ENDINGS)}")
+    keep_channels, broken = data.layout == "cells", {}
+    content = "stored" if keep_channels else "rgb"
+    try:
+        headers = read_headers(files, data, content)
+    except BadHeadersError as error:
+        broken = error.reasons
+        files = [path for path in files if path not in broken]
+        if not files:
+            raise
+        headers = read_headers(files, data, content)
+    if not keep_channels and channels == 1:
+        headers["channels"] = 1
+    index = file_index(root.name, (files,), (headers,), Unlabelled(target), keep_channels)
+    if index.channels != channels:
+        raise UserError(
+            f"the images of data.root={root} have {index.channels} channels, but the model was trained on "
+            f"{channels}; use images of the kind that it was trained on"
+        )
+    return index, broken

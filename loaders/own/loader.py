@@ -1,0 +1,158 @@
+"""Batches of ordinary Datasets, in the order of `EpochSampler`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import starmap
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from conf.errors import UserError
+from conf.schema import Config, DataConfig
+from loaders.batch import map_leaves, tensors_of
+from loaders.epoch import CudaPrefetcher, EpochLoader, EpochSampler, init_worker, worker_context
+from loaders.limits import limits_explained
+from loaders.loader import DataInfo
+from loaders.own.seeded import LoadedBatch, SeededDataset
+from loaders.targets import Labels, Target
+
+Read = Callable[[DataConfig], tuple]
+"""Returns the training Dataset, the validation Dataset and, if it likes, the kind of the targets."""
+
+
+class OwnLoader(EpochLoader):
+    """Iterates over this rank's batches of a Dataset: `(inputs, targets)` as it makes them, on the device.
+
+    `loader.num_workers` processes load them; without worker processes, the training process does.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        target: Target | None,
+        sampler: EpochSampler,
+        cfg: Config,
+        device: torch.device,
+    ) -> None:
+        self.cfg, self.device = cfg, device
+        self.dataset = SeededDataset(data, sampler.name)
+        super().__init__(sampler, self._info(sampler, target))
+        self.data_loader: DataLoader[LoadedBatch] | None = None
+        if cfg.loader.num_workers:
+            self.data_loader = DataLoader(
+                self.dataset,
+                batch_sampler=sampler,  # type: ignore[arg-type]  # of arrays, not lists
+                collate_fn=_unchanged,
+                num_workers=cfg.loader.num_workers,
+                prefetch_factor=cfg.loader.prefetch_factor,
+                persistent_workers=True,
+                pin_memory=device.type == "cuda",
+                worker_init_fn=init_worker,
+                multiprocessing_context=worker_context("loaders.own"),
+                # Its own generator: drawing from the global one would change dropout after a resume.
+                generator=torch.Generator(),
+            )
+
+    def finished_batches(self) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
+        if self.device.type == "cuda":
+            return iter(CudaPrefetcher(self._good_batches(), self._on_device, self.device))
+        return starmap(self._on_device, self._good_batches())
+
+    def _good_batches(self) -> Iterator[tuple[np.ndarray, Any]]:
+        """Yield the batches with their bad samples replaced or left out."""
+        for batch in self.data_loader or map(self.dataset.__getitems__, self.sampler):
+            while batch.bad:
+                self.sampler.set_aside(batch.bad)
+                batch = self.dataset.__getitems__(self.sampler.without_bad(batch.rows))
+            if len(batch.rows):
+                yield batch.rows, batch.items
+
+    def _on_device(self, rows: np.ndarray, batch: Any) -> tuple[np.ndarray, tuple[Any, Any]]:
+        inputs, targets = map_leaves(self._moved, batch)
+        if self.cfg.loader.channels_last:
+            inputs = map_leaves(_channels_last, inputs)
+        return rows, (inputs, targets)
+
+    def _moved(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or self.device.type == "cpu":
+            return value
+        pinned = value if value.is_pinned() else value.pin_memory()
+        return pinned.to(self.device, non_blocking=True)
+
+    def _info(self, sampler: EpochSampler, target: Target | None) -> DataInfo:
+        """What the first good sample tells."""
+        rows = sampler.plan(np.arange(1))
+        while (batch := self.dataset.__getitems__(rows)).bad:
+            sampler.set_aside(batch.bad)
+            rows = sampler.without_bad(batch.rows)
+            if not len(rows):
+                rows = sampler.plan(np.arange(len(sampler.bad), len(sampler.bad) + 1))
+        if not isinstance(batch.items, tuple | list) or len(batch.items) != 2:
+            raise UserError(
+                f"{sampler.name}: an item is no pair but {type(batch.items).__name__}; return "
+                "(inputs, targets) from __getitem__ or collate_fn"
+            )
+        inputs = batch.items[0]
+        first = next(tensors_of(inputs), torch.zeros(0))
+        is_image = isinstance(inputs, Tensor) and inputs.ndim == 4
+        info = DataInfo(
+            target=target,
+            in_channels=inputs.shape[1] if is_image else 1,
+            dtype=str(first.dtype).removeprefix("torch."),
+            num_samples=sampler.count,
+            num_dropped=sampler.count - sampler.num_rows,
+            example=inputs,
+            pictures=pictures,
+        )
+        if not isinstance(target, Labels) or not len(target.values):
+            return info
+        counts = np.bincount(target.values, minlength=len(target.classes)).astype(float)
+        return replace(info, class_counts=lambda: counts)
+
+
+def make_loaders(
+    read: Read, cfg: Config, device: torch.device, rank: int, world_size: int
+) -> tuple[OwnLoader, OwnLoader]:
+    """Training and validation loader of the Datasets that a function of `OWN` returns."""
+    name = cfg.data.name
+    if cfg.loader.name != "pytorch" or cfg.loader.num_workers == "auto":
+        raise UserError(
+            f"loader.name={cfg.loader.name} loader.num_workers={cfg.loader.num_workers} is for images; with "
+            "data=own use loader=pytorch and a number of workers"
+        )
+    with limits_explained():
+        train, val, *targets = read(cfg.data)
+    target = targets[0] if targets else None
+    batches = cfg.global_batch_size, rank, world_size
+    samplers = [
+        EpochSampler(f"{name}/{split}", len(data), cfg.data, cfg.seed, *batches, split == "train")
+        for split, data in (("train", train), ("val", val))
+    ]
+    train_loader = OwnLoader(train, target, samplers[0], cfg, device)
+    val_loader = OwnLoader(val, target, samplers[1], cfg, device)
+    train_loader.samplers = samplers
+    line = f"{name}: {len(train):,} training and {len(val):,} validation samples"
+    line += f", {target.describe()}" if target else ""
+    train_loader.info = replace(train_loader.info, description=(line,))
+    return train_loader, val_loader
+
+
+def pictures(inputs: Any) -> Tensor | None:
+    """Inputs (B, 1 or 3, H, W) with their smallest value black and their largest one white; None for others."""
+    if not isinstance(inputs, Tensor) or inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
+        return None
+    inputs = inputs.float()
+    low, high = inputs.amin(), inputs.amax()
+    return (inputs - low) / (high - low).clamp(min=1e-6)
+
+
+def _channels_last(value: Any) -> Any:
+    is_image = isinstance(value, Tensor) and value.ndim == 4 and value.is_floating_point()
+    return value.to(memory_format=torch.channels_last) if is_image else value
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,153 @@
+"""The plan of an epoch: a table with one row per sample, the same for every backend.
+
+A row holds a sample, a rectangle of it and the values of the augmentations; a backend cuts out the
+rectangle, resizes it to the output size and flips it. The table is a function of (seed, epoch,
+position): any rows of it can be computed, at a cost that does not depend on how many there are, and
+no worker, rank or earlier batch can influence them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.augment import AUGMENTATIONS, Augmentation
+from loaders.epoch import random_permutation, stream_key, uniform
+from loaders.index import Index
+from loaders.plan.windows import block_shuffle
+
+ROW = np.dtype(
+    [
+        ("position", "i8"),  # in the epoch, from 0
+        ("sample", "i8"),  # position in the index
+        ("y", "i4"),  # the rectangle's top, left, height and width in pixels of the source
+        ("x", "i4"),
+        ("height", "i4"),
+        ("width", "i4"),
+        *((name, kind) for a in AUGMENTATIONS for name, kind, _ in a.columns),
+    ]
+)
+
+
+def plan(
+    index: Index,
+    data: DataConfig,
+    augmentations: Sequence[Augmentation],
+    seed: int,
+    epoch: int,
+    train: bool,
+    positions: np.ndarray,
+) -> np.ndarray:
+    """Rows of the table of one epoch.
+
+    Args:
+        index: the split's samples.
+        data: the configuration.
+        augmentations: those that `data` switches on; none in evaluation.
+        seed: of the random columns, together with `epoch` and the position.
+        epoch: counts from 0.
+        train: shuffle; otherwise the rows follow the index's order.
+        positions: of the rows, each in [0, len(index)), in any order.
+
+    Returns:
+        (len(positions),) of dtype `ROW`; a whole epoch has every sample once.
+    """
+
+    def random(column: str, num: int) -> np.ndarray:
+        return uniform(positions, stream_key(column, seed, epoch), num)
+
+    samples = positions
+    if train and data.shuffle == "window":
+        assert index.shards is not None  # checked by the sampler
+        samples = block_shuffle(positions, index.shards, data.shuffle_window, seed, epoch)
+    elif train:
+        samples = random_permutation(positions, len(index), stream_key("sample", seed, epoch))
+    index.check(samples)
+    rows = neutral_rows(samples)
+    rows["position"] = positions
+    sizes = index.sizes[rows["sample"]]
+    if not has_random_shapes(data, train):
+        shapes = crop_shapes(index, data, sizes)
+        rows["height"], rows["width"] = shapes.T
+        rows["y"], rows["x"] = (sizes - shapes).T // 2
+    for augmentation in augmentations:
+        augmentation.draw(rows, sizes, data, random)
+    return rows
+
+
+def neutral_rows(samples: np.ndarray) -> np.ndarray:
+    """Rows of these samples without augmentations and without a rectangle."""
+    rows = np.zeros(len(samples), ROW)
+    rows["sample"] = samples
+    for augmentation in AUGMENTATIONS:
+        for name, _, neutral in augmentation.columns:
+            rows[name] = neutral
+    return rows
+
+
+def has_random_shapes(data: DataConfig, train: bool) -> bool:
+    """True if the shapes of the rows' rectangles are drawn, and not those of `crop_shapes`."""
+    return train and data.random_resized_crop is not None
+
+
+def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
+    """(height, width) in pixels of every image after its crop and resize.
+
+    Raises:
+        UserError: `data.crop` and `data.resize` leave the size open and the images differ in size.
+    """
+    if data.crop is not None:
+        return (data.crop, data.crop) if isinstance(data.crop, int) else tuple(data.crop)
+    sizes = index.distinct_sizes
+    sizes = np.unique(sizes if index.resized else resized_sizes(data, sizes), axis=0)
+    if len(sizes) > 1:
+        raise UserError(
+            f"the images of {index.name} have different sizes, from {sizes.min(axis=0).tolist()} to "
+            f"{sizes.max(axis=0).tolist()} (height, width); set data.crop=[H,W] or data.resize=[H,W]"
+        )
+    return int(sizes[0, 0]), int(sizes[0, 1])
+
+
+def resized_sizes(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
+    """(N, 2) height and width of images of these sizes after `data.resize`; pixels."""
+    if data.resize is None:
+        return sizes
+    if not isinstance(data.resize, int):
+        return np.tile(np.array(data.resize, sizes.dtype), (len(sizes), 1))
+    factor = data.resize / sizes.min(axis=1, keepdims=True)
+    return np.maximum(1, np.rint(sizes * factor)).astype(sizes.dtype)
+
+
+def crop_shapes(index: Index, data: DataConfig, sizes: np.ndarray) -> np.ndarray:
+    """(N, 2) height and width of the rectangle that becomes the crop when the whole image is resized, in pixels
+    of source images of these sizes."""
+    if data.crop is None:
+        return sizes
+    if data.resize is None or index.resized:
+        factor = np.ones((1, 2))
+    elif isinstance(data.resize, int):
+        factor = sizes.min(axis=1, keepdims=True) / data.resize
+    else:
+        factor = sizes / np.array(data.resize)
+    crop = np.array(output_size(data, index))
+    return np.maximum(1, np.rint(np.broadcast_to(crop * factor, sizes.shape))).astype(int)
+
+
+def distinct_shapes(index: Index, data: DataConfig) -> np.ndarray:
+    """(M, 2) `crop_shapes` of `index.distinct_sizes`.
+
+    Raises:
+        UserError: images are smaller than the crop.
+    """
+    sizes = index.distinct_sizes
+    shapes = crop_shapes(index, data, sizes)
+    too_small = np.flatnonzero((shapes > sizes).any(axis=1))
+    if len(too_small):
+        (height, width), (needed_height, needed_width) = sizes[too_small[0]], shapes[too_small[0]]
+        raise UserError(
+            f"images of {index.name} are smaller than the crop: one is {height}x{width} but data.crop "
+            f"needs {needed_height}x{needed_width} of it (height x width); use a smaller data.crop or a "
+            "larger data.resize"
+        )
+    return shapes

@@ -1,0 +1,101 @@
+"""The batch sampler of images: the rows of the plan that a rank executes, batch by batch."""
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+
+from conf.errors import UserError, first_few
+from conf.schema import DataConfig
+from loaders.augment import AUGMENTATIONS, active_augmentations
+from loaders.epoch import ORDER, EpochSampler
+from loaders.index import Index
+from loaders.plan.plan import distinct_shapes, has_random_shapes, output_size, plan
+from loaders.plan.windows import next_shards
+
+log = logging.getLogger(__name__)
+
+
+class PlanSampler(EpochSampler):
+    """Yields rows of the plan, of dtype `ROW`; else as `EpochSampler`.
+
+    Attributes:
+        augmentations: those that are switched on; none in evaluation.
+        output_size: (height, width) of the images in pixels, after crop and resize.
+        distinct_shapes: (M, 2) height and width in pixels of the rectangles of inputs of the sizes
+            `index.distinct_sizes`; None: they are random.
+
+    Raises:
+        UserError: as `EpochSampler`, images are smaller than the crop, or an augmentation does not fit targets
+            or batches.
+    """
+
+    advice = "; python -m loaders.check lists all of them"
+
+    def __init__(
+        self,
+        index: Index,
+        data: DataConfig,
+        seed: int,
+        global_batch_size: int,
+        rank: int,
+        world_size: int,
+        train: bool,
+    ) -> None:
+        batches = global_batch_size, rank, world_size
+        super().__init__(index.name, len(index), data, seed, *batches, train)
+        if train and data.shuffle == "window" and index.shards is None:
+            raise UserError(
+                f"data.shuffle=window needs shards, and {index.name} has none; use data.shuffle=full, "
+                "or write shards with python -m loaders.pack format=shards"
+            )
+        self.augmentations = active_augmentations(data) if train else ()
+        for augmentation in self.augmentations:
+            augmentation.check(data, index.target, global_batch_size, world_size)
+        self.index, self.left_out = index, index.left_out
+        self.output_size = output_size(data, index)
+        self.distinct_shapes = (
+            None if has_random_shapes(data, train) else distinct_shapes(index, data)
+        )
+        if index.left_out and rank == 0:
+            log.warning(
+                "%s: %d files are left out, because their headers cannot be used (data.max_bad_samples="
+                "%d; python -m loaders.check shows the reasons): %s",
+                *(index.name, len(index.left_out), data.max_bad_samples),
+                first_few(index.left_out),
+            )
+        self.check_limit()
+
+    def plan(self, positions: np.ndarray) -> np.ndarray:
+        """Rows of the current epoch's plan, which all ranks share, at these positions."""
+        when = self.seed, self.epoch, self.train
+        return plan(self.index, self.data, self.augmentations, *when, positions)
+
+    def description(self) -> dict[str, str]:
+        """Everything that the plan of an epoch depends on: equal descriptions give equal plans."""
+        keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
+        settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
+        order, shards = ORDER, self.index.shards
+        if self.train and self.data.shuffle == "window" and shards is not None:
+            order += f", windows of {self.data.shuffle_window} shards of {shards.fingerprint}"
+        files = self.index.fingerprint
+        return {"files": files, "seed": str(self.seed), "order": order} | settings
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for rows in super().__iter__():
+            self._fetch(rows)
+            yield rows
+
+    def _fetch(self, rows: np.ndarray) -> None:
+        """Wait until the shards of a batch can be read, and start to fetch the following ones."""
+        shards, count = self.index.shards, self.data.shuffle_window
+        if shards is None:
+            return
+        # First, because this marks them as used: the following ones do not replace them.
+        shards.fetch(rows["sample"])
+        position = int(rows["position"][0])
+        if not self.train:
+            first = int(np.searchsorted(shards.starts, position, side="right"))
+            shards.files.prefetch(range(first, len(shards.starts) - 1)[:count])
+        elif self.data.shuffle == "window":
+            shards.files.prefetch(next_shards(position, shards, count, self.seed, self.epoch))

@@ -1,0 +1,53 @@
+"""Batches of images without labels, for `predict.py`."""
+
+import copy
+
+import torch
+
+from conf.errors import UserError
+from conf.schema import Config
+from loaders.backends import BACKENDS, ImageLoader, backend
+from loaders.index import unlabelled
+from loaders.limits import limits_explained
+from loaders.plan import PlanSampler
+from loaders.targets import Target
+
+
+def build_prediction_loader(
+    cfg: Config,
+    target: Target,
+    channels: int,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+) -> tuple[ImageLoader, dict[str, str]]:
+    """This rank's images of the folder `data.root`, prepared as those of a validation split.
+
+    Args:
+        cfg: of the run that trained the model, with another `data.root`.
+        target: that the model was trained on.
+        channels: of the model's inputs.
+        device, rank, world_size: as in `build_loaders()`.
+
+    Returns:
+        The loader, whose `sampler.bad` collects the files that cannot be decoded, and the files with bad
+        headers, which are not in its index: reasons by path.
+
+    Raises:
+        UserError: there are no images, or they do not fit the model.
+    """
+    if cfg.loader.name not in BACKENDS or cfg.loader.name == "synthetic":
+        raise UserError(
+            f"loader.name={cfg.loader.name} reads no files; use loader=pytorch or loader=dali"
+        )
+    cfg = copy.deepcopy(cfg)
+    cfg.data.on_error = "raise"  # bad headers, which are returned
+    with limits_explained():
+        index, broken = unlabelled(cfg.data, target, channels)
+    # Files that cannot be decoded are part of the result.
+    cfg.data.on_error, cfg.data.max_bad_samples = "skip", len(index)
+    if cfg.loader.num_workers == "auto":
+        cfg.loader.num_workers = 0  # measuring may take longer than loading
+    ranks = cfg.global_batch_size, rank, world_size
+    sampler = PlanSampler(index, cfg.data, cfg.seed, *ranks, train=False)
+    return backend(cfg.loader.name)(sampler, cfg, device), broken

@@ -1,0 +1,143 @@
+"""Reads the images of an index, from files, shards, packs or memory."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from conf.errors import UserError
+from loaders.images import decode, decode_resized, read_raw, resize
+from loaders.index import Index
+from loaders.limits import cpus_per_rank
+from loaders.targets import Labels, Masks, MultiLabels
+
+
+def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:
+    """The content of a file.
+
+    Raises:
+        BadFileError: the file cannot be read, or is not the one that was indexed.
+        OSError, MemoryError: there are no file handles or no memory left.
+    """
+    try:
+        if index.shards is not None:
+            return index.shards.read(sample, side)
+        with open(index.files[side][sample], "rb", buffering=0) as file:
+            stat = os.fstat(file.fileno())
+            index.check_file(sample, side, stat)
+            content = bytearray(stat.st_size)  # unlike bytes, an array can use it without a copy
+            if file.readinto(content) < len(content):
+                raise OSError("it is cut short")
+            return content
+    except (OSError, MemoryError) as error:
+        raise index.bad_file(sample, side, error) from error
+
+
+def read_image(index: Index, sample: int, side: int = 0) -> np.ndarray:
+    """(height, width, channels) of dtype `index.sides[side].dtype`: an image, upright.
+
+    Raises:
+        BadFileError: the file cannot be decoded.
+        OSError, MemoryError: as `read_bytes`.
+    """
+    if index.images is not None:
+        return index.images[sample]
+    spec = index.sides[side]
+    if index.packed:
+        pixels, starts = index.packed[side]
+        height, width = (spec.size_factor * int(length) for length in index.sizes[sample])
+        image = pixels[starts[sample] : starts[sample] + height * width * spec.channels]
+        return image.reshape(height, width, spec.channels)
+    content = read_bytes(index, sample, side)
+    try:
+        return decode(content, index.headers[side][sample], spec.content)
+    except Exception as error:  # damaged bytes make decoders raise errors of any type
+        raise index.bad_file(sample, side, error) from error
+
+
+def read_resized(
+    index: Index,
+    sample: int,
+    side: int,
+    rectangle: tuple[int, int, int, int],
+    size: tuple[int, int],
+    reduces: bool,
+) -> np.ndarray:
+    """(height, width, channels) of the side's dtype: a rectangle of an image, resized.
+
+    Args:
+        index: of the sample.
+        sample, side: of the image.
+        rectangle: y, x, height and width in pixels.
+        size: (height, width) in pixels.
+        reduces: whether a JPEG is decoded at a fraction of its size where that is enough.
+
+    Raises:
+        BadFileError, OSError, MemoryError: as `read_image`.
+    """
+    spec = index.sides[side]
+    if index.images is not None or index.packed:
+        y, x, height, width = rectangle
+        image = read_image(index, sample, side)[y : y + height, x : x + width]
+        return resize(image, size, spec.interpolation)
+    content, header = read_bytes(index, sample, side), index.headers[side][sample]
+    try:
+        return decode_resized(
+            content, header, spec.content, rectangle, size, spec.interpolation, reduces
+        )
+    except Exception as error:  # as above
+        raise index.bad_file(sample, side, error) from error
+
+
+def read_whole(index: Index, sample: int, side: int, size: np.ndarray, reduces: bool) -> np.ndarray:
+    """An image in the size for an input of (2,) `size`; else as `read_resized`."""
+    factor = index.sides[side].size_factor
+    height, width = (factor * int(length) for length in index.sizes[sample])
+    new_size = factor * int(size[0]), factor * int(size[1])
+    return read_resized(index, sample, side, (0, 0, height, width), new_size, reduces)
+
+
+def read_raw_batch(index: Index, samples: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
+    """(B, height, width, channels) whole inputs of an index that `is_raw`, and why which samples are bad.
+
+    One thread that fills a batch is faster than several that share images of a few KB.
+    """
+    if index.images is not None:
+        return index.images[samples], {}
+    images = np.empty((len(samples), *index.distinct_sizes[0], index.channels), index.dtype)
+    starts, bad = index.headers[0]["raw_offset"][samples].tolist(), {}
+    for sample, start, image in zip(samples.tolist(), starts, images, strict=True):
+        try:
+            if index.shards is not None:
+                image[:] = read_image(index, sample)
+                continue
+            with open(index.files[0][sample], "rb", buffering=0) as file:
+                index.check_file(sample, 0, os.fstat(file.fileno()))
+                read_raw(file, start, image)
+        except OSError as error:
+            bad[sample] = str(index.bad_file(sample, 0, error))
+    return images, bad
+
+
+def class_counts(index: Index) -> np.ndarray:
+    """(K,) float64: number of samples, or of pixels in masks, of each class. All masks are read for it.
+
+    Raises:
+        UserError: the targets have no classes.
+    """
+    target = index.target
+    index.check(slice(None))
+    if isinstance(target, Labels):
+        return np.bincount(target.values, minlength=len(target.classes)).astype(float)
+    if isinstance(target, MultiLabels):
+        return target.values.sum(axis=0, dtype=float)
+    if not isinstance(target, Masks):
+        raise UserError(f"the targets of {index.name} are {target.kind}, which have no classes")
+    num_classes = len(target.classes)
+
+    def count(sample: int) -> np.ndarray:
+        indices = read_image(index, sample, 1).ravel()
+        return np.bincount(indices[indices != target.ignore_index], minlength=num_classes)
+
+    with ThreadPoolExecutor(cpus_per_rank()) as pool:
+        return sum(pool.map(count, index.storage_order), np.zeros(num_classes))

@@ -1,0 +1,370 @@
+"""Write a data set as shards: tar files in WebDataset's format, and their index.
+
+    python -m loaders.pack data=imagefolder data.root=photos format=shards out=s3://bucket/photos part=3/64
+
+Files are copied unchanged. With `quality=90` they are resized by `data.resize` and encoded again: photos as
+JPEG, with `quality=lossless` as PNG; masks always as PNG, TIFFs with any number of channels as TIFF.
+
+After each complete shard its piece of the index is stored: a restart continues with the shards that have no
+piece. The process that stores the last piece joins all of them.
+"""
+
+import json
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+from tqdm import tqdm
+
+from conf.credentials import without_credentials
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.epoch import random_permutation, stream_key
+from loaders.images import HEADER, Header, read_header
+from loaders.index import (
+    SETTINGS,
+    SPAN,
+    SPLITS,
+    ImageSpec,
+    Index,
+    build_index,
+    folders_below,
+    key_in_shard,
+    save_columns,
+    settings_of,
+    write_columns,
+)
+from loaders.limits import cpus_per_rank
+from loaders.plan import resized_sizes
+from loaders.read import read_bytes, read_whole
+from loaders.shards.copies import crc32_of
+from loaders.shards.open import DESCRIPTION, FORMAT, holds_shards, shard_name
+from loaders.storage import Storage, open_storage
+from loaders.targets import Labels, MultiLabels, RegressionTargets
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+BEGUN = "begun.json"
+PIECE = np.dtype([("span", SPAN), ("header", HEADER)])
+LOSSLESS = "lossless"
+NO_FILES = "data={} data.root={} has no image files to write into shards; set data.root to a folder of images"
+SIDE_NAMES = ("input", "target")
+OF_FILES = ("table", "path_column")
+"""Keys of `data` that locate labels, which the shards contain."""
+SHARDS_AT_ONCE, IN_FLIGHT = 4, 32
+
+
+class Part(NamedTuple):
+    """The shards that a process writes: every `of`-th one, from the `number`-th one on."""
+
+    number: int
+    """In [1, of]."""
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+def part_of(
+    text: str | None, environment: "os._Environ[str] | dict[str, str]" = os.environ
+) -> Part:
+    """Parse `part=3/64`; without it, take the part from torchrun or a Slurm array, or else all shards.
+
+    Raises:
+        UserError: the part is not possible, or the Slurm array has gaps.
+    """
+    if text:
+        number, slash, of = text.partition("/")
+        if not (slash and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+            raise UserError(
+                f"part={text} is not possible; use part=1/64 to part=64/64, for example"
+            )
+        return Part(int(number), int(of))
+    if "SLURM_ARRAY_TASK_ID" in environment:
+        task, least, most, step, count = (
+            int(environment[f"SLURM_ARRAY_TASK_{name}"])
+            for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
+        )
+        if (most - least) // step + 1 != count:
+            raise UserError(
+                f"the Slurm array has gaps: {count} tasks from {least} to {most}, so SLURM_ARRAY_TASK_ID={task} "
+                "does not determine the part; set it: part=3/64, for example"
+            )
+        return Part((task - least) // step + 1, count)
+    return Part(int(environment.get("RANK", "0")) + 1, int(environment.get("WORLD_SIZE", "1")))
+
+
+def shard_options(shard_mb: str, part: str, quality: str) -> dict[str, Any]:
+    """Convert options of the command line, empty if not given, to arguments of `pack_shards`.
+
+    Raises:
+        UserError: a value is not possible.
+    """
+    try:
+        size = float(shard_mb or 128)
+    except ValueError:
+        size = 0
+    if not 0 < size < float("inf"):
+        raise UserError(f"shard_mb={shard_mb} is not possible; use a number above 0, such as 128")
+    if quality not in ("", LOSSLESS, *map(str, range(1, 101))):
+        raise UserError(
+            f"quality={quality} is not possible; use 1 to 100 (JPEG), or {LOSSLESS} (PNG)"
+        )
+    return {"shard_mb": size, "part": part_of(part), "quality": quality or None}
+
+
+class Encoded(NamedTuple):
+    """A file of a shard."""
+
+    content: bytes | bytearray
+    header: Any
+    """Of dtype `HEADER`, or its fields."""
+    ending: str
+    """Ending of its name, such as `.jpg`."""
+
+
+class Split:
+    """A split, divided into shards.
+
+    Args:
+        split: `train` or `val`.
+        index: of its samples.
+        data: the configuration.
+        shard_mb: approximate size of a shard in MB.
+        quality: None, `lossless`, or of JPEGs, 1 to 100.
+
+    Attributes:
+        order, starts: as in `Shards`. Training samples are shuffled, which mixes the classes in a shard;
+            validation samples keep the order of the index.
+    """
+
+    def __init__(
+        self, split: str, index: Index, data: DataConfig, shard_mb: float, quality: str | None
+    ) -> None:
+        if not index.files:
+            raise UserError(NO_FILES.format(data.layout, data.root))
+        folders_below(index, data.root)
+        self.split, self.index, self.data, self.quality = split, index, data, quality
+        self.sizes = index.sizes if quality is None else resized_sizes(data, index.sizes)
+        self.order = np.arange(len(index))
+        if split == "train":
+            self.order = random_permutation(
+                self.order, len(index), stream_key("shard", data.split_seed)
+            )
+        shrunk = np.minimum(1, self.sizes.prod(axis=1) / index.sizes.prod(axis=1))
+        stored = [
+            np.ceil(side["num_bytes"] * shrunk / tarfile.BLOCKSIZE) + 1 for side in index.headers
+        ]
+        labels = 0 if len(index.sides) > 1 else 2  # blocks, with the header
+        num_bytes = tarfile.BLOCKSIZE * (np.sum(stored, axis=0)[self.order] + labels)
+        shard_of = (np.cumsum(num_bytes) - num_bytes) // (shard_mb * 1e6)
+        changes = np.flatnonzero(np.diff(shard_of)) + 1
+        self.starts = np.concatenate([[0], changes, [len(index)]]).astype(np.int64)
+
+    def __len__(self) -> int:
+        """Number of shards."""
+        return len(self.starts) - 1
+
+    def describe(self) -> dict[str, Any]:
+        """Description of everything that the shards' content depends on."""
+        sizes = [np.ascontiguousarray(side["num_bytes"]) for side in self.index.headers]
+        return {
+            "fingerprint": self.index.fingerprint,
+            "shards": len(self),
+            "starts_crc32": zlib.crc32(self.starts.tobytes()),
+            "sizes_crc32": zlib.crc32(b"".join(side.tobytes() for side in sizes)),
+        }
+
+    def samples_of(self, number: int) -> np.ndarray:
+        """Samples of a shard, in its order."""
+        return self.order[self.starts[number] : self.starts[number + 1]]
+
+    def write(self, number: int, path: Path) -> np.ndarray:
+        """Write a shard and return its piece of the index: (samples, sides) of dtype `PIECE`."""
+        samples = self.samples_of(number)
+        piece = np.zeros((len(samples), len(self.index.sides)), PIECE)
+        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for row, sample in zip(piece, samples.tolist(), strict=True):
+                key = key_in_shard(sample)
+                for side, place in enumerate(row):
+                    content, header, ending = self._encoded(sample, side)
+                    name = f".{SIDE_NAMES[side]}" if len(row) > 1 else ""
+                    start = tar.offset + tarfile.BLOCKSIZE
+                    _add(tar, f"{key}{name}{ending}", content)
+                    place["span"] = number, start, len(content), zlib.crc32(content)
+                    place["header"] = header
+                    place["header"]["num_bytes"], place["header"]["modified_ns"] = len(content), 0
+                for ending, text in self._labels(sample):
+                    _add(tar, f"{key}{ending}", text.encode())
+        return piece
+
+    def _encoded(self, sample: int, side: int) -> Encoded:
+        if self.quality is not None:
+            size, reduces = self.sizes[sample], self.data.reduced_decoding
+            image = read_whole(self.index, sample, side, size, reduces)
+            return encode(image, self.index.sides[side], self.quality)
+        ending = os.path.splitext(self.index.files[side][sample])[1].lower()
+        content = read_bytes(self.index, sample, side)
+        return Encoded(content, self.index.headers[side][sample], ending)
+
+    def _labels(self, sample: int) -> Iterator[tuple[str, str]]:
+        """Labels for users of WebDataset: the ending of the file's name, and its text."""
+        target = self.index.target
+        if isinstance(target, Labels):
+            yield ".cls", str(int(target.values[sample]))
+        elif isinstance(target, MultiLabels):
+            has = target.values[sample] > 0
+            yield (
+                ".json",
+                json.dumps([n for n, is_it in zip(target.classes, has, strict=True) if is_it]),
+            )
+        elif isinstance(target, RegressionTargets):
+            values = target.values[sample].tolist()
+            yield ".json", json.dumps(dict(zip(target.names, values, strict=True)))
+
+    def write_index(self, table: np.ndarray, folder: Path) -> None:
+        """Write the columns from the pieces of all shards: (samples, sides) of dtype `PIECE`."""
+        headers = tuple(table["header"][:, side] for side in range(table.shape[1]))
+        is_resized = self.quality is not None and self.data.resize is not None
+        index = replace(self.index, headers=headers, sizes=self.sizes, resized=is_resized)
+        write_columns(index, folder, self.data.root)
+        spans = {f"spans-{side}": table["span"][:, side] for side in range(table.shape[1])}
+        save_columns(folder, spans | {"order": self.order, "starts": self.starts})
+
+
+def encode(image: np.ndarray, side: ImageSpec, quality: str) -> Encoded:
+    """Encode an image of shape (H, W, C)."""
+    height, width = image.shape[:2]
+    file = BytesIO()
+    if side.content == "stored":
+        from tifffile import imwrite
+
+        imwrite(file, image, photometric="minisblack", planarconfig="contig")
+        file.seek(0)
+        return Encoded(file.getvalue(), tuple(read_header(file, "stored")), ".tif")
+    is_photo = side.content == "rgb"
+    header = Header(height, width, 3 if is_photo else 1, 8 * image.itemsize, dali_reads=is_photo)
+    if is_photo and quality != LOSSLESS:
+        jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(image), int(quality))
+        return Encoded(jpeg, tuple(header), ".jpg")
+    Image.fromarray(image if is_photo else image[..., 0]).save(file, "PNG")
+    return Encoded(file.getvalue(), tuple(header), ".png")
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes | bytearray) -> None:
+    facts = tarfile.TarInfo(name)  # without times and users: the same samples give the same bytes
+    facts.size = len(content)
+    tar.addfile(facts, BytesIO(content))
+
+
+def pack_shards(
+    data: DataConfig, out: str, shard_mb: float, part: Part, quality: str | None = None
+) -> None:
+    """Write the shards of a part into `out`, and the index once all parts are complete.
+
+    Raises:
+        UserError: `out` holds shards of other data, or the data has no files.
+        StorageError: `out` cannot be read or written.
+        BadFileError: a file cannot be read.
+    """
+    storage, shown = open_storage(out, data), without_credentials(out)
+    if holds_shards(data.root):
+        raise UserError(NO_FILES.format(data.layout, without_credentials(data.root)))
+    indexes = zip(SPLITS, build_index(data), strict=True)
+    splits = {name: Split(name, index, data, shard_mb, quality) for name, index in indexes}
+    encodes = quality is not None
+    keys = [key for key in SETTINGS if key not in OF_FILES]
+    keys += ["resize"] if encodes and data.resize is not None else []
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "settings": settings_of(data, tuple(keys)),
+        "encoded": [quality, data.reduced_decoding] if encodes else None,
+        "splits": {name: split.describe() for name, split in splits.items()},
+    }
+    text = json.dumps(about, indent=2, default=list).encode() + b"\n"
+    if not storage.exists(BEGUN):
+        storage.write(BEGUN, text)
+    elif storage.read(BEGUN) != text:
+        raise UserError(f"{shown} holds shards of other data or settings; choose another out=")
+    if storage.exists(DESCRIPTION):
+        print(f"{shown} is packed already")
+        return
+
+    def is_complete(job: tuple[str, int]) -> bool:
+        return storage.exists(piece_name(*job)) and storage.exists(shard_name(*job))
+
+    def write(job: tuple[str, int]) -> None:
+        if not is_complete(job):
+            split, number = job
+            with NamedTemporaryFile(suffix=".tar") as file:
+                piece = splits[split].write(number, Path(file.name))
+                storage.write(shard_name(split, number), Path(file.name))
+            storage.write(piece_name(split, number), piece.tobytes())
+
+    jobs = [(name, number) for name, split in splits.items() for number in range(len(split))]
+    mine = jobs[part.number - 1 :: part.of]
+    with ThreadPoolExecutor(max(SHARDS_AT_ONCE, cpus_per_rank())) as pool:
+        list(tqdm(pool.map(write, mine), total=len(mine), desc=f"part {part}", unit="shard"))
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        are_complete = enumerate(_in_blocks(pool, is_complete, jobs))
+        missing = next((number for number, is_there in are_complete if not is_there), None)
+        if missing is not None:
+            of = Part(missing % part.of + 1, part.of)
+            print(
+                f"part {part} is complete; {shard_name(*jobs[missing])} of part {of} is missing: "
+                "the part that ends last writes the index"
+            )
+            return
+        columns: dict[str, dict[str, int]] = {}
+        for split in splits.values():
+            columns |= _write_index(split, storage, shown, pool)
+    about["columns"] = columns
+    storage.write(DESCRIPTION, json.dumps(about, indent=2, default=list).encode())
+    print(f"{shown} is packed: {len(jobs):,} shards")
+
+
+def _write_index(
+    split: Split, storage: Storage, shown: str, pool: ThreadPoolExecutor
+) -> dict[str, dict[str, int]]:
+    """Join the pieces of a split to columns and store them; return their names, sizes and checksums."""
+    shape, columns = (len(split.index), len(split.index.sides)), {}
+    names = [piece_name(split.split, number) for number in range(len(split))]
+    with TemporaryDirectory(prefix="shards-") as temporary:
+        folder = Path(temporary, "index", split.split)
+        table = np.lib.format.open_memmap(Path(temporary, "table.npy"), "w+", PIECE, shape)
+        for number, content in enumerate(_in_blocks(pool, storage.read, names)):
+            samples = split.samples_of(number)
+            if len(content) != len(samples) * shape[1] * PIECE.itemsize:
+                raise UserError(
+                    f"{shown}: {names[number]} was written by another version; choose another out="
+                )
+            table[samples] = np.frombuffer(content, PIECE).reshape(-1, shape[1])
+        split.write_index(table, folder)
+        for path in sorted(folder.iterdir()):
+            name = f"index/{split.split}/{path.name}"
+            columns[name] = {"size": path.stat().st_size, "crc32": crc32_of(path)}
+            storage.write(name, path)
+    return columns
+
+
+def _in_blocks(
+    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Sequence[T]
+) -> Iterator[R]:
+    """`pool.map` in blocks, which bounds the number of results that wait."""
+    for start in range(0, len(items), 8 * IN_FLIGHT):
+        yield from pool.map(function, items[start : start + 8 * IN_FLIGHT])
+
+
+def piece_name(split: str, number: int) -> str:
+    return f"pieces/{split}/{number:06d}.bin"

@@ -1,0 +1,31 @@
+"""Storages: files under one root, which is a folder, a web server or a bucket."""
+
+from conf.credentials import MASK
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.storage.base import MissingError, Storage, StorageError
+from loaders.storage.folder import Folder, local_folder
+
+__all__ = ["MissingError", "Storage", "StorageError", "local_folder", "open_storage"]
+
+
+def open_storage(root: str, data: DataConfig) -> Storage:
+    """Open the storage that a root names.
+
+    Args:
+        root: a folder, or an address that begins with `file://`, `http://`, `https://`, `s3://` or `gs://`.
+        data: the configuration; `retry_s` is used.
+
+    Raises:
+        UserError: another scheme, an address without its credentials, or a package that is not installed.
+    """
+    if local_folder(root) is not None:
+        return Folder(root)
+    if MASK in root:
+        raise UserError(
+            f"{root}: user, password and query of an address are not stored with a run; set data.root "
+            "with them again"
+        )
+    from loaders.storage.bucket import Bucket
+
+    return Bucket(root, data.retry_s)

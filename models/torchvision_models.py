@@ -1,0 +1,48 @@
+"""The classification models of torchvision, by the name of their architecture."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from conf.errors import UserError, unknown_name
+
+
+def torchvision_model(
+    in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: Any
+) -> nn.Module:
+    """torchvision's model `arch` with new weights, its first convolution replaced when `in_channels` is
+    not 3.
+
+    Inputs: (N, in_channels, H, W); each architecture has its smallest H and W, and some only one size.
+    Outputs: (N, num_outputs). The new convolution draws its weights with the spread of the one it replaces.
+
+    Raises:
+        UserError: torchvision has no such architecture, or it does not take `kwargs`.
+    """
+    from torchvision import models  # here: importing it takes seconds; other models do not need it
+
+    names = models.list_models(module=models)  # without those of segmentation, detection and video
+    if arch not in names:
+        raise unknown_name("model.arch", str(arch), names)
+    if arch in ("googlenet", "inception_v3"):  # no tuple in training, no warning of slow weights
+        kwargs = {"aux_logits": False, "init_weights": True} | kwargs
+    try:
+        model: nn.Module = models.get_model(arch, num_classes=num_outputs, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model.kwargs={kwargs} does not fit model.arch={arch}: {error}") from error
+    if in_channels != 3:
+        convolutions = (pair for pair in model.named_modules() if isinstance(pair[1], nn.Conv2d))
+        name, old = next(convolutions)
+        new = nn.Conv2d(
+            in_channels,
+            old.out_channels,
+            old.kernel_size,
+            old.stride,
+            old.padding,
+            bias=old.bias is not None,
+        )
+        with torch.no_grad():
+            new.weight.normal_().mul_(old.weight.std())
+        model.set_submodule(name, new)
+    return model

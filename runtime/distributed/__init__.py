@@ -1,0 +1,48 @@
+"""Process group, collectives, and models that are spread over ranks.
+
+Only the entry points use torch.distributed besides.
+"""
+
+# The default arguments of its functions are the process group that exists when it is first imported,
+# which DDP does: gloo's threads would then outlive the group, into the end of Python.
+import torch.distributed.nn.functional  # noqa: F401
+
+from runtime.distributed.group import ProcessGroup
+from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat
+from runtime.distributed.launch import (
+    end_rank,
+    follow_torchrun,
+    init_process_group,
+    interface_to,
+    leave_process_group,
+    local_rank,
+    run_stamp,
+    sizes_that_do_not_divide,
+)
+from runtime.distributed.models import (
+    convert_sync_batchnorm,
+    set_gradient_sync,
+    shard,
+    shard_like,
+    sync_buffers,
+)
+
+__all__ = [
+    "FLIGHT_RECORD",
+    "DeviceWork",
+    "Heartbeat",
+    "ProcessGroup",
+    "convert_sync_batchnorm",
+    "end_rank",
+    "follow_torchrun",
+    "init_process_group",
+    "interface_to",
+    "leave_process_group",
+    "local_rank",
+    "run_stamp",
+    "set_gradient_sync",
+    "shard",
+    "shard_like",
+    "sizes_that_do_not_divide",
+    "sync_buffers",
+]

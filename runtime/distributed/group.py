@@ -1,0 +1,84 @@
+"""Exchange of small values between the ranks of a run."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from loaders.batch import map_leaves
+from runtime.group import SingleProcess
+
+T = TypeVar("T")
+
+
+class ProcessGroup(SingleProcess):
+    """Ranks of the run, which exchange small values by gloo."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.flags: Tensor | None = None
+        self.work: Any = None
+
+    def any_rank(self, flags: Sequence[bool]) -> list[bool]:
+        answer = self.pending_flags()
+        self.flags = torch.tensor(flags, dtype=torch.int32)
+        self.work = dist.all_reduce(self.flags, dist.ReduceOp.MAX, async_op=True)
+        return answer
+
+    def pending_flags(self) -> list[bool]:
+        if self.flags is None:
+            return []
+        self.work.wait()
+        answer, self.flags = self.flags.bool().tolist(), None
+        return answer
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast_from_rank0(self, read: Callable[[], T]) -> T:
+        value: Any = None
+        answer: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                value = read()
+                answer[0] = map_leaves(_without_content, value)
+            except Exception as error:
+                answer[1] = error
+        dist.broadcast_object_list(answer, src=0)
+        if answer[1] is not None:
+            raise answer[1]
+        return map_leaves(_broadcast, value if self.rank == 0 else answer[0])
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor)
+        return tensor / self.world_size
+
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
+        if not isinstance(example, DTensor):
+            return tensor
+        # Every rank has the full tensor: nothing has to be sent.
+        full = tensor.to(example.device)
+        return distribute_tensor(full, example.device_mesh, example.placements, src_data_rank=None)
+
+
+def _without_content(value: Any) -> Any:
+    """A tensor's shape and dtype, as a tensor on the meta device; any other value as it is."""
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def _broadcast(value: Any) -> Any:
+    """Rank 0's tensor in place of its shape and dtype: it is sent by itself, without a copy in a pickle."""
+    if not isinstance(value, Tensor):
+        return value
+    is_sent = not value.is_meta
+    tensor = value.contiguous() if is_sent else torch.empty(value.shape, dtype=value.dtype)
+    dist.broadcast(tensor, src=0)
+    return tensor

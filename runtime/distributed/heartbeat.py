@@ -1,0 +1,192 @@
+"""A rank that fails or hangs is named, with the line where each rank stands."""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed import DistError
+
+from conf.credentials import masked
+from runtime.distributed import private
+
+LONGEST_CALL_S = 10.0
+"""Seconds for which a call of the store may last."""
+
+WAIT_FOR_FAILED_S = 10.0
+"""Seconds for which a device may be busy with the same work once another rank has failed."""
+
+FLIGHT_RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+"""Variable that names the file of torch's record of the collectives, without the rank at its end."""
+
+PARTNER_ERRORS = (
+    *("connection closed by peer", "connection reset by peer"),
+    *("timed out waiting", "gloo/transport"),
+)
+"""Words of errors on a rank whose partner has failed."""
+
+
+class DeviceWork:
+    """Work that was given to a device: a collective that some rank never joins keeps it from ending."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.mark: torch.cuda.Event | None = None
+        self.marked_at = 0.0
+
+    def overdue_s(self) -> float:
+        """Seconds since an earlier call for which the device has been busy with the same work; 0 on a CPU,
+        whose collectives raise errors."""
+        if self.device.type != "cuda":
+            return 0.0
+        if self.mark is None or self.mark.query():
+            self.mark, self.marked_at = torch.cuda.Event(), time.monotonic()
+            self.mark.record(torch.cuda.default_stream(self.device))
+        return time.monotonic() - self.marked_at
+
+
+class Heartbeat:
+    """Thread that puts the line that this process is at into a store which all ranks share, again and again.
+
+    It also reports and ends this process if its device waits for other ranks for too long, which raises no
+    error in Python: for `timeout_s`, or for 10 s once another rank has announced that it failed.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        work: DeviceWork,
+        timeout_s: float,
+        flight_record: Callable[[], bytes],
+        interval_s: float = 2.0,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            store: common to all ranks.
+            rank: of this process.
+            world_size: number of ranks.
+            work: of this process's device.
+            timeout_s: how long a collective may take.
+            flight_record: returns torch's record of the collectives of this process.
+            interval_s: seconds between two entries in the store.
+        """
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.work, self.timeout_s, self.interval_s = work, timeout_s, interval_s
+        self.flight_record = flight_record
+        self.stopped = threading.Event()
+        self.is_ending = threading.Lock()  # held by the thread that reports why this process ends
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """To be called before the store is gone."""
+        self.stopped.set()
+        # Python aborts if it ends while a thread is about to return from the store.
+        self.thread.join(LONGEST_CALL_S)
+
+    def _run(self) -> None:
+        while not self.stopped.is_set():
+            stack = private.main_thread_stack()
+            ours = [line for line in stack if "site-packages" not in line.filename] or stack
+            place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
+            if not self._put(f"place{self.rank}", f"{time.time()} {place}"):
+                return
+            overdue_s = self.work.overdue_s()
+            if overdue_s > self.timeout_s and self.is_ending.acquire(blocking=False):
+                self._announce()
+                time.sleep(
+                    2 * self.interval_s
+                )  # another rank may have marked its work so much later
+                self.report_timeout()
+                sys.stderr.flush()
+                os._exit(1)
+            is_left = overdue_s > WAIT_FOR_FAILED_S and self._another_failed()
+            if is_left and self.is_ending.acquire(blocking=False):
+                text = f"[rank {self.rank}] stops, because another rank has, for which its device waits"
+                print(text, file=sys.stderr, flush=True)
+                os._exit(1)
+            self.stopped.wait(self.interval_s)
+
+    def announce_failure(self) -> None:
+        """Let the other ranks know that this one has noticed a failure, and stop."""
+        self.is_ending.acquire()
+        self.stopped.set()
+        self._announce()
+
+    def _announce(self) -> None:
+        self._put(f"failed{self.rank}")
+        self._put("failed")
+
+    def _another_failed(self) -> bool:
+        try:
+            return bool(self.store.check(["failed"]))
+        except (RuntimeError, ValueError):
+            return True  # the store is gone, and the rank that kept it
+
+    def report_timeout(self) -> None:
+        """Print which ranks are missing, where all stood, and where this rank's record of collectives is."""
+        time.sleep(self.interval_s)  # other ranks that waited notice at about the same time
+        lines = self._places()
+        path = Path(f"{os.environ.get(FLIGHT_RECORD, '')}{self.rank}")
+        try:
+            if record := self.flight_record():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(record)
+                lines.append(f"  this rank's collectives: {path} (torchfrtrace reads it)")
+        except (OSError, RuntimeError) as error:
+            lines.append(f"  this rank's collectives could not be written: {error}")
+        print(f"[rank {self.rank}]", "\n".join(lines), file=sys.stderr)
+
+    def _places(self) -> list[str]:
+        lines, missing = [], []
+        try:
+            for rank in range(self.world_size):
+                if not self.store.check([f"failed{rank}"]):
+                    missing.append(str(rank))
+                place = "unknown"
+                if self.store.check([f"place{rank}"]):
+                    when, _, place = self.store.get(f"place{rank}").decode().partition(" ")
+                    place = f"{max(0.0, time.time() - float(when)):.0f} s ago at {place}"
+                lines.append(f"  rank {rank}: {place}")
+        except (RuntimeError, ValueError):
+            lines.append("  the store with the other places is gone")
+        head = f"a collective timed out; missing: rank {', '.join(missing) or 'unknown'}."
+        return [f"{head} Where each rank stood:", *lines]
+
+    def _put(self, key: str, value: str = "") -> bool:
+        """Set a value of the store; returns False if the group is gone."""
+        try:
+            self.store.set(key, value)
+        except (RuntimeError, ValueError):
+            return False
+        return True
+
+
+def end_failed_rank(error: Exception, heartbeat: Heartbeat | None) -> NoReturn:
+    """Print an error with its rank, and end this process with 1, without waiting for other ranks.
+
+    A rank whose partner failed prints that in one line. After a collective that timed out, each rank prints where
+    all of them stood.
+    """
+    rank = os.environ["RANK"]
+    text = str(error).lower()
+    if heartbeat is not None:
+        heartbeat.announce_failure()
+        if "timed out" in text or "timeout" in text:
+            heartbeat.report_timeout()
+    if isinstance(error, DistError) or any(words in text for words in PARTNER_ERRORS):
+        reason = masked(str(error).splitlines()[0])[:200]
+        print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
+    else:
+        lines = masked("".join(traceback.format_exception(error))).splitlines()
+        print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1)

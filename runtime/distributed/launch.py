@@ -1,0 +1,241 @@
+"""Start and end of a run of several processes: torchrun, the process group, and the name of the run."""
+
+import atexit
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import psutil
+import torch
+import torch.distributed as dist
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from conf import schema
+from conf.cli import EXIT_CODE
+from conf.credentials import MaskingFormatter
+from conf.errors import UserError
+from runtime.distributed import private
+from runtime.distributed.group import ProcessGroup
+from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat, end_failed_rank
+from runtime.libc import end_with_parent
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+log = logging.getLogger(__name__)
+
+NCCL_EXTRA_S = 60.0
+"""Seconds by which NCCL's own watchdog, which ends a process without naming a rank, waits longer."""
+
+WAIT_FOR_RANK_0_S = 10.0
+
+OUTSIDE = "198.51.100.1"
+"""Address that no machine has, to which the default route leads."""
+
+_heartbeat: Heartbeat | None = None
+
+
+def local_rank() -> int:
+    """Number of this process on its machine, from torchrun.
+
+    Raises:
+        UserError: the script was not started by torchrun.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        raise UserError(
+            "LOCAL_RANK is not set: start this script with torchrun, for example "
+            "torchrun --standalone --nproc_per_node=2 train_ddp.py"
+        )
+    return int(os.environ["LOCAL_RANK"])
+
+
+def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
+    """Join the process group that torchrun prepared; it is left at every end of the process.
+
+    From here on rank 0 alone logs everything; the other ranks log warnings.
+
+    Raises:
+        UserError: `distributed.backend` does not fit the device, or Hydra's multirun was asked for.
+    """
+    global _heartbeat
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise UserError(
+            "Hydra's multirun (-m) does not work under torchrun: the ranks of all jobs would share one "
+            "process group; start torchrun once for each job, for example in a shell loop"
+        )
+    backend = cfg.distributed.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl" and device.type != "cuda":
+        raise UserError(f"distributed.backend=nccl does not work with device={device}; use gloo")
+    faulthandler.enable()
+    # The argument of DDP whose newer name torch 2.11 does not know.
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
+    folder = Path(cfg.output_dir).absolute()
+    os.environ.setdefault(FLIGHT_RECORD, f"{folder}/flight_record_rank_")
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives
+    if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size:  # several machines
+        interface = interface_to(os.environ["MASTER_ADDR"]) or interface_to(OUTSIDE)
+        if interface:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    dist.init_process_group(
+        # With NCCL, gloo carries the small messages that lie on the host.
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=device if backend == "nccl" else None,
+    )
+    atexit.register(leave_process_group)
+    if backend == "nccl":
+        private.set_nccl_timeout(device, timeout + timedelta(seconds=NCCL_EXTRA_S))
+    _heartbeat = Heartbeat(
+        store,
+        rank,
+        world_size,
+        DeviceWork(device),
+        cfg.distributed.timeout_s,
+        partial(private.flight_record, backend),
+    )
+    if rank != 0:
+        _only_warn(rank)
+    elif sizes := sizes_that_do_not_divide(cfg.global_batch_size, world_size):
+        log.warning(
+            "global_batch_size=%d is not divisible by %s ranks: the run would end if as many machines were "
+            "left of --nnodes=%s",
+            *(cfg.global_batch_size, sizes, os.environ["ELASTIC_NNODES"]),
+        )
+    return ProcessGroup()
+
+
+def interface_to(address: str) -> str:
+    """Name of the network interface that leads to a machine; empty: to this one, or unknown.
+
+    gloo otherwise takes the address that the machine's own name has, 127.0.1.1 on Debian, which no other machine
+    can reach.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.connect((address, 9))  # sends nothing
+            ours = datagrams.getsockname()[0]
+    except OSError:
+        return ""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address == ours for known in addresses) and not ours.startswith("127."):
+            return name
+    return ""
+
+
+def _only_warn(rank: int) -> None:
+    console = logging.StreamHandler(sys.stderr)
+    console.setFormatter(MaskingFormatter(f"[rank {rank}] %(message)s"))
+    root = logging.getLogger()
+    root.handlers = [console]
+    root.setLevel(logging.WARNING)
+
+
+def sizes_that_do_not_divide(global_batch_size: int, world_size: int) -> str:
+    """Other numbers of ranks that launch/elastic_torchrun.py may start which do not divide the batch."""
+    if "ELASTIC_NNODES" not in os.environ:
+        return ""
+    fewest, _, most = os.environ["ELASTIC_NNODES"].partition(":")
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    numbers = (per_node * nodes for nodes in range(int(fewest), int(most or fewest) + 1))
+    return ", ".join(str(n) for n in numbers if global_batch_size % n and n != world_size)
+
+
+def open_store() -> dist.Store:
+    """The key-value store of torchrun; a part of its own for each restart.
+
+    A restarted rank would otherwise read the addresses of processes that are gone. On several nodes,
+    where agents may count restarts differently, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each
+    attempt another store, and rank 0 has to open it.
+    """
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=not is_shared and os.environ["RANK"] == "0",
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "0"
+    return dist.PrefixStore(f"attempt{attempt}", store)
+
+
+def leave_process_group() -> None:
+    """Destroy the process group if there is one."""
+    if _heartbeat is not None:
+        _heartbeat.stop()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _torchrun() -> int | None:
+    """Process id of torchrun: the parent, if it runs in the same Python; what adopts this process does not."""
+    with suppress(psutil.Error):
+        ours = psutil.Process()
+        parent = ours.parent()
+        if parent is not None and parent.exe() == ours.exe():
+            return parent.pid
+    return None
+
+
+def follow_torchrun() -> None:
+    """End this process when torchrun ends, or now if it has ended while Python started: it would train on."""
+    end_with_parent()
+    if os.getppid() == 1 and _torchrun() is None:
+        print(f"[rank {os.environ['RANK']}] stops: torchrun has ended", file=sys.stderr)
+        os._exit(1)
+
+
+def end_rank(error: Exception, message: str | None) -> NoReturn:
+    """End this process because of an error, without the usual way out, which would wait for other ranks.
+
+    Args:
+        error: that ends it.
+        message: for the user, if the user can fix the error; None: it is a bug. Rank 0 prints the message,
+            another rank only if rank 0 does not within 10 s. torchrun is ended, too, because the error would
+            occur again after a restart.
+    """
+    if message is None:
+        end_failed_rank(error, _heartbeat)
+    is_elastic, torchrun = "TORCHELASTIC_RUN_ID" in os.environ, _torchrun()
+    end = time.monotonic() + (WAIT_FOR_RANK_0_S if os.environ["RANK"] != "0" else 0.0)
+    while time.monotonic() < end:
+        if is_elastic and (torchrun is None or os.getppid() != torchrun):
+            os._exit(EXIT_CODE)
+        time.sleep(0.1)
+    print(message, file=sys.stderr, flush=True)
+    if is_elastic and torchrun is not None:
+        os.kill(torchrun, signal.SIGKILL)
+    os._exit(EXIT_CODE)
+
+
+def run_stamp() -> str:
+    """Start time of the run, the same string on every rank that torchrun started.
+
+    Ranks start at different moments; the first one to ask torchrun's key-value store decides. Without that
+    store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), it is what torchrun calls the run (--rdzv_id).
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return os.environ["TORCHELASTIC_RUN_ID"]
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(seconds=60),
+    )
+    return store.compare_set("run_stamp", "", schema.run_stamp()).decode()

@@ -1,0 +1,93 @@
+"""Models that are spread over ranks."""
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from runtime.guard import BATCH_NORMS
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+log = logging.getLogger(__name__)
+
+ENOUGH_SAMPLES = 16
+"""Samples per device from which BatchNorm's own statistics are usually as good as synchronised ones."""
+
+
+def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model with SyncBatchNorm on CUDA, unless `distributed.sync_batchnorm` is off."""
+    has_any = any(isinstance(m, BATCH_NORMS) for m in model.modules())
+    if not cfg.distributed.sync_batchnorm or not has_any:
+        return model
+    if device.type != "cuda":
+        log.info("SyncBatchNorm needs CUDA: on the CPU each rank normalises by its own part")
+        return model
+    if cfg.model.compile:
+        log.info("SyncBatchNorm splits a compiled model; distributed.sync_batchnorm=false does not")
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = cfg.global_batch_size // world_size // cfg.accumulate_steps
+    if size >= ENOUGH_SAMPLES:
+        log.info(
+            "SyncBatchNorm waits for all ranks in each layer; with %d samples per device, statistics of each "
+            "device alone usually do as well: distributed.sync_batchnorm=false",
+            size,
+        )
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+def sync_buffers(state: dict[str, Any]) -> None:
+    """Broadcast rank 0's buffers of all modules in the state, such as BatchNorm's statistics."""
+    for part in state.values():
+        if isinstance(part, nn.Module):
+            for buffer in part.buffers():
+                dist.broadcast(buffer, src=0)
+
+
+def shard(model: nn.Module, device: torch.device) -> nn.Module:
+    """Let each rank keep its shard of every parameter of the model; a block is gathered while it computes.
+
+    The blocks are the model's children, and those of a ModuleList. They have to be called as modules:
+    outside its `forward`, a block's parameters are shards. Weights in channels_last become contiguous, as FSDP
+    needs them; inputs and activations may stay channels_last.
+    """
+    model.to(memory_format=torch.contiguous_format)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def shard_like(copy: nn.Module, model: nn.Module) -> None:
+    """Shard a copy of a model as the model is; does nothing without FSDP."""
+    if isinstance(model, FSDPModule):
+        shard(copy, next(model.parameters()).device)
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    blocks = []
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            blocks += _blocks(child)
+        elif next(child.parameters(), None) is not None:
+            blocks.append(child)
+    return blocks
+
+
+def set_gradient_sync(model: nn.Module, syncs: bool) -> None:
+    """Choose if the next backward exchanges gradients; to be called before forward.
+
+    Does nothing without DDP or FSDP.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = syncs  # what its no_sync() sets
+    elif isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(syncs)

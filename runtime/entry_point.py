@@ -1,0 +1,56 @@
+"""The decorator of `main` in a training script: a typed configuration, and an end for errors."""
+
+import functools
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from conf.check import check_ranks
+from conf.cli import to_config, user_errors
+from conf.schema import Config
+
+
+def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
+    """Call `main` with the dataclass `Config`, whose values are checked; to be used below `@hydra.main`.
+
+    An error that the user can fix ends the process with exit code 2 and at most three lines, any other one
+    with exit code 1 and its traceback.
+    """
+
+    @functools.wraps(main)
+    def with_config(composed: DictConfig) -> None:
+        with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
+            cfg = to_config(composed)
+            check_ranks(cfg, int(os.environ.get("WORLD_SIZE", 1)))
+            main(cfg)
+
+    return with_config
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Call a script's `main`; errors of the command line end it as `entry_point` describes."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # part: ranks
+        from omegaconf import OmegaConf
+
+        from runtime.distributed import follow_torchrun, run_stamp
+
+        follow_torchrun()
+        OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
+    with user_errors(before_end):
+        main()
+
+
+def before_end(error: Exception, message: str | None) -> None:
+    """Remove an empty folder of a run that the user has to start again; end a rank of several at once."""
+    if message is not None and HydraConfig.initialized():
+        with suppress(OSError):  # it is not empty
+            Path(HydraConfig.get().runtime.output_dir).rmdir()
+    if "RANK" in os.environ:  # part: ranks
+        from runtime.distributed import end_rank
+
+        end_rank(error, message)

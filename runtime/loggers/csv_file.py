@@ -1,0 +1,32 @@
+"""Numbers in `metrics.csv` in the run's folder."""
+
+import csv
+from pathlib import Path
+
+from torch import Tensor
+
+from runtime.loggers.logger import Logger, Settings, Values
+
+
+class CSVLogger(Logger):
+    """One row per number: step, name, value. Images are left out."""
+
+    def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
+        path = run_dir / "metrics.csv"
+        rows = []
+        if path.exists():
+            with path.open(newline="") as file:
+                rows = [row for row in csv.reader(file) if row[0].isdigit() and int(row[0]) <= step]
+        self.file = path.open("w", newline="")
+        self.writer = csv.writer(self.file)
+        self.writer.writerows([["step", "name", "value"], *rows])
+
+    def log(self, values: Values, step: int) -> None:
+        numbers = {name: v for name, v in values.items() if not isinstance(v, Tensor)}
+        self.writer.writerows([step, *item] for item in numbers.items())
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()

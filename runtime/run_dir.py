@@ -1,0 +1,73 @@
+"""The folder of a run: one run at a time writes to it, and no earlier one is mixed with it."""
+
+import logging
+import os  # part: ranks
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from conf.errors import UserError
+from runtime.checkpoint import newest_first
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+log = logging.getLogger(__name__)
+
+REQUEUE_MARKER = "requeue"
+"""File in the folder of a run that has to be started again."""
+
+SUMMARY = "summary.json"
+"""File in the folder of a run that has ended."""
+
+LOCK_TIMEOUT_S = 120.0  # part: ranks
+"""Longer than a file server keeps the locks of a machine that was lost (NFS: 90 s)."""
+
+_locks: dict[Path, FileLock] = {}
+"""Locks of this process; they end with it, however it ends."""
+
+
+def acquire_run_dir(cfg: "Config", run_dir: Path) -> None:
+    """Lock the folder for this run until the process ends; rank 0 calls it.
+
+    Raises:
+        UserError: another run writes to it, or an earlier run's checkpoints or events are there and the
+            configuration does not say whether to resume or to remove them.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    timeout_s = 0.0
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))  # part: ranks
+    if cfg.resume is not None and restarts:  # part: ranks
+        # torchrun restarts ranks while those of a lost machine may still end.
+        timeout_s = min(LOCK_TIMEOUT_S, cfg.distributed.timeout_s / 2)
+    _lock(run_dir, timeout_s)
+    checkpoints = run_dir / "checkpoints"
+    events = list(run_dir.glob("events.out.tfevents.*"))
+    if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):
+        raise UserError(
+            f"output_dir={run_dir} holds a run already; resume=auto goes on with it, overwrite=true "
+            "removes its checkpoints and events first, or choose another output_dir"
+        )
+    rest = [run_dir / SUMMARY, run_dir / REQUEUE_MARKER, *checkpoints.glob("*")]
+    if cfg.overwrite or not newest_first(checkpoints):
+        # The events of a run that never saved would be mixed with those of its second start.
+        for path in events + (rest if cfg.overwrite else []):
+            path.unlink(missing_ok=True)
+
+
+def _lock(run_dir: Path, timeout_s: float) -> None:
+    path = (run_dir / ".lock").resolve()
+    if path in _locks:
+        return
+    lock = FileLock(path, timeout=timeout_s)
+    try:
+        lock.acquire(poll_interval=1)
+    except Timeout as error:
+        raise UserError(
+            f"output_dir={run_dir} belongs to a run that is still going; wait for its end, or choose another "
+            "output_dir"
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        log.warning("%s cannot be locked (%s): start no second run there", run_dir, error)
+    _locks[path] = lock

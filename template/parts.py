@@ -1,0 +1,291 @@
+"""The parts of a project: what each one is, and how those that are not wanted are taken out of its files."""
+
+import ast
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
+
+DECLARATION = Path(__file__).with_name("parts.toml")
+MARK = re.compile(r" *(?:<!--|#) part: ([\w| ]+?)(?: -->)?$")
+PRODUCT = (".py", ".yaml", ".sbatch")
+CLOSING = (")", "]", "}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that a project can do without."""
+
+    group: str
+    about: str
+    paths: list[str]
+    needs: list[str]
+
+
+def refuse(message: str) -> NoReturn:
+    sys.exit(f"make project: {message}")
+
+
+def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
+    """The parts by name, and paths with the parts that all have to be there for them."""
+    declared = tomllib.loads(DECLARATION.read_text())
+    together = declared.pop("with")
+    return {name: Part(**facts) for name, facts in declared.items()}, together
+
+
+def with_needs(names: list[str]) -> set[str]:
+    """Parts with all that they need; `core` stands for none, no name at all for all of them."""
+    parts, _ = read_parts()
+    chosen: set[str] = set()
+    waiting = [name for name in names if name != "core"] if names else list(parts)
+    while waiting:
+        name = waiting.pop()
+        if name not in parts:
+            [nearest] = get_close_matches(name, [*parts, "core"], 1, 0) or [""]
+            refuse(f"PARTS: there is no part {name}; did you mean {nearest}? make parts lists them")
+        if name not in chosen:
+            chosen.add(name)
+            waiting += parts[name].needs
+    return chosen
+
+
+def left_out(chosen: set[str]) -> list[str]:
+    """Paths that a project with these parts does not have."""
+    parts, together = read_parts()
+    paths = [path for name in parts.keys() - chosen for path in parts[name].paths]
+    return sorted(
+        paths + [path for path, names in together.items() if not chosen.issuperset(names)]
+    )
+
+
+def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
+    """Take lines that belong to other parts, and all marks, out of the files of a folder.
+
+    Args:
+        folder: with a project's files, those in `gone` without.
+        chosen: parts of the project.
+        gone: files that were there in the template.
+    """
+    texts = {
+        path.relative_to(folder): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix not in (".npz", ".svg")
+    }
+    before = dict(texts)
+    folders = {str(parent) for path in gone for parent in Path(path).parents}
+    gone = [*gone, *(name for name in sorted(folders) if not (folder / name).exists())]
+    for path, text in texts.items():
+        texts[path] = without_marks(text, chosen)
+        if path.suffix == ".md":
+            texts[path] = without_commands(without_rows(texts[path], path.parent, gone), gone)
+    without_names(texts, {module_of(Path(path)) for path in gone if path.endswith(".py")})
+    for path, text in texts.items():
+        if text != before[path]:
+            (folder / path).write_text(text)
+
+
+def without_marks(text: str, chosen: set[str]) -> str:
+    """A file's text without the lines and blocks that are marked as those of other parts, and without marks."""
+    lines, kept = text.split("\n"), list[str]()
+    number = 0
+    while number < len(lines):
+        mark = MARK.search(lines[number])
+        line = MARK.sub("", lines[number])
+        wanted = mark is None or all(chosen & set(some.split("|")) for some in mark[1].split())
+        if mark is None or (wanted and line):
+            kept.append(line)
+        number += 1
+        if wanted:
+            continue
+        number = end_of_block(lines, number - 1, line)
+        if kept and not kept[-1].strip():  # the empty lines before the block separate what follows
+            while number < len(lines) and not lines[number].strip():
+                number += 1
+    return "\n".join(kept).rstrip("\n") + "\n" * text.endswith("\n")
+
+
+def end_of_block(lines: list[str], number: int, first: str) -> int:
+    """Number of the line behind the block that a marked line opens; a line that opens none is a block itself."""
+    if first.startswith("#"):  # a heading: to the next one that is as high
+        level = len(first) - len(first.lstrip("#"))
+        ends = (
+            n
+            for n in range(number + 1, len(lines))
+            if re.match(rf"#{{1,{level}}} ", lines[n]) and not in_code(lines, n)
+        )
+        return next(ends, len(lines))
+    if not first:  # a mark above a paragraph, a list or a fenced block
+        number += 1
+        is_code = lines[number].startswith("```")
+        while lines[number].strip() or is_code:
+            number += 1
+            if is_code and lines[number].startswith("```"):
+                return number + 1
+        return number
+    indent = len(first) - len(first.lstrip())
+    opens = first.rstrip().endswith((":", "(", "[", "{"))
+    number += 1
+    if lines[number : number + 1] and re.match(r' *"""', lines[number]):  # of a configuration key
+        while not lines[number].endswith('"""') or lines[number].strip() == '"""':
+            number += 1
+        return number + 1
+    if first.lstrip().startswith("@"):
+        while not lines[number - 1].lstrip().startswith(("def ", "class ")):
+            number += 1
+        opens = True
+    while opens and number < len(lines):
+        line = lines[number]
+        if line.strip() and len(line) - len(line.lstrip()) <= indent:
+            if not line.lstrip().startswith(CLOSING):
+                break
+            number += 1
+            if line.rstrip().endswith((":", "(", "[", "{")):
+                continue
+            break
+        number += 1
+    while not lines[number - 1].strip():
+        number -= 1
+    return number
+
+
+def in_code(lines: list[str], number: int) -> bool:
+    """True for a line of a fenced block."""
+    return sum(line.lstrip().startswith("```") for line in lines[:number]) % 2 == 1
+
+
+def without_rows(text: str, folder: Path, gone: list[str]) -> str:
+    """A page without the rows of tables that name or link to a file that is gone."""
+    kept = []
+    for line in text.split("\n"):
+        names = re.findall(r"`([\w./]+)`", line) + re.findall(r"\]\(([^)#:]+)", line)
+        choice = re.match(r"\| [^|]*?`(\w+)=(\w+)", line)
+        names += [f"conf/{choice[1]}/{choice[2]}.yaml"] if choice else []
+        places = {
+            p.lstrip("./").rstrip("/") for n in names for p in (n, f"tests/{n}", f"{folder}/{n}")
+        }
+        if not (line.startswith("| ") and any(path in gone for path in places)):
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def without_commands(text: str, gone: list[str]) -> str:
+    """A page without the commands that need a file that is gone, and without blocks that had no others."""
+
+    def block(match: re.Match[str]) -> str:
+        commands = re.findall(r"(?:.*\\\n)*.*\n", match[1])
+        kept = [command for command in commands if not gone_of(command, gone)]
+        return "```bash\n" + "".join(kept) + "```\n" if kept or not commands else ""
+
+    return re.sub(r"```bash\n(.*?)```\n", block, text, flags=re.DOTALL)
+
+
+def gone_of(command: str, gone: list[str]) -> bool:
+    """Whether a command names a script, module or choice of the configuration that is gone."""
+    names = re.findall(r"[\w./]+\.(?:py|sbatch)\b", command)
+    names += [name.replace(".", "/") + ".py" for name in re.findall(r"-m ([\w.]+)", command)]
+    names += [f"conf/{key}/{value}.yaml" for key, value in re.findall(r" (\w+)=(\w+)", command)]
+    return any(name in gone for name in names)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def without_names(texts: dict[Path, str], gone: set[str]) -> None:
+    """Remove imports of modules that are gone, and the entries of tables that name what they imported."""
+    modules = {module_of(path): path for path in texts if path.suffix == ".py"}
+    lost: dict[str, set[str]] = {}
+    """Names that a module does not offer any more."""
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for module, path in modules.items():
+            text, names = without_imports(texts[path], gone, lost)
+            if text == texts[path]:
+                continue
+            is_changed, texts[path] = True, without_entries(text, names, gone)
+            lost[module] = lost.get(module, set()) | names
+    for module, path in modules.items():
+        texts[path] = without_entries(texts[path], lost.get(module, set()), gone)
+
+
+def without_imports(text: str, gone: set[str], lost: dict[str, set[str]]) -> tuple[str, set[str]]:
+    """The text without imports of what is gone, and the names that they brought."""
+    lines, names = text.split("\n"), set[str]()
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    for node in sorted(nodes, key=lambda node: -node.lineno):
+        module = node.module or ""
+        here = {
+            name.asname or name.name
+            for name in node.names
+            if module in gone
+            or f"{module}.{name.name}" in gone
+            or name.name in lost.get(module, ())
+        }
+        if here:
+            kept = [a for a in node.names if (a.asname or a.name) not in here]
+            names |= here
+            lines[node.lineno - 1 : node.end_lineno] = shown_import(node, kept)
+    return "\n".join(lines), names
+
+
+def shown_import(node: ast.ImportFrom, names: list[ast.alias]) -> list[str]:
+    """Lines of an import as the formatter writes it."""
+    if not names:
+        return []
+    shown = [ast.unparse(name) for name in names]
+    start = " " * node.col_offset + f"from {node.module} import "
+    if len(line := start + ", ".join(shown)) <= 100:
+        return [line]
+    inner = " " * (node.col_offset + 4)
+    return [f"{start}(", *(f"{inner}{name}," for name in shown), " " * node.col_offset + ")"]
+
+
+def without_entries(text: str, names: set[str], gone: set[str]) -> str:
+    """The text without the lines of tables at its top level that name something that is gone."""
+    doomed = set[int]()
+    for statement in ast.parse(text).body:
+        table = getattr(statement, "value", None)
+        if not isinstance(statement, ast.Assign | ast.AnnAssign):
+            continue
+        if isinstance(table, ast.Dict):
+            entries = [
+                (key or value, value) for key, value in zip(table.keys, table.values, strict=True)
+            ]
+        elif isinstance(table, ast.List | ast.Tuple):
+            entries = [(entry, entry) for entry in table.elts]
+        else:
+            continue
+        for first, last in entries:
+            used = {n.id for n in ast.walk(last) if isinstance(n, ast.Name)}
+            strings = {n.value for n in ast.walk(last) if isinstance(n, ast.Constant)}
+            modules = {s.rpartition(".")[0] for s in strings if isinstance(s, str)}
+            if used & names or strings & names or modules & gone:
+                doomed |= set(range(first.lineno - 1, last.end_lineno or last.lineno))
+    return "\n".join(line for n, line in enumerate(text.split("\n")) if n not in doomed)
+
+
+def listing(root: Path) -> str:
+    """The parts by group: name, lines of product, what it is, and what it needs."""
+    parts, _ = read_parts()
+    lines = []
+    for group in dict.fromkeys(part.group for part in parts.values()):
+        lines += ["", group]
+        for name, part in parts.items():
+            if part.group == group:
+                needs = f" (needs {', '.join(part.needs)})" if part.needs else ""
+                lines.append(f"  {name:14}{num_lines(root, part.paths):6,}  {part.about}{needs}")
+    return "\n".join(["part        lines of product", *lines])
+
+
+def num_lines(root: Path, paths: list[str]) -> int:
+    """Lines of product, which is neither a test nor a document, in files and folders."""
+    files = [file for path in paths for file in [root / path, *(root / path).rglob("*")]]
+    return sum(
+        len(file.read_text().splitlines())
+        for file in files
+        if file.suffix in PRODUCT and file.is_file()
+    )

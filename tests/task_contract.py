@@ -1,0 +1,109 @@
+"""The promises of every task, and helpers that the tests of single tasks share."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from conf.schema import Config, DataConfig, LossConfig, TaskConfig
+from loaders import DataInfo, Loader
+from loaders.targets import Target
+from tasks import Task, build_task
+
+Batch = tuple[Tensor, Tensor]
+"""Outputs and targets."""
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"class {number}" for number in range(count))
+
+
+def config(name: str, loss: str, weights: Any = None, **options: Any) -> Config:
+    data = DataConfig(layout="mine", value_range=options.pop("value_range", [0.0, 1.0]))
+    task = TaskConfig(name=name, loss=loss, **options)
+    return Config(task=task, data=data, loss=LossConfig(weights=weights))
+
+
+def data_with(target: Target, counts: list[float] | None = None) -> Loader:
+    """A training loader of 100 samples as far as build_task() sees it."""
+    info = DataInfo(target=target, num_samples=100, class_counts=lambda: np.array(counts, float))
+    loader: Any = SimpleNamespace(info=info)
+    return loader
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def metrics_of(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    return task.metrics(task.sums(outputs, targets))
+
+
+def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "cpu") -> None:
+    """Losses are the means of sums, sums add up, and nothing waits for the device."""
+    whole = task.sums(outputs, targets)
+    if device != "cpu":
+        check_that_nothing_waits(task, outputs.to(device), targets.to(device), whole)
+        return
+    assert (whole.dtype, whole.shape, whole[0]) == (
+        *(torch.float64, (task.num_sums,), len(outputs)),
+    )
+    loss = task.loss(outputs, targets)
+    assert (loss.shape, loss.dtype) == ((), torch.float32)
+    torch.testing.assert_close(loss.double(), whole[1] / whole[0], rtol=1e-6, atol=0)
+
+    metrics = task.metrics(whole)
+    assert task.best_metric in metrics
+    assert tuple(metrics) == task.metric_names
+    assert all(math.isfinite(value) for value in metrics.values())
+    single = [task.sums(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
+    torch.testing.assert_close(torch.stack(single).sum(dim=0), whole, rtol=1e-6, atol=1e-9)
+    assert task.metrics(torch.stack(single).sum(dim=0)) == pytest.approx(metrics, rel=1e-6)
+    with pytest.raises(ValueError, match="0 images"):
+        task.metrics(torch.zeros_like(whole))
+
+    for dtype in (torch.float16, torch.bfloat16):
+        half = outputs.to(dtype)
+        assert torch.equal(task.loss(half, targets), task.loss(half.float(), targets))
+        assert torch.equal(task.sums(half, targets), task.sums(half.float(), targets))
+
+    # Tensors on the meta device have no values, which any `.item()` would ask for.
+    assert task.sums(outputs.to("meta"), targets.to("meta")).device.type == "meta"
+
+    other = outputs.mean(dim=(2, 3)) if outputs.ndim == 4 else outputs[..., None, None]
+    for wrong in (torch.cat([outputs, outputs[:, :1]], dim=1), other):
+        for call in (task.loss, task.sums):
+            with pytest.raises(ValueError, match="outputs have shape"):
+                call(wrong, targets)
+
+    for channels in (1, 3):
+        inputs = torch.rand(len(outputs), channels, 9, 7)
+        shown = task.visualize(inputs, outputs.bfloat16(), targets)
+        plots = task.plots(whole)
+        assert shown
+        for pictures, count in ((shown, len(outputs)), (plots, 1)):
+            for images in pictures.values():
+                assert (images.ndim, images.dtype) == (4, torch.float32)
+                assert (images.shape[0], images.shape[1] in (1, 3)) == (count, True)
+                assert 0 <= images.min() <= images.max() <= 1
+
+
+def check_that_nothing_waits(task: Task, outputs: Tensor, targets: Tensor, whole: Tensor) -> None:
+    task.sums(outputs, targets)  # the first call may wait to load kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sums = task.sums(outputs, targets)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sums.device == outputs.device
+    torch.testing.assert_close(sums.cpu(), whole, rtol=1e-5, atol=1e-4)
+
+
+def build(name: str, loss: str, target: Target, **options: Any) -> Any:
+    """The task, built as a script builds it."""
+    counts = options.pop("counts", None)
+    return build_task(config(name, loss, **options), data_with(target, counts))

@@ -1,0 +1,131 @@
+"""User, password and query of an address stay out of everything that is written or printed."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf.credentials import masked, without_credentials
+from loaders.shards import Part, pack_shards
+from tests.helpers import (
+    ENVIRONMENT,
+    FORKSERVER,
+    REPOSITORY,
+    _run,
+    folder_with,
+    fork,
+    make_config,
+)
+from tests.images import make_photos
+from tests.servers import web_server
+
+SECRETS = (b"bobby", b"s3cret", b"T0KEN")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://bobby:s3cret@host/p?sig=T0KEN", "http://***@host/p?***"),
+        ("https://T0KEN@host:80#T0KEN", "https://***@host:80?***"),
+        ("http://bobby:s3/c?r@e#t@host/p", "http://***@host/p"),
+        (
+            "s3://KEY:s3cret@bucket/a@2, http://host:80/a@b?x",
+            "s3://***@bucket/a@2, http://host:80/a@b?***",
+        ),
+        ("(http://host/?sig=T0KEN)", "(http://host/?***)"),
+        ("s3://bucket/p and /a?b#c@d", "s3://bucket/p and /a?b#c@d"),
+        ("http:/bobby:s3cret@host/p?sig=T0KEN is no folder", "http:/***@host/p?*** is no folder"),
+    ],
+)
+def test_an_address_is_masked_where_it_has_credentials(text: str, shown: str) -> None:
+    assert masked({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
+    assert masked(shown) == shown
+    assert without_credentials(text) == shown.replace("***@", "").replace("?***", "")
+
+
+def run(script: str, prints: Path, *arguments: str) -> tuple[int | None, str]:
+    """The exit code of a script, and what it printed."""
+    file = prints / f"{script}-{time.time()}"
+    process = FORKSERVER.Process(
+        target=_run, args=(REPOSITORY, [script, *arguments], ENVIRONMENT, file)
+    )
+    process.start()
+    process.join(240)
+    return process.exitcode, file.read_text()
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_ddp.py"])
+def test_the_traceback_of_a_bug_has_no_credentials(script: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "project", script)
+    text = (folder / script).read_text()
+    bug = '    raise RuntimeError(f"a bug: {cfg.data}")\n\n'
+    (folder / script).write_text(text.replace("    # data\n", f"{bug}    # data\n"))
+    root = "data.root='http://bobby:s3cret@host/p?sig=T0KEN'"
+    for process, prints in zip(*fork(script, tmp_path / "out", root, folder=folder), strict=True):
+        process.join(240)
+        said = prints.read_text()
+        assert process.exitcode == 1, said
+        assert "a bug: " in said
+        assert "http://***@host/p?***" in said
+        assert not any(secret.decode() in said for secret in SECRETS)
+
+
+def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 40)
+    options = ["data=imagefolder", "data.crop=[40,40]", "data.val_count=6", "global_batch_size=4"]
+    data = make_config(*options, f"data.root={tmp_path / 'photos'}").data
+    pack_shards(data, str(tmp_path / "shards"), 0.02, Part(1, 1))
+    seen = tmp_path / "seen"  # all that is written and printed
+    (prints := seen / "prints").mkdir(parents=True)
+    out = seen / "sweep"
+    options += ["model.kwargs.width=8", f"data.cache_dir={seen / 'cache'}", "log.images=0"]
+    with web_server() as web:
+        for file in (tmp_path / "shards").rglob("*.*"):
+            name = str(file.relative_to(tmp_path / "shards"))
+            web.files[f"shards/{name}"] = file.read_bytes()
+        root = f"data.root='{web.url.replace('//', '//bobby:s3cret@')}/shards?sig=T0KEN'"
+        arguments = ["script=train.py", *options, root, "max_steps=2", "seed=0"]
+        sweep = [sys.executable, "sweep.py", f"out={out}", *arguments]
+        swept = subprocess.run(sweep, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        (prints / "sweep").write_text(swept.stdout + swept.stderr)
+        [folder] = [path.parent for path in out.glob("*/config.yaml")]
+        resume = [f"output_dir={folder}", "resume=auto", "max_steps=4", "seed=0"]
+        root = root.replace("T0KEN", "T0KEN2")
+        code, said = run("train.py", prints, *options, root, *resume)
+        assert code == 0, said
+        assert "step 2" in said
+        assert "settings that have changed" not in said
+        config = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["config"]
+        start = json.loads((folder / "run.json").read_text())
+        for stored in (config["data"]["root"], start["settings"]["data.root"]):
+            assert stored == f"http://***@127.0.0.1:{web.port}/shards?***"
+        for script, *rest in [
+            ("predict.py", "split=val", f"out={seen / 'predictions.csv'}"),
+            ("export.py", "format=safetensors", f"out={seen / 'model.safetensors'}"),
+        ]:
+            code, said = run(script, prints, f"run={folder}", *rest)
+            assert (code, len(said.splitlines())) == (2, 1), said
+            assert "data.root" in said
+            code, said = run(script, prints, f"run={folder}", *rest, root.replace("'", ""))
+            assert code == 0, said
+        # whatever is wrong beside the address, or with it
+        run("runs.py", prints, str(out))
+        web.fault = lambda path, number: "403"
+        arguments = [*options, root, "data.retry_s=0.1", f"output_dir={seen / 'wrong'}"]
+        for wrong in (
+            *("epohcs=2", "epochs=0", "hydra.output_subdir=.hydra", "max_steps=3"),
+            *("hydra.mode=MULTIRUN", root.replace("'", ""), root.replace("http", "ftp")),
+        ):
+            code, said = run("train.py", prints, *arguments, wrong)
+            assert code == 2, said
+            assert 1 <= len(said.splitlines()) <= 3, said
+    for file in seen.rglob("*"):
+        if file.is_file():
+            found = [secret for secret in SECRETS if secret in file.read_bytes()]
+            assert not found, f"{file} holds {found}"
+        assert not any(secret.decode() in str(file) for secret in SECRETS)
+    assert len(list(seen.rglob("*"))) > 30

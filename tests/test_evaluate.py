@@ -1,0 +1,183 @@
+"""`evaluate()` adds up the sums of a task over a loader, and leaves the model as it was."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from loaders import DataInfo, Loader
+from runtime import evaluate
+from tasks import Task
+from tests.helpers import DEVICES, FORKSERVER, free_port
+
+
+class Closeness(Task):
+    """[images, sum of losses]."""
+
+    num_sums = 2
+    metric_names = ("loss",)
+
+    def __init__(self) -> None:
+        """It needs no data."""
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.shape != targets.shape:
+            raise ValueError("outputs have another shape")
+        losses = (outputs - targets).double().abs().mean(dim=1)
+        return torch.stack([torch.ones_like(losses), losses]).sum(dim=1)
+
+
+TASK = Closeness()
+
+
+def batch(num_images: int = 12) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    outputs, targets = torch.randn(2, num_images, 7, generator=generator)
+    return outputs, targets
+
+
+def loader_of(*batches: tuple[Tensor, Tensor]) -> Loader:
+    """A loader as far as evaluate() sees it: batches and an example."""
+
+    class ListLoader(list[tuple[Tensor, Tensor]]):
+        pass
+
+    loader: Any = ListLoader(batches)
+    loader.info = DataInfo(example=torch.zeros(1, 3, 24, 32))
+    return loader
+
+
+def two_batches(num_images: int = 12, first: int = 7) -> Loader:
+    outputs, targets = batch(num_images)
+    return loader_of((outputs[:first], targets[:first]), (outputs[first:], targets[first:]))
+
+
+class Probe(nn.Module):
+    """Returns its inputs and records the modes in which it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Dropout(0.5)
+        self.was_training: list[bool] = []
+        self.had_gradients: list[bool] = []
+        self.was_autocast: list[torch.dtype | None] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.was_training.append(self.child.training)
+        self.had_gradients.append(torch.is_grad_enabled())
+        autocasts = torch.is_autocast_enabled(inputs.device.type)
+        dtype = torch.get_autocast_dtype(inputs.device.type) if autocasts else None
+        self.was_autocast.append(dtype)
+        return self.child(inputs)
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 2, 5])
+def test_it_calls_the_model_so_often_and_counts_every_image_once(num_batches: int) -> None:
+    model = Probe()
+    totals, _ = evaluate(model, TASK, two_batches(), num_batches=num_batches)
+    assert model.was_training == [False] * max(2, num_batches)
+    assert model.had_gradients == [False] * max(2, num_batches)
+    torch.testing.assert_close(totals, TASK.sums(*batch()), rtol=1e-6, atol=0)
+    assert torch.is_grad_enabled()
+    totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
+
+
+def test_it_hands_back_images_of_the_first_batch() -> None:
+    outputs, targets = batch(40)
+    _, shown = evaluate(Probe(), TASK, two_batches(40, first=20))
+    for part, expected in zip(shown, (outputs, outputs, targets), strict=True):
+        assert torch.equal(part, expected[:16])
+        assert part.untyped_storage().nbytes() == part.nbytes  # no view of the whole batch
+    assert evaluate(Probe(), TASK, loader_of())[1] == ()
+
+
+def test_it_runs_in_the_precision_asked_for() -> None:
+    model, loader = Probe(), loader_of(batch())
+    evaluate(model, TASK, loader)
+    for dtype in (torch.bfloat16, torch.float16):
+        evaluate(model, TASK, loader, precision=torch.autocast("cpu", dtype))
+    assert model.was_autocast == [None, torch.bfloat16, torch.float16]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_restores_the_mode_even_after_an_error(training: bool) -> None:
+    model = Probe().train(training)
+    evaluate(model, TASK, two_batches())
+    assert (model.training, model.child.training) == (training, training)
+    with pytest.raises(ValueError, match="another shape"):
+        evaluate(model, TASK, loader_of((torch.zeros(3, 7), torch.zeros(3, 1))))
+    assert (model.training, model.child.training) == (training, training)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), Probe()).to(device)
+    totals, shown = evaluate(model, TASK, loader_of(), num_batches=2)
+    assert model[1].was_training == [False, False]
+    assert (totals.device.type, totals.dtype) == (device, torch.float64)
+    assert (totals.tolist(), shown) == ([0, 0], ())
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """A process group of this process alone."""
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store")), rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("wrap", [nn.DataParallel, nn.parallel.DistributedDataParallel])
+def test_it_calls_a_wrapped_model_without_its_wrapper(wrap: Any) -> None:
+    """The wrapper's collectives would wait for ranks that have fewer batches."""
+    outputs, targets = batch()
+    model = nn.Linear(7, 7)
+    wrapped, calls = wrap(model), []
+    wrapped.register_forward_pre_hook(lambda *_: calls.append(1))
+    totals, _ = evaluate(wrapped, TASK, loader_of((outputs, targets)))
+    assert torch.equal(totals, TASK.sums(model(outputs), targets))
+    assert calls == []
+
+
+def test_it_calls_the_whole_of_a_net_that_has_a_layer_called_module() -> None:
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = Probe()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return 2 * self.module(inputs)
+
+    outputs, targets = batch()
+    totals, _ = evaluate(Doubling(), TASK, two_batches())
+    torch.testing.assert_close(totals, TASK.sums(2 * outputs, targets), rtol=1e-6, atol=0)
+
+
+def _totals_of_rank(rank: int, world_size: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    outputs, targets = batch()
+    shard = slice(0, 1) if rank == 0 else slice(1, None)  # unequal shards
+    totals, _ = evaluate(Probe(), TASK, loader_of((outputs[shard], targets[shard])))
+    dist.all_reduce(totals)
+    torch.save(totals, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_totals_of_ranks_with_unequal_shards_are_those_of_one_process(tmp_path) -> None:
+    arguments = (2, free_port(), str(tmp_path))
+    ranks = [FORKSERVER.Process(target=_totals_of_rank, args=(rank, *arguments)) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    for rank in (0, 1):
+        totals = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(totals, TASK.sums(*batch()), rtol=1e-6, atol=0)

@@ -1,0 +1,103 @@
+"""torchvision's classification models, as they are but for the number of channels."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torchvision.models
+
+from conf.errors import UserError
+from conf.schema import ModelConfig
+from models import build_model
+from models.weights import first_convolution, head_of
+from tests.helpers import REPOSITORY, train
+
+ONE_OF_EACH_FAMILY = (
+    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3"),
+    *("maxvit_t", "mnasnet0_5", "mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5"),
+    *("squeezenet1_1", "swin_t", "vgg11", "vit_b_32"),
+)
+
+
+def build(arch: str | None, num_channels: int = 3, **kwargs: Any) -> Any:
+    cfg = ModelConfig(name="torchvision", arch=arch, kwargs=kwargs, channels_last=True)
+    return build_model(cfg, num_channels, num_outputs=7)
+
+
+@pytest.mark.parametrize("arch", ONE_OF_EACH_FAMILY)
+def test_every_family_takes_other_channels_and_outputs(arch: str) -> None:
+    with torch.device("meta"):  # shapes without the arithmetic
+        model = build(arch, 5)
+        assert model.training  # in which some return a tuple by default
+        assert model(torch.empty(2, 5, 224, 224)).shape == (2, 7)
+    assert model.get_parameter(first_convolution(model)).shape[1] == 5
+    assert model.get_submodule(head_of(model)).weight.shape[0] == 7
+
+
+def test_for_three_channels_it_is_torchvisions_and_follows_the_seed() -> None:
+    torch.manual_seed(0)
+    state = build("resnet18").state_dict()
+    torch.manual_seed(0)
+    original = torchvision.models.resnet18(num_classes=7).state_dict()
+    assert state.keys() == original.keys()
+    assert all(torch.equal(state[key], original[key]) for key in state)
+    assert not torch.equal(build("resnet18").fc.weight, state["fc.weight"])
+
+
+def test_a_new_first_convolution_is_like_the_one_it_replaces() -> None:
+    old, new = build("resnet18").conv1, build("resnet18", 5).conv1
+    assert new.weight.std().item() == pytest.approx(old.weight.std().item(), rel=0.05)
+    assert new.weight.requires_grad
+    assert new.bias is None
+    assert (new.kernel_size, new.stride, new.padding) == ((7, 7), (2, 2), (3, 3))
+
+
+def test_kwargs_are_passed_on() -> None:
+    for zero in (True, False):
+        state = build("resnet18", zero_init_residual=zero).state_dict()
+        assert (state["layer1.0.bn2.weight"] == 0).all() == zero
+
+
+@pytest.mark.parametrize(
+    ("arch", "kwargs", "message"),
+    [
+        ("resnet_18", {}, r"model.arch=resnet_18 .*did you mean resnet18\?"),
+        (None, {}, "model.arch=None"),
+        ("fcn_resnet50", {}, "model.arch=fcn_resnet50"),  # of segmentation
+        ("resnet18", {"widht": 8}, "model.kwargs.*widht"),
+        ("resnet18", {"num_classes": 3}, "model.kwargs.*num_classes"),
+        ("resnet18", {"num_outputs": 3}, "model.kwargs has num_outputs"),
+        ("resnet18", {"in_channels": 5}, "model.kwargs has in_channels"),
+    ],
+)
+def test_what_torchvision_does_not_take_is_refused(
+    arch: str | None, kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build(arch, **kwargs)
+
+
+def test_a_model_without_architectures_refuses_one() -> None:
+    with pytest.raises(UserError, match="model.arch=resnet18"):
+        build_model(ModelConfig(name="small_cnn", arch="resnet18"), 3, 7)
+
+
+def test_a_run_names_its_architecture_and_predicts(tmp_path) -> None:
+    run = tmp_path / "run"
+    options = ["model=torchvision", "global_batch_size=20", "log.images=0", "resume=auto"]
+    options += ["optimizer.backbone_lr_scale=0.1", "optimizer.warmup_epochs=0"]
+    tiny = [*options, "model.arch=squeezenet1_1"]
+    assert "torchvision squeezenet1_1 with" in train("train.py", run, *tiny, "max_steps=2")
+    with pytest.raises(AssertionError, match="another model .*squeezenet1_1"):
+        train("train.py", run, *options, "model.arch=alexnet", "max_steps=3")
+    command = [
+        sys.executable,
+        "predict.py",
+        f"run={run}",
+        "split=val",
+        f"out={tmp_path / 'out.csv'}",
+    ]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=240)
+    assert (tmp_path / "out.csv").read_text().count("\n") > 1

@@ -1,0 +1,111 @@
+"""Any number of classes per image: the metrics are those of scikit-learn."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conf.errors import UserError
+from loaders.targets import MultiLabels
+from tests.helpers import DEVICES
+from tests.task_contract import Batch, build, check_contract, metrics_of, names, random
+
+
+def multilabel(num_classes: int = 4, **options: Any) -> Any:
+    target = MultiLabels(np.zeros((0, num_classes), np.float32), names(num_classes))
+    return build("multilabel", options.pop("loss", "bce"), target, **options)
+
+
+def batch(num_images: int = 12) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    targets = (torch.rand(num_images, 4, generator=generator) < 0.4).float()
+    return 2 * random(num_images, 4) + targets, targets
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_keeps_the_contract(device: str) -> None:
+    check_contract(multilabel(weights=[1.0, 2, 3, 4]), *batch(), device)
+
+
+@pytest.mark.parametrize("wrong", [{"loss": "l1"}, {"label_smoothing": 0.1}])
+def test_an_unknown_loss_and_label_smoothing_are_refused(wrong: dict[str, Any]) -> None:
+    [(key, value)] = wrong.items()
+    with pytest.raises(UserError, match=f"task.{key}={value}"):
+        multilabel(**wrong)
+
+
+def test_automatic_weights_balance_present_and_absent() -> None:
+    zeros, ones = torch.zeros(1, 3), torch.ones(1, 3)
+    for counts, weights in (([100.0, 50.0, 20.0], [1, 1, 4]), ([50.0, 10.0, 0.0], [1, 9, 1])):
+        task = multilabel(3, weights="auto", counts=counts)
+        mean = sum(weights) / 3 * math.log(2)
+        assert task.loss(zeros, ones).item() == pytest.approx(mean)
+        assert task.loss(zeros, 1 - ones).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("num_images", [500, 3000])
+@pytest.mark.parametrize("scale", [1e-4, 0.01, 1.0, 30.0, 300.0])
+def test_average_precision_is_that_of_scikit_learn(num_images: int, scale: float) -> None:
+    from sklearn.metrics import average_precision_score
+
+    outputs, targets = batch(num_images)
+    expected = average_precision_score(targets, scale * outputs, average="macro")
+    metrics = metrics_of(multilabel(), scale * outputs, targets)
+    assert metrics["map"] == pytest.approx(expected, abs=0.005)
+
+
+@pytest.mark.parametrize(("num_positive", "error"), [(250, 0.005), (50, 0.02), (10, 0.06)])
+def test_average_precision_of_a_rare_class_is_as_near_as_its_docstring_says(
+    num_positive: int, error: float
+) -> None:
+    from sklearn.metrics import average_precision_score
+
+    targets = (torch.arange(3000) < num_positive).float()[:, None]
+    for seed in range(10):
+        outputs = torch.randn(3000, 1, generator=torch.Generator().manual_seed(seed)) + targets
+        expected = average_precision_score(targets, outputs)
+        metrics = metrics_of(multilabel(1), outputs, targets)
+        assert metrics["map"] == pytest.approx(expected, abs=error)
+
+
+def test_average_precision_treats_equal_scores_as_scikit_learn_does() -> None:
+    from sklearn.metrics import average_precision_score
+
+    outputs, targets = batch(60)
+    expected = average_precision_score(targets, outputs.round(), average="macro")
+    metrics = metrics_of(multilabel(), outputs.round(), targets)
+    assert metrics["map"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_f1_is_that_of_scikit_learn() -> None:
+    from sklearn.metrics import f1_score
+
+    outputs, targets = batch(500)
+    outputs[0] = 0.0  # a probability of exactly one half counts as positive
+    outputs[1, 0] = -1e-6
+    expected = f1_score(targets, outputs >= 0, average="micro")
+    assert metrics_of(multilabel(), outputs, targets)["f1"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_class_that_no_image_has_does_not_count_in_the_mean() -> None:
+    outputs, targets = batch(50)
+    targets[:, 0] = 0
+    three = metrics_of(multilabel(3), outputs[:, 1:], targets[:, 1:])
+    assert metrics_of(multilabel(), outputs, targets)["map"] == pytest.approx(three["map"])
+    none = metrics_of(multilabel(), outputs, torch.zeros_like(targets))
+    assert (none["map"], none["f1"]) == (0, 0)
+
+
+def test_outputs_that_are_no_numbers_do_not_stop_the_sums() -> None:
+    outputs, targets = batch(4)
+    outputs[0, 0], outputs[1, 1], outputs[2, 2] = math.nan, math.inf, -math.inf
+    assert multilabel().sums(outputs, targets)[2:].sum() == 4 * 4 + targets.sum()
+
+
+def test_a_row_of_the_table_has_the_probability_of_each_class() -> None:
+    outputs, _ = batch(3)
+    task = multilabel()
+    assert task.columns == names(4)
+    assert task.table_rows(outputs)[1] == pytest.approx(outputs[1].sigmoid().tolist())

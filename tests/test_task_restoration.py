@@ -1,0 +1,114 @@
+"""Images from images: losses follow their definitions, PSNR and SSIM are those of torchmetrics."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conf.errors import UserError
+from loaders.targets import TargetImages
+from tests.helpers import DEVICES
+from tests.task_contract import Batch, build, check_contract, metrics_of
+
+
+def restoration(loss: str = "l1", **options: Any) -> Any:
+    return build("restoration", loss, TargetImages(), **options)
+
+
+def batch() -> Batch:
+    """(2, 3, 13, 17): targets in [0, 1], outputs partly outside of it."""
+    steps = torch.arange(2 * 3 * 13 * 17, dtype=torch.float64).reshape(2, 3, 13, 17)
+    targets = 0.5 + 0.5 * torch.sin(0.37 * steps)
+    noise = torch.tensor([0.05, 0.3], dtype=torch.float64).view(2, 1, 1, 1)
+    return (targets + noise * torch.cos(1.7 * steps)).float(), targets.float()
+
+
+# From torchmetrics 1.9.0: structural_similarity_index_measure and peak_signal_noise_ratio with
+# data_range=1.0 and reduction="none", on batch() with the outputs clamped to [0, 1].
+TORCHMETRICS_SSIM = [0.9694901704788208, 0.5039369463920593]
+TORCHMETRICS_PSNR = [29.514734268188477, 14.78222370147705]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("loss", "low"), [("charbonnier", 0.0), ("l1", -1.0)])
+def test_it_keeps_the_contract(loss: str, low: float, device: str) -> None:
+    check_contract(restoration(loss, value_range=[low, 1.0]), *batch(), device)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"), [("task.loss", {"loss": "mse"}), ("loss.weights", {"weights": "auto"})]
+)
+def test_another_loss_and_weights_of_classes_are_refused(key: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"{key}={next(iter(wrong.values()))}"):
+        restoration(**wrong)
+
+
+def test_l1_and_charbonnier_follow_their_definitions() -> None:
+    outputs, targets = batch()
+    difference = (outputs - targets).double()
+    expected = {
+        "l1": difference.abs().mean().item(),
+        "charbonnier": (difference**2 + 0.001**2).sqrt().mean().item(),
+    }
+    for loss, value in expected.items():
+        task = restoration(loss)
+        assert task.loss(outputs, targets).item() == pytest.approx(value, rel=1e-6)
+        half = outputs.bfloat16(), targets.bfloat16()
+        assert torch.equal(task.loss(*half), task.loss(half[0].float(), half[1].float()))
+        equal = torch.full((1, 1, 6, 6), 0.5, requires_grad=True)
+        [gradient] = torch.autograd.grad(task.loss(equal, equal.detach()), equal)
+        assert torch.isfinite(gradient).all()
+
+
+def test_psnr_and_ssim_match_torchmetrics_for_each_image() -> None:
+    outputs, targets = batch()
+    for image in (0, 1):
+        part = slice(image, image + 1)
+        metrics = metrics_of(restoration(), outputs[part], targets[part])
+        assert metrics["psnr"] == pytest.approx(TORCHMETRICS_PSNR[image], abs=1e-4)
+        assert metrics["ssim"] == pytest.approx(TORCHMETRICS_SSIM[image], abs=2e-6)
+
+
+def test_psnr_and_ssim_do_not_depend_on_the_value_range() -> None:
+    outputs, targets = batch()
+    unit = restoration().sums(outputs, targets)
+    wide = restoration(value_range=[-1.0, 1.0]).sums(2 * outputs - 1, 2 * targets - 1)
+    torch.testing.assert_close(wide[2:], unit[2:], rtol=1e-5, atol=0)
+    torch.testing.assert_close(wide[1], 2 * unit[1], rtol=1e-5, atol=0)
+
+
+def test_metrics_clamp_the_outputs_and_the_loss_does_not() -> None:
+    outputs, targets = batch()
+    raw = restoration().sums(outputs, targets)
+    clamped = restoration().sums(outputs.clamp(0, 1), targets)
+    torch.testing.assert_close(raw[2:], clamped[2:])
+    assert raw[1] > clamped[1]
+
+
+def test_identical_images_have_100_db_and_ssim_one() -> None:
+    _, targets = batch()
+    metrics = metrics_of(restoration(), targets, targets)
+    assert metrics == pytest.approx({"loss": 0.0, "psnr": 100.0, "ssim": 1.0})
+
+
+def test_ssim_keeps_float32_under_autocast() -> None:
+    task = restoration("charbonnier")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = task.sums(*batch())
+    assert torch.equal(inside, task.sums(*batch()))
+
+
+def test_ssim_refuses_images_smaller_than_its_border() -> None:
+    smallest = torch.rand(1, 1, 6, 6)
+    assert torch.isfinite(restoration().sums(smallest, 1 - smallest)).all()
+    with pytest.raises(UserError, match="5x9"):
+        restoration().sums(torch.rand(1, 1, 5, 9), torch.rand(1, 1, 5, 9))
+
+
+def test_predictions_are_images_in_the_unit_range() -> None:
+    outputs, _ = batch()
+    images = restoration(value_range=[-1.0, 1.0]).images(2 * outputs - 1)
+    expected = (255 * outputs.clamp(0, 1)).round().permute(0, 2, 3, 1)
+    assert images.dtype == np.uint8
+    np.testing.assert_allclose(images, expected, atol=1)
