@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 SCHEMA = Path(__file__).with_name("schema.py")
@@ -10,39 +11,36 @@ START, END = "<!-- configuration keys -->", "<!-- end of configuration keys -->"
 
 
 def documented_keys() -> Iterator[tuple[str, str, str]]:
-    """(key, default, meaning) of every key, in the order of the schema; groups after the top level."""
+    """Yield (key, default, meaning) of every key, in the order of the schema; groups after the top level."""
     classes = {
         node.name: node.body
         for node in ast.parse(SCHEMA.read_text()).body
         if isinstance(node, ast.ClassDef)
     }
-    groups = []
-    for field, docstring in zip(classes["Config"], [*classes["Config"][1:], None], strict=True):
-        if not isinstance(field, ast.AnnAssign):
-            continue
-        name, kind = ast.unparse(field.target), ast.unparse(field.annotation)
-        if kind in classes:
-            groups.append((name, classes[kind]))
-        else:
-            yield _row(name, field, docstring)
-    for group, body in groups:
-        for field, docstring in zip(body, [*body[1:], None], strict=True):
-            if isinstance(field, ast.AnnAssign):
-                yield _row(f"{group}.{ast.unparse(field.target)}", field, docstring)
+    groups = [("", "Config")]
+    for prefix, name in groups:  # grows while it is read
+        for field, docstring in pairwise([*classes[name], None]):
+            if not isinstance(field, ast.AnnAssign):
+                continue
+            key, kind = prefix + ast.unparse(field.target), ast.unparse(field.annotation)
+            if kind in classes:
+                groups.append((f"{key}.", kind))
+            else:
+                yield key, _default(field.value), _meaning(key, docstring)
 
 
-def _row(key: str, field: ast.AnnAssign, docstring: ast.stmt | None) -> tuple[str, str, str]:
+def _default(value: ast.expr | None) -> str:
+    """Default as on the command line; empty if there is none."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "key":
+        value = value.args[0]
+    text = ast.unparse(value).strip("'") if value else "MISSING"
+    return {"MISSING": "", "None": "null", "float('inf')": "inf"}.get(text, text)
+
+
+def _meaning(key: str, docstring: ast.stmt | None) -> str:
     if not (isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)):
         raise ValueError(f"{SCHEMA.name}: {key} has no docstring; add one under the field")
-    default = ast.unparse(field.value) if field.value else ""
-    default = default.removeprefix("field(default_factory=lambda: ").removesuffix(")")
-    default = {
-        "MISSING": "",
-        "None": "null",
-        "float('inf'": "inf",
-        "field(default_factory=dict": "{}",
-    }.get(default, default)
-    return key, default.strip("'"), " ".join(str(docstring.value.value).split())
+    return " ".join(str(docstring.value.value).split())
 
 
 def table() -> str:
