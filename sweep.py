@@ -17,9 +17,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections import deque
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -31,11 +33,14 @@ import runs
 from conf.cli import parse_options, user_errors
 from conf.credentials import masked
 from conf.errors import UserError
-from launch.study import Study
+
+try:
+    import optuna
+except ModuleNotFoundError:
+    optuna = None
 
 NUM_LOG_LINES = 12
 EXIT_CODE = 75  # as a run that a signal has stopped; runtime has the name, but would import torch
-POLL_S = 0.2
 MAX_NAME_LENGTH = 100
 
 
@@ -55,72 +60,91 @@ class Options(NamedTuple):
 class Trial(NamedTuple):
     """One run of the sweep."""
 
-    name: str
-    """Of its folder and its log."""
+    folder: Path
     overrides: list[str]
+
+    def has_ended(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    def checkpoints(self) -> set[str]:
+        return {path.name for path in self.folder.glob("checkpoints/step-*.pt")}
 
 
 def main() -> None:
     options = command_line(sys.argv[1:])
     overrides = parse(options.overrides)
+    environments = [environment(options, place) for place in range(options.jobs)]
     options.out.mkdir(parents=True, exist_ok=True)
-    name = checksum(options.script, options.overrides)
-    study = Study(options.out, name, overrides, options.jobs) if options.trials else None
+    study = open_study(options, overrides) if options.trials else None
+    values = combinations(overrides) if study is None else [t.params for t in study.trials]
     trials = [
-        make_trial(options.script, overrides, values, number if study else None)
-        for number, values in enumerate(study.values() if study else combinations(overrides))
+        make_trial(options, overrides, chosen, None if study is None else number)
+        for number, chosen in enumerate(values)
     ]
     num_trials = options.trials or len(trials)
-    environments = [environment(options, place) for place in range(options.jobs)]
-    waiting = deque(trial for trial in trials if not has_ended(options.out / trial.name))
-    print(f"{options.out}: {num_trials} runs, {len(trials) - len(waiting)} have ended already")
-    running: dict[subprocess.Popen[bytes], tuple[Trial, dict[str, str]]] = {}
-    checkpoints: dict[str, set[str]] = {}  # by name, before the last start
-    failed: list[str] = []
-    signals: list[int] = []
+    num_ended = sum(trial.has_ended() for trial in trials)
+    print(f"{options.out}: {num_trials} runs, {num_ended} have ended already")
+
+    failed: list[Trial] = []
+    running: set[subprocess.Popen[bytes]] = set()
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+        for process in list(running):  # saves and exits
+            process.send_signal(signal.SIGTERM)
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, _: signals.append(number))
-    num_forwarded = 0
+            signal.signal(number, stop)
 
-    while running or ((waiting or len(trials) < num_trials) and not signals):
-        while (waiting or len(trials) < num_trials) and environments and not signals:
-            if study and not waiting:
-                report(study, trials, options.out)
-                trials.append(make_trial(options.script, overrides, study.choose(), len(trials)))
-                waiting.append(trials[-1])
-            trial, env = waiting.popleft(), environments.pop(0)
-            print(f"{trial.name}: starts{' again' * (trial.name in checkpoints)}", flush=True)
-            checkpoints[trial.name] = checkpoints_of(options.out / trial.name)
-            running[start(options, trial, env)] = trial, env
-        while num_forwarded < len(signals):
-            num_forwarded += 1
-            for process in running:  # saves and exits
+    def waiting() -> Iterator[Trial]:
+        yield from [trial for trial in trials if not trial.has_ended()]
+        while study is not None and len(trials) < num_trials:
+            report(study, trials)
+            values = choose(study, overrides)
+            trials.append(make_trial(options, overrides, values, len(trials)))
+            yield trials[-1]
+
+    def train(trial: Trial, env: dict[str, str]) -> None:
+        """Train one trial; start it again as long as it is killed but makes new checkpoints."""
+        name = trial.folder.name
+        while not stopping.is_set():
+            print(f"{name}: starts", flush=True)
+            before = trial.checkpoints()
+            process = start(options, trial, env)
+            running.add(process)
+            if stopping.is_set():  # since the condition of the loop
                 process.send_signal(signal.SIGTERM)
-        time.sleep(POLL_S)
-        for process in [process for process in running if process.poll() is not None]:
-            trial, env = running.pop(process)
-            environments.append(env)
-            if has_ended(options.out / trial.name):
-                print(f"{trial.name}: has ended", flush=True)
-            elif signals:
-                continue
-            elif checkpoints_of(options.out / trial.name) != checkpoints[trial.name]:
-                waiting.appendleft(trial)  # killed, but it had made progress
-            else:
-                failed.append(trial.name)
-                log = options.out / f"{trial.name}.log"
-                last = log.read_text(errors="replace").splitlines()[-NUM_LOG_LINES:]
-                print(
-                    f"{trial.name}: failed with exit code {process.returncode}; the end of {log}:"
-                )
+            process.wait()
+            running.remove(process)
+            if trial.has_ended():
+                print(f"{name}: has ended", flush=True)
+                return
+            if trial.checkpoints() == before and not stopping.is_set():
+                failed.append(trial)
+                last = log_of(trial).read_text(errors="replace").splitlines()[-NUM_LOG_LINES:]
+                print(f"{name}: failed with exit code {process.returncode}; {log_of(trial)} ends:")
                 print("\n".join(f"    {line}" for line in last), flush=True)
+                return
 
-    if study:
-        report(study, trials, options.out)
-    rows = [runs.read_run(options.out / trial.name, options.out) for trial in trials]
-    print(runs.listing(rows, "best"))
-    if signals:
+    left, lock = waiting(), threading.Lock()
+
+    def work(env: dict[str, str]) -> None:
+        while not stopping.is_set():
+            with lock:
+                trial = next(left, None)
+            if trial is None:
+                return
+            train(trial, env)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(work, environments))  # raises the error of a thread
+
+    if study is not None:
+        report(study, trials)
+    print(runs.listing([runs.read_run(trial.folder, options.out) for trial in trials], "best"))
+    if stopping.is_set():
         print(f"stopped by a signal; the same command again continues {options.out}")
         sys.exit(EXIT_CODE)
     sys.exit(bool(failed))
@@ -184,7 +208,7 @@ def combinations(overrides: list[Override]) -> list[dict[str, str]]:
 
 
 def make_trial(
-    script: Path, overrides: list[Override], values: dict[str, Any], number: int | None = None
+    options: Options, overrides: list[Override], values: dict[str, Any], number: int | None
 ) -> Trial:
     """Combine the fixed overrides with these values of the swept ones; Optuna's trials have numbers."""
     chosen = [f"{key}={value}" for key, value in values.items()]
@@ -194,15 +218,58 @@ def make_trial(
     parts = [*([] if number is None else [str(number)]), *chosen]
     # Without = and commas, which Hydra would read in output_dir=.
     name = re.sub(r"[^\w.+-]", "_", "-".join(masked(parts)))[:MAX_NAME_LENGTH]
-    return Trial(f"{name}-{checksum(script, fixed + chosen)}".lstrip("-"), fixed + chosen)
+    name = f"{name}-{checksum(options.script, fixed + chosen)}".lstrip("-")
+    return Trial(options.out / name, fixed + chosen)
 
 
-def report(study: Study, trials: list[Trial], out: Path) -> None:
-    """Give the study the results of the trials that have ended."""
+def open_study(options: Options, overrides: list[Override]) -> "optuna.Study":
+    """Open Optuna's study of this sweep in `trials.log` in its folder, or create it.
+
+    Raises:
+        UserError: Optuna is not installed, or no key has several values.
+    """
+    if optuna is None:
+        raise UserError("trials= needs Optuna, which is not installed: pip install optuna")
+    if not any(override.is_sweep_override() for override in overrides):
+        raise UserError(
+            "trials= has nothing to choose; use 'optimizer.lr=interval(1e-4,1e-1)', for example"
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    backend = optuna.storages.journal.JournalFileBackend(str(options.out / "trials.log"))
+    study = optuna.create_study(
+        storage=optuna.storages.JournalStorage(backend),
+        study_name=checksum(options.script, options.overrides),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    # Another seed after each start, or the values of the first one would be drawn again.
+    sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=options.jobs > 1)
+    study.sampler = sampler
+    return study
+
+
+def choose(study: "optuna.Study", overrides: list[Override]) -> dict[str, Any]:
+    """Values of the swept keys for one more trial."""
+    trial = study.ask()
+    for override in overrides:
+        key, sweep = override.get_key_element(), override.value()
+        if isinstance(sweep, IntervalSweep):
+            is_int = isinstance(sweep.start, int)
+            suggest: Any = trial.suggest_int if is_int else trial.suggest_float
+            suggest(key, sweep.start, sweep.end, log="log" in sweep.tags)
+        elif override.is_sweep_override():
+            trial.suggest_categorical(key, list(override.sweep_string_iterator()))
+    return trial.params
+
+
+def report(study: "optuna.Study", trials: list[Trial]) -> None:
+    """Give the study the metrics of the trials that have ended."""
     for number, trial in enumerate(trials):
-        if has_ended(out / trial.name):
-            row = runs.read_run(out / trial.name, out)
-            study.report(number, row.score(row.metric))
+        if trial.has_ended():
+            row = runs.read_run(trial.folder, trial.folder.parent)
+            value = row.score(row.metric)  # None: it ended without one
+            state = optuna.trial.TrialState.FAIL if value is None else None
+            study.tell(number, value, state=state, skip_if_finished=True)
 
 
 def environment(options: Options, place: int) -> dict[str, str]:
@@ -236,18 +303,15 @@ def start(options: Options, trial: Trial, env: dict[str, str]) -> subprocess.Pop
         command += ["-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc_per_node={options.ranks}"]
     command += [str(options.script), *trial.overrides]
-    command += [f"output_dir={options.out / trial.name}", "resume=auto"]
-    with (options.out / f"{trial.name}.log").open("ab") as log:
+    command += [f"output_dir={trial.folder}", "resume=auto"]
+    with log_of(trial).open("ab") as log:
         # In a session of its own a run gets Ctrl-C once, from here.
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
-def has_ended(folder: Path) -> bool:
-    return (folder / "summary.json").exists()
-
-
-def checkpoints_of(folder: Path) -> set[str]:
-    return {path.name for path in folder.glob("checkpoints/step-*.pt")}
+def log_of(trial: Trial) -> Path:
+    """File next to the folder of a run with its output."""
+    return trial.folder.with_name(f"{trial.folder.name}.log")
 
 
 if __name__ == "__main__":
