@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 BASELINE = "train.py"
@@ -30,7 +29,6 @@ COMBINES = re.compile(
 )
 COMMAND = re.compile(r"`(?P<launcher>[^`]*?)(?P<script>\w+\.py)[^`]*`")
 COMPOSED = re.compile(r"^Written by `python compose\.py (?P<names>[\w ]+)`", re.MULTILINE)
-MAX_LENGTH = 100  # of a line
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?^={7}\n(?P<theirs>.*?)^>{7} [^\n]*\n",
     re.DOTALL | re.MULTILINE,
@@ -38,7 +36,7 @@ CONFLICT = re.compile(
 
 
 class MergeError(ValueError):
-    """Scripts cannot be merged; the message gives the reason and the fix."""
+    """Error of scripts that cannot be merged; its message gives the reason and the fix."""
 
 
 def split_docstring(source: str, name: str = "the script") -> tuple[str, str]:
@@ -69,7 +67,7 @@ def write(path: Path, text: str, like: Path) -> None:
 
 
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
-    """Names of the techniques in a folder, each with those that it does not combine with."""
+    """Return the names of the techniques in a folder, each with those that it does not combine with."""
     excluded = {}
     for path in sorted(folder.glob("train_*.py")):
         name = path.stem.removeprefix("train_")
@@ -84,7 +82,7 @@ def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
 
 
 def allowed_sets(folder: Path = HERE) -> list[tuple[str, ...]]:
-    """Sets of techniques that combine, each in alphabetical order."""
+    """Return all sets of techniques that combine, each in alphabetical order."""
     excluded = find_techniques(folder)
     return [
         names
@@ -109,7 +107,7 @@ def check_set(names: list[str], folder: Path = HERE) -> None:
 
 
 def unmarked_differences(baseline: str, script: str) -> list[str]:
-    """Differences from the baseline, docstrings aside, that do not begin with the marker."""
+    """Return the differences from the baseline, except docstrings, that do not begin with the marker."""
     old, new = (split_docstring(text)[1].splitlines() for text in (baseline, script))
     unmarked = []
     for kind, *span in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -149,7 +147,7 @@ def compose(
     _, baseline = read(folder / BASELINE)
     if read(folder / BASE)[1] != baseline:
         raise MergeError(
-            f"{BASELINE} was edited; bring it to all scripts: python compose.py --update"
+            f"{BASELINE} has changed since the scripts were last updated; run python compose.py --update"
         )
     titles, launchers = [], []
     for name in sorted(names):
@@ -200,53 +198,15 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
 
 
 def sort_imports(text: str) -> str:
-    """Sort the imports at the top of a script and join those of one module, as `ruff check` asks.
+    """Sort the imports of a script with ruff, and join those of one module.
 
     Returns:
-        The script; unchanged if it has conflicts, or a comment in the line of an import.
+        The script; unchanged if it has conflicts, or if ruff is not installed.
     """
-    try:
-        body = ast.parse(text).body
-    except SyntaxError:
-        return text
-    lines = text.splitlines()
-    end = 0
-    names: dict[Any, set[str]] = {}  # imported by each statement, by what statements are sorted by
-    comments: dict[Any, list[str]] = {}  # above it
-    for node in body:
-        if not isinstance(node, ast.Import | ast.ImportFrom):
-            break
-        above = [line for line in lines[end : node.lineno - 1] if line]
-        end = node.end_lineno or 0
-        if "#" in "".join(lines[node.lineno - 1 : end]):
-            return text
-        for name in map(ast.unparse, node.names):
-            is_from = isinstance(node, ast.ImportFrom)
-            start = ast.unparse(node).partition("import ")[0] + "import "
-            start += "" if is_from else name
-            package = re.split("[ .]", start)[1]
-            is_own = (HERE / package).exists() or (HERE / f"{package}.py").exists()
-            section = 0 if package in sys.stdlib_module_names else 2 if is_own else 1
-            key = (package != "__future__", section), is_from, start.lower(), start
-            names.setdefault(key, set()).add(name if is_from else "")
-            comments.setdefault(key, []).extend(above)
-            above = []
-    block: list[str] = []
-    for previous, key in itertools.pairwise([None, *sorted(names)]):
-        if previous and (comments[key] or key[0] != previous[0]):
-            block.append("")
-        # Constants, classes, functions.
-        in_order = sorted(
-            names[key], key=lambda name: (not name[1:].isupper(), name[:1].islower(), name.lower())
-        )
-        statement = key[-1] + ", ".join(in_order)
-        if len(statement) > MAX_LENGTH:
-            statement = key[-1] + "(\n" + "".join(f"    {name},\n" for name in in_order) + ")"
-        block += [*dict.fromkeys(comments[key]), statement]
-    if not block:
-        return text
-    leading = text[: len(text) - len(text.lstrip("\n"))]
-    return leading + "\n".join([*block, *lines[end:], ""])
+    command = [sys.executable, "-m", "ruff", "check", "--select=I", "--fix", "--quiet"]
+    command += [f"--stdin-filename={HERE / BASELINE}", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=HERE)
+    return done.stdout if done.returncode == 0 else text
 
 
 def refuse_conflicts(name: str, text: str) -> None:
@@ -254,7 +214,7 @@ def refuse_conflicts(name: str, text: str) -> None:
     if conflicts := [match[0] for match in CONFLICT.finditer(text)]:
         places = "1 place" if len(conflicts) == 1 else f"{len(conflicts)} places"
         raise MergeError(
-            f"{name}: both sides edit the same lines in {places}; choose there, between the markers:\n"
+            f"{name}: both sides edit the same lines in {places}; edit the text between the markers:\n"
             f"{conflicts[0]}"
         )
 
@@ -263,8 +223,8 @@ def refuse_unmarked(baseline: str, path: Path) -> None:
     """Raise MergeError if a script differs from the baseline in a place that is not marked."""
     if unmarked := unmarked_differences(baseline, path.read_text()):
         raise MergeError(
-            f"{path.name} differs from {BASELINE} in a place that is not marked `{MARKER.strip()}`; mark it, "
-            f"or take the lines of {BASELINE}:\n{unmarked[0]}"
+            f"{path.name} has an unmarked difference from {BASELINE}; put a comment `{MARKER.strip()} why` above "
+            f"it, or take the lines of {BASELINE}:\n{unmarked[0]}"
         )
 
 
@@ -272,8 +232,8 @@ def update(folder: Path = HERE) -> None:
     """Bring an edit of `train.py` to the scripts of all techniques and to those composed of them.
 
     Raises:
-        MergeError: a script holds conflicts of before, and none is written; or both sides edit the same lines,
-            or a technique is gone, and the other scripts are written all the same.
+        MergeError: a script holds conflicts from an earlier merge; no script is written. Or both sides edit the
+            same lines, or a technique is gone; the other scripts are written.
     """
     techniques = find_techniques(folder).keys()
     (_, base), (_, baseline) = read(folder / BASE), read(folder / BASELINE)
@@ -338,7 +298,7 @@ def main() -> None:
                 docstring, _ = read(HERE / f"train_{name}.py")
                 print(f"{name:10} {docstring.splitlines()[0]}")
         elif output is not None and output.exists() and not options.force:
-            raise MergeError(f"{output} exists already; choose another name or give --force")
+            raise MergeError(f"{output} already exists; use another name, or --force to replace it")
         else:
             script = compose(options.techniques, options.onto, output.name if output else None)
             if options.diff:

@@ -282,7 +282,8 @@ def clone(tmp_path) -> Path:
     """A copy of the scripts, with one of a user's own, outside any git repository."""
     for path in [*REPOSITORY.glob("train*.py"), REPOSITORY / ".train.py.base"]:
         shutil.copy(path, tmp_path)
-    shutil.copy(REPOSITORY / "compose.py", tmp_path)
+    for name in ("compose.py", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, tmp_path)
     for name in PACKAGES:  # the folders whose imports are sorted last
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "train_my_own.py").write_text("print('mine')\n")
