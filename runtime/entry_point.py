@@ -46,7 +46,7 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def before_end(error: Exception, message: str | None) -> None:
-    """Remove an empty folder of a run that the user has to start again; end a rank of several at once."""
+    """Remove the folder of the run if it is empty after a user's error; under torchrun, end this rank."""
     if message is not None and HydraConfig.initialized():
         with suppress(OSError):  # it is not empty
             Path(HydraConfig.get().runtime.output_dir).rmdir()

@@ -1,4 +1,4 @@
-"""Evaluation on one process, by sums, which can be added up over ranks."""
+"""Evaluation on one process; its sums can be added up over ranks."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,7 +24,7 @@ def evaluate(
     precision: AbstractContextManager[object] | None = None,
     num_batches: int = 0,
 ) -> tuple[Tensor, Shown]:
-    """Totals of `task.sums()` over the loader, and some of its samples to show.
+    """Add up `task.sums()` over the loader, and keep some samples to show.
 
     A loader without batches gives zeros and no samples. The model is evaluated in evaluation mode, and its mode
     is restored.
@@ -35,8 +35,8 @@ def evaluate(
         task: its `sums()` are added up.
         loader: iterates (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
-        num_batches: number of calls of the model at least, the last ones without an effect: ranks that share
-            its weights have to call it equally often.
+        num_batches: minimum number of calls of the model. Ranks that share its weights must call it equally
+            often; results of the additional calls are ignored.
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and targets of up
@@ -70,10 +70,10 @@ def evaluate(
 
 
 def copied(value: Any) -> Any:
-    """A copy of a tensor, detached from the batch; any other value as it is."""
+    """Return a copy of a tensor, which does not keep its batch in memory; other values unchanged."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def on(device: torch.device, value: Any) -> Any:
-    """A tensor on the device; any other value as it is."""
+    """Move a tensor to the device; return other values unchanged."""
     return value.to(device) if isinstance(value, Tensor) else value

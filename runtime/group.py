@@ -22,31 +22,31 @@ class SingleProcess:
     def any_rank(self, flags: Sequence[bool]) -> list[bool]:
         """Return for each flag if it is set on any rank; every rank calls it in every step.
 
-        With several ranks, the answer is about the flags of the previous call, and empty at first: no rank
-        waits.
+        With several ranks, it returns the result of the previous call, and at first an empty list: no rank
+        waits for another.
         """
         return list(flags)
 
     def pending_flags(self) -> list[bool]:
-        """Return the answer about the flags of the last call of `any_rank()`, unless it was returned before."""
+        """Return the result of the last `any_rank()`; an empty list if it was returned before."""
         return []
 
     def gather(self, value: T) -> list[T]:
-        """Values of all ranks, in their order."""
+        """Return the values of all ranks, in the order of the ranks."""
         return [value]
 
     def broadcast_from_rank0(self, read: Callable[[], T]) -> T:
-        """Return or raise on every rank what `read` does on rank 0; tensors must be on the CPU."""
+        """Call `read` on rank 0, and return its result or raise its error on every rank; tensors on the CPU only."""
         return read()
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Mean over all ranks."""
+        """Return the mean over all ranks."""
         return tensor
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Full tensor of one that is sharded over the ranks; every rank calls it."""
+        """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
         return tensor
 
     def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
-        """Shard of a full tensor for this rank, if `example` is sharded over the ranks."""
+        """Return this rank's shard of a full tensor if `example` is sharded, else the tensor."""
         return tensor

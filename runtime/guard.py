@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +12,6 @@ from torch.optim import Optimizer
 
 from conf.errors import UserError, first_few
 from loaders import Loader
-from runtime.checkpoint import newest_first
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -26,13 +24,13 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class NonFiniteGuard:
     """Skips steps with a non-finite gradient norm, without waiting for the device in each step.
 
-    The norm is that of the gradients averaged over all ranks: all ranks decide alike. On a GPU a fused
-    optimizer itself skips the step (it reads `found_inf`, as GradScaler uses it), and the running statistics of
-    BatchNorm are restored, also on the device. The host reads the norms every `log.every_steps` steps and in
+    The norm is that of the gradients averaged over all ranks, which therefore skip the same steps. On a GPU a
+    fused optimizer skips the step itself (by `found_inf`, as with a GradScaler), and BatchNorm's running
+    statistics are restored on the device; the host reads the norms every `log.every_steps` steps and in
     `settle()`. On a CPU, where reading does not wait, and with other optimizers, the gradients are removed.
 
-    A GradScaler raises its scale until gradients overflow: only a norm that is not finite at a scale of 1 or
-    less makes a bad step.
+    A GradScaler raises its scale until gradients overflow. A step is therefore bad only if the norm is not finite
+    at a scale of 1 or less.
 
     Attributes:
         num_bad_steps: number of bad steps so far.
@@ -44,10 +42,8 @@ class NonFiniteGuard:
         model: nn.Module,
         optimizer: Optimizer,
         train_loader: Loader,
-        checkpoints: Path,
     ) -> None:
         self.model, self.optimizer, self.train_loader = model, optimizer, train_loader
-        self.checkpoints = checkpoints
         self.max_bad_steps, self.every_steps = cfg.max_bad_steps, cfg.log.every_steps
         self.num_bad_steps = 0
         self.bad_in_a_row = 0
@@ -64,12 +60,12 @@ class NonFiniteGuard:
         self.num_bad_steps, self.bad_in_a_row = state["num_bad_steps"], state["bad_in_a_row"]
 
     def keep_statistics(self) -> None:
-        """Keep a copy of BatchNorm's current statistics, for steps that have to be undone."""
+        """Copy BatchNorm's current statistics, which replace those of a bad step."""
         for kept, statistic in zip(self.kept, self.statistics, strict=True):
             kept.copy_(statistic)
 
     def check(self, grad_norm: Tensor, scaler: GradScaler | None = None) -> None:
-        """To be called before `optimizer.step()` with the norm of all gradients.
+        """Check the norm of all gradients; called before `optimizer.step()`.
 
         Raises:
             UserError: `max_bad_steps` steps in a row were bad.
@@ -97,7 +93,7 @@ class NonFiniteGuard:
             self.settle()
 
     def settle(self) -> None:
-        """Read the norms since the last time; to be called before the model is saved or evaluated.
+        """Read the norms since the last call; called before the model is saved or evaluated.
 
         Raises:
             UserError: `max_bad_steps` steps in a row were bad.
@@ -119,12 +115,7 @@ class NonFiniteGuard:
             )
             if self.bad_in_a_row >= self.max_bad_steps:
                 raise UserError(
-                    f"{message}; max_bad_steps={self.max_bad_steps} in a row were skipped: check these "
-                    f"files; {self._way_back()}"
+                    f"{message}; max_bad_steps={self.max_bad_steps} in a row were skipped: check these files, "
+                    "or lower optimizer.lr, or set clip_grad_norm, and go on from a checkpoint with resume=auto"
                 )
             log.warning(message)
-
-    def _way_back(self) -> str:
-        files = newest_first(self.checkpoints)
-        newest = f"the newest checkpoint is {files[0]}" if files else "there is no checkpoint yet"
-        return f"{newest}; go on with a lower optimizer.lr or clip_grad_norm set"

@@ -1,4 +1,4 @@
-"""Calls of the C library, which Python does not offer."""
+"""Functions of the C library that Python's standard library lacks."""
 
 import ctypes
 import signal
@@ -9,11 +9,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what a step frees for the next one; without glibc, do nothing.
+    """Keep memory that a step has freed in the process, for the next step; without glibc, do nothing.
 
-    Else it returns memory to the system in some runs and not in others, and a step pays a page fault for
-    every 4 KB of activations: with malloc's own settings a loop on a CPU takes 4 % longer on the default model
-    and 18 % with a ResNet-18, as the template's `python -m benchmarks loop_overhead` measured.
+    By default malloc may return it to the system, and the next step then has a page fault for every 4 KB of
+    activations: training on a CPU took 4 % longer with the default model and 18 % with a ResNet-18, measured by
+    the template's `python -m benchmarks loop_overhead`.
     """
     if sys.platform != "linux":
         return
@@ -24,6 +24,6 @@ def keep_freed_memory() -> None:
 
 
 def end_with_parent() -> None:
-    """Ask Linux to send this process SIGTERM when its parent dies; elsewhere, do nothing."""
+    """Make Linux send SIGTERM to this process when its parent dies; on other systems, do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 def visible_gpus(cfg: "Config", device: torch.device) -> list[int]:
-    """Numbers of the GPUs that DataParallel uses; that of `device`, which gathers, comes first.
+    """Return the indices of all visible GPUs, first that of `device`, on which DataParallel gathers outputs.
 
-    Logs that nothing is gained with fewer than two.
+    With fewer than two GPUs, log that DataParallel does not help.
 
     Raises:
         UserError: the run is on the CPU though GPUs are visible, which DataParallel would take, or the
@@ -30,11 +30,9 @@ def visible_gpus(cfg: "Config", device: torch.device) -> list[int]:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus and device.type != "cuda":
         raise UserError(
-            f"device={device}: DataParallel takes every visible GPU; hide the {num_gpus} GPUs with "
-            "CUDA_VISIBLE_DEVICES= (empty), or use train.py"
+            f"device={device}, but train_dp.py uses all {num_gpus} visible GPUs; set CUDA_VISIBLE_DEVICES= "
+            "(empty) to train on the CPU, or use train.py"
         )
     if num_gpus < 2:
-        log.info(
-            "DataParallel with %d GPUs: it runs, but nothing is gained over train.py", num_gpus
-        )
+        log.info("DataParallel with %d GPUs is no faster than train.py", num_gpus)
     return sorted(range(num_gpus), key=lambda number: number != device.index)

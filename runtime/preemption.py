@@ -1,4 +1,4 @@
-"""Signals on which a run saves and leaves: SIGTERM, SIGUSR1 (SLURM's --signal) and Ctrl-C."""
+"""Signals after which a run saves and exits: SIGTERM, SIGUSR1 (Slurm's --signal) and Ctrl-C."""
 
 import signal
 import threading
@@ -16,7 +16,7 @@ def is_requested() -> bool:
 
 
 def listen() -> None:
-    """Only remember the signals from now on; a second Ctrl-C stops at once."""
+    """Record these signals instead of ending the process; a second Ctrl-C raises KeyboardInterrupt."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, _remember)
 

@@ -1,4 +1,4 @@
-"""Progress of an epoch: a bar on a terminal, else a line from time to time."""
+"""Progress of an epoch: a bar on a terminal, else a line every few seconds."""
 
 import logging
 import sys
@@ -13,10 +13,10 @@ SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
 class Progress:
-    """Shows the steps of one epoch after the other."""
+    """Progress bar of each epoch, or lines in its place."""
 
     def __init__(self, has_bar: bool) -> None:
-        """Show a bar, if there is a terminal and the caller wants one, else lines."""
+        """Show a bar if `has_bar` is set and stderr is a terminal, else lines."""
         self.has_bar = has_bar and sys.stderr.isatty()
         self.bar: tqdm | None = None
         self.last_line = 0.0

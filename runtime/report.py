@@ -53,6 +53,12 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(values, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
+def write_settings(run_dir: Path, cfg: "Config", facts: dict[str, Any]) -> None:
+    """Write `config.yaml`, and `run.json` with these facts and the settings that were changed."""
+    OmegaConf.save(settings(cfg), run_dir / "config.yaml")
+    write_json(run_dir / "run.json", {"settings": changed_settings(cfg)} | facts)
+
+
 def settings(cfg: "Config") -> Any:
     """Configuration as nested dictionaries without credentials."""
     return masked(asdict(cfg))
@@ -72,6 +78,17 @@ def changed_settings(cfg: "Config") -> dict[str, float | str | bool]:
         if key not in ("output_dir", "name", "resume"):
             settings[key] = value if isinstance(value, int | float | bool) else masked(str(value))
     return settings
+
+
+def changed_in(cfg: "Config", groups: list[str]) -> list[str]:
+    """`key=value` of the values in these groups that are not the defaults."""
+    changed = []
+    for group in groups:
+        config = getattr(cfg, group)
+        for key, default in asdict(type(config)()).items():
+            if (value := getattr(config, key)) != default:
+                changed.append(f"{group}.{key}={value}")
+    return changed
 
 
 def listed(values: dict[str, float]) -> str:

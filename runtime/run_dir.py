@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time writes to it, and no earlier one is mixed with it."""
+"""The folder of a run: one run at a time writes to it, and does not mix with an earlier one."""
 
 import logging
 import os  # part: ranks

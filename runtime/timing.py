@@ -1,4 +1,4 @@
-"""Time of a run by part, and its speed."""
+"""Seconds that a run spends in each part, and its speed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +23,8 @@ _previous_end: float | None = None
 class Timing:
     """Seconds by part of a run, without gaps.
 
-    The host is ahead of a GPU. The steps of a GPU count when they are finished, which is known where the host
-    waits for it, and its wait for data is the time in which it is idle for lack of a batch, not the host's.
+    The host runs ahead of a GPU. The GPU's steps are counted where the host waits for it, and its wait for data
+    is the time in which the GPU, not the host, has no batch to work on.
 
     Attributes:
         seconds: so far, by part.
@@ -83,7 +83,7 @@ class Timing:
             self.seconds["first_step"] = self.seconds.pop("data_wait") + self.seconds.pop("compute")
 
     def finished(self) -> None:
-        """To be called where the device is known to have finished all steps so far."""
+        """Count the steps so far; call it where the device has finished them."""
         self.lap("compute")
         for seconds, begin, end in self.waits:
             excess = seconds - begin.elapsed_time(end) / 1000
@@ -121,12 +121,12 @@ class Timing:
         return wait_s / (wait_s + compute_s) if compute_s else 0.0
 
     def speed(self) -> str:
-        """Speed as it is printed."""
+        """Return the speed as text, such as `120 images/s`."""
         return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} images/s"
 
 
 def verdict(data_wait_share: float, cfg: "Config") -> str:
-    """The bottleneck of a training run, and settings to try; `python -m benchmarks bottleneck` measures it.
+    """Name the bottleneck of a training run and settings to try; `python -m benchmarks bottleneck` measures it.
 
     Args:
         data_wait_share: share of the training time in which the device waited for a batch, in [0, 1].

@@ -27,7 +27,7 @@ PRECISIONS = {
 
 
 def facts_of(loader: Loader) -> dict[str, Any]:
-    """Description of the data that a model is trained on; it is written with the weights."""
+    """Describe the data that a model is trained on; written with its weights."""
     return {
         "classes": list(loader.info.classes),
         "target": describe_target(loader.info.target) if loader.info.target else {},
@@ -37,7 +37,7 @@ def facts_of(loader: Loader) -> dict[str, Any]:
 
 
 def check_facts(facts: Any, file: str | Path) -> None:
-    """Raise UserError if facts that were read have another form than `facts_of()` and a precision."""
+    """Raise UserError if facts from a file are not those of `facts_of()` with a precision."""
     kinds = {
         "in_channels": CHANNELS,
         "dtype": str,
@@ -50,7 +50,7 @@ def check_facts(facts: Any, file: str | Path) -> None:
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
-    """Descriptions of what differs between two data sets, such as `output 0: cat then, cow now`, by name.
+    """Describe the differences of two data sets by name, such as `output 0: cat then, cow now`.
 
     Args:
         then: facts of the run whose weights are used.

@@ -225,7 +225,7 @@ def test_a_batch_of_nan_leaves_weights_and_statistics_untouched(
     optimizer_name: str, precision: str, device: str
 ) -> None:
     cfg, loader, task, model, optimizer, _ = built(device, f"optimizer={optimizer_name}")
-    guard = NonFiniteGuard(cfg, model, optimizer, loader, Path())
+    guard = NonFiniteGuard(cfg, model, optimizer, loader)
     is_half = precision == "float16"
     scaler = GradScaler(device, init_scale=1.0, growth_interval=1000, enabled=is_half)
     inputs, targets = next(iter(loader))

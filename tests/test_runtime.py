@@ -84,7 +84,7 @@ def test_a_bad_step_leaves_batch_norms_statistics_as_they_were(device: str) -> N
     cfg = make_config("loader=synthetic", "log.every_steps=100")
     loader, _ = build_loaders(cfg, torch.device("cpu"))
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2)).to(device)
-    guard = NonFiniteGuard(cfg, model, torch.optim.SGD(model.parameters()), loader, Path())
+    guard = NonFiniteGuard(cfg, model, torch.optim.SGD(model.parameters()), loader)
 
     def statistics() -> list[Tensor]:
         return [buffer.clone() for buffer in model.buffers()]
@@ -109,7 +109,7 @@ def test_the_guard_does_not_wait_for_a_device() -> None:
     model = nn.BatchNorm2d(3, device="meta")
     optimizer = torch.optim.SGD(model.parameters())
     optimizer.defaults["fused"] = True  # which torch refuses on this device
-    guard = NonFiniteGuard(cfg, model, optimizer, loader, Path())
+    guard = NonFiniteGuard(cfg, model, optimizer, loader)
     norm = torch.empty((), device="meta")
     guard.check(norm)
     guard.check(norm)
@@ -227,7 +227,6 @@ def test_the_speed_is_that_of_the_steps_after_the_first(tmp_path) -> None:
     now = 0.0
     cfg = make_config("loader=synthetic", "max_steps=5", f"output_dir={tmp_path}")
     run = run_of(cfg, SecondOfTwo(), lambda: now)
-    run.timing = timing.Timing(torch.device("cpu"), lambda: now)
     for _ in run.batches(run.loader):
         if run.step_number == 0:
             now += 100

@@ -1,4 +1,4 @@
-"""Numbers in `metrics.csv` in the run's folder."""
+"""Logger that writes numbers to `metrics.csv` in the run's folder."""
 
 import csv
 from pathlib import Path

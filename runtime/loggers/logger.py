@@ -40,7 +40,7 @@ class Logger:
 
 @contextmanager
 def as_os_error(kind: type[Exception]) -> Iterator[None]:
-    """Raise a service's errors of this kind as OSError, with which a run continues."""
+    """Convert errors of this kind to OSError, after which the run continues without the logger."""
     try:
         yield
     except kind as error:

@@ -1,4 +1,4 @@
-"""A run in MLflow, which reads its own variables: `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_ID` and others."""
+"""Logger for MLflow, which reads its own variables: `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_ID` and others."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""TensorBoard events in the run's folder."""
+"""Logger that writes TensorBoard events to the run's folder."""
 
 from pathlib import Path
 

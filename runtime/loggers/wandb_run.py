@@ -1,4 +1,4 @@
-"""A run in Weights & Biases, which reads its own variables: `WANDB_PROJECT`, `WANDB_MODE=offline` and others."""
+"""Logger for Weights & Biases, which reads its own variables: `WANDB_PROJECT`, `WANDB_MODE=offline` and others."""
 
 import uuid
 from pathlib import Path

@@ -1,0 +1,196 @@
+"""What a run logs: numbers and images for its loggers, lines for the terminal, and JSON files."""
+
+import logging
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from loaders import Loader
+from loaders.batch import part
+from runtime import report
+from runtime.evaluate import Shown
+from runtime.group import SingleProcess
+from runtime.loggers import Loggers
+from runtime.progress import Progress
+from runtime.run_dir import REQUEUE_MARKER, SUMMARY
+from runtime.timing import Timing
+from runtime.trained import facts_of
+from tasks import Task
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+log = logging.getLogger(__name__)
+
+VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
+
+
+class Recorder:
+    """Collects the values of a run on the device, and logs them every `log.every_steps` steps.
+
+    Every rank calls its methods; rank 0 alone writes.
+
+    Attributes:
+        lr: learning rate of the current step.
+        precision: name of the dtype that the model computes in.
+    """
+
+    def __init__(
+        self,
+        cfg: "Config",
+        loader: Loader,
+        run_dir: Path,
+        group: SingleProcess,
+        timing: Timing,
+        device: torch.device,
+    ) -> None:
+        self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
+        self.group, self.timing, self.device = group, timing, device
+        self.loggers = Loggers(cfg.log.to, run_dir)
+        self.progress = Progress(cfg.log.progress and group.rank == 0)
+        self.lr = 0.0
+        self.precision = report.name(torch.float32)
+        self.num_bad_samples: dict[str, int] = {}
+        # Of the steps since the last log point
+        self.loss_sum = torch.zeros((), device=device)
+        self.losses_in_sum = 0.0
+        self.grad_norm = torch.zeros(())
+        # Of the steps of the epoch up to the last log point
+        self.epoch_loss_sum = self.epoch_steps = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts about the data and precision that are written with the weights."""
+        return facts_of(self.loader) | {"precision": self.precision}
+
+    def open_run(self, model: nn.Module, precision: torch.dtype, unused: list[str]) -> None:
+        """Write `config.yaml` and `run.json`, and log the opening lines.
+
+        Args:
+            model: bare or wrapped.
+            precision: dtype that it computes in.
+            unused: groups of the configuration that the script does not use.
+        """
+        self.precision = report.name(precision)
+        if self.group.rank == 0:
+            facts = {"script": Path(sys.argv[0]).name} | self.facts()
+            report.write_settings(self.run_dir, self.cfg, facts)
+            for setting in report.changed_in(self.cfg, unused):
+                log.warning("%s has no effect in this script", setting)
+        place, ranks = f"{self.precision} on {self.device}", self.group.world_size
+        for line in report.opening_lines(self.cfg, self.loader, model, place, ranks):
+            log.info(line)
+
+    def open_epoch(self, step_number: int) -> None:
+        """Open the loggers and the progress bar."""
+        self.epoch_loss_sum = self.epoch_steps = 0.0
+        if self.group.rank != 0:
+            return
+        (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of what was reached before
+        self.loggers.open(self._setting() | report.changed_settings(self.cfg), step_number)
+        name = f"epoch {self.loader.epoch + 1}/{self.cfg.epochs}"
+        self.progress.open(name, self.loader.batches_done, len(self.loader))
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Add the loss of a batch, or of a micro-batch divided by their number."""
+        self.loss_sum += loss.detach()
+
+    def end_step(self, step_number: int, grad_norm: Tensor) -> None:
+        """Count an optimizer step, whose losses were added."""
+        self.losses_in_sum += 1
+        self.grad_norm = grad_norm
+        if step_number % self.cfg.log.every_steps == 0:
+            self.log_point(step_number)
+        self.progress.step()
+
+    def log_point(self, step_number: int) -> None:
+        """Log the mean loss since the last log point and the other values of the current step."""
+        if self.cfg.data.on_error == "skip":
+            self.count_bad_samples()
+        loss = self.group.mean(self.loss_sum / self.losses_in_sum).item()
+        self.timing.finished()
+        self.epoch_loss_sum += loss * self.losses_in_sum
+        self.epoch_steps += self.losses_in_sum
+        self.loss_sum.zero_()
+        self.losses_in_sum = 0.0
+        if self.group.rank != 0:
+            return
+        norm = self.grad_norm.item()
+        points = {"train/loss": loss, "train/lr": self.lr, "train/grad_norm": norm}
+        line = f"loss {loss:.4f}"
+        if self.timing.num_images:
+            points["perf/images_per_s"] = self.timing.images_per_s
+            points["perf/data_wait_share"] = self.timing.data_wait_share
+            line += f", {self.timing.speed()}, {self.timing.data_wait_share:.0%} waiting for data"
+        self.loggers.log(points, step_number)
+        self.progress.show(step_number, line)
+
+    def count_bad_samples(self) -> None:
+        """Exchange the bad samples that each rank has found; `data.max_bad_samples` is for all of them together."""
+        self.num_bad_samples = self.loader.share_bad_samples(self.group.gather)
+
+    def log_inputs(self, inputs: Any, step_number: int) -> None:
+        """Log some inputs of the training as images."""
+        if self.group.rank != 0 or not self.cfg.log.images:
+            return
+        images = self.loader.info.pictures(part(inputs, 0, self.cfg.log.images))
+        if images is not None:
+            self.loggers.log({"train/inputs": images}, step_number)
+
+    def close_epoch(self, step_number: int) -> None:
+        """Log the steps since the last log point, and remove the progress bar."""
+        if self.losses_in_sum:
+            self.log_point(step_number)
+        self.progress.close()
+
+    def log_validation(
+        self, metrics: dict[str, float], task: Task, totals: Tensor, shown: Shown, step_number: int
+    ) -> None:
+        """Log the metrics of a validation, charts of its totals, and some samples with their predictions."""
+        images = {}
+        if self.group.rank == 0 and self.cfg.log.images and shown:
+            inputs, outputs, targets = part(shown, 0, self.cfg.log.images)
+            pictures = self.loader.info.pictures(inputs)
+            images = {} if pictures is None else task.visualize(pictures, outputs, targets)
+            images |= task.plots(totals)
+        named = {f"val/{name}": image for name, image in images.items()}
+        self.loggers.log({**metrics, **named}, step_number)
+        # Of the steps that this process has made, if any
+        loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
+        epoch, values = self.loader.epoch + 1, report.listed(loss | metrics)
+        log.info("epoch %d of %d: %s", epoch, self.cfg.epochs, values)
+
+    def flush(self) -> None:
+        """Write all values so far to disk."""
+        self.loggers.flush()
+
+    def close_run(self, results: dict[str, Any], best_metrics: dict[str, float]) -> None:
+        """Write `summary.json`, unless no step was made, and log the closing lines."""
+        if self.group.rank != 0:
+            return
+        (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)
+        if not (self.run_dir / SUMMARY).exists():  # else there was nothing left to do
+            measured = {
+                "perf/images_per_s": self.timing.images_per_s,
+                "perf/data_wait_share": self.timing.data_wait_share,
+                "seconds": {part: round(s, 3) for part, s in self.timing.seconds.items()},
+                "bad_samples": self.num_bad_samples,
+                "device": str(self.device),
+                "versions": VERSIONS,
+            }
+            report.write_json(self.run_dir / SUMMARY, results | measured | self._setting())
+        self.loggers.close()
+        for line in report.closing_lines(self.cfg, self.timing, best_metrics):
+            log.info(line)
+        log.info("TensorBoard logs and checkpoints: %s", self.run_dir)
+
+    def _setting(self) -> dict[str, float | str | bool]:
+        """Properties that distinguish runs, besides their configuration."""
+        return {
+            "script": Path(sys.argv[0]).name,
+            "world_size": self.group.world_size,
+            "precision": self.precision,
+        }
