@@ -61,7 +61,7 @@ class Exported(nn.Module):
 def main() -> None:
     options, overrides = parse_options(__doc__, sys.argv[1:], run=None, format=None, out=None)
     if options["format"] not in FORMATS:
-        raise UserError(f"format={options['format']} is unknown; use {', '.join(FORMATS)}")
+        raise UserError(f"format={options['format']} is unknown; use one of {', '.join(FORMATS)}")
     if options["format"] == "torch" and not options["out"].endswith(".pt2"):
         raise UserError(
             f"out={options['out']}: torch.export.load reads files that end in .pt2 only"
@@ -87,12 +87,12 @@ def main() -> None:
     trained.load_into(model)
     exported = Exported(model, task, loader).eval()
 
-    # what the file has to compute, on real images
+    # expected predictions, for real images
     images, inputs = validation_images(loader)
     with torch.no_grad():
         expected = task.predictions(exported.model(inputs))
 
-    # the file, which gets its name once it has proven itself
+    # the file, which gets its name if its predictions are the same
     metadata = {
         "classes": json.dumps(loader.classes, ensure_ascii=False),
         "target": json.dumps(describe_target(loader.target), ensure_ascii=False),
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def validation_images(loader: ImageLoader) -> tuple[Tensor, Tensor]:
-    """Up to 64 images as a user has them, (N, H, W, C), and as the model sees them."""
+    """Return up to 64 images as they are in files, (N, H, W, C), and as inputs of the model."""
     inputs = next(iter(loader))[0][:MOST_IMAGES]
     scale, shift, full_intensity = normalisation(loader)
     pixels = ((inputs - shift) / scale * full_intensity).round().clamp(0, full_intensity)
@@ -132,7 +132,7 @@ def validation_images(loader: ImageLoader) -> tuple[Tensor, Tensor]:
 
 
 def normalisation(loader: ImageLoader) -> tuple[Tensor, Tensor, int]:
-    """Scale and shift of (1, C or 1, 1, 1) from full intensity 1 to the model's inputs; full intensity."""
+    """Return scale and shift, (1, C or 1, 1, 1), from pixels in [0, 1] to inputs, and the largest pixel value."""
     full_intensity = 65535 if loader.index.dtype == "uint16" else 255
     return loader.transform.scales[0], loader.transform.shifts[0], full_intensity
 

@@ -77,7 +77,7 @@ def main() -> None:
     trained.load_into(model)
     model = model.to(device).eval()
 
-    # predictions: by sample, what the table says
+    # predictions: rows of the table by sample
     columns = (*("image",) * task.makes_images, *task.columns)
     rows: dict[int, tuple[str, ...]] = {}
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def image_file(name: str, root: str, out: Path) -> Path:
-    """The PNG file of a prediction, below `out` where its input is below `root`."""
+    """Return the PNG file of a prediction: its input's path relative to `root`, below `out`."""
     place = (
         Path(name).relative_to(root) if Path(name).is_relative_to(root) else Path(Path(name).name)
     )
@@ -136,11 +136,11 @@ def image_file(name: str, root: str, out: Path) -> Path:
 
 
 def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> None:
-    """Write (H, W, 1 or 3) uint8, or (H, W) indices, of 8 bits in the colours of the palette."""
+    """Write an image (H, W, 1 or 3) uint8, or indices (H, W); those of 8 bits in the palette's colours."""
     if image.ndim == 3 and image.shape[2] not in (1, 3):
         raise UserError(
-            f"{file} cannot be written: predictions of {image.shape[2]} channels are no pictures; use "
-            "export.py, which gives all channels"
+            f"{file} cannot be written: a PNG file has 1 or 3 channels, the prediction {image.shape[2]}; use "
+            "export.py, whose files return all channels"
         )
     picture = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
     if palette is not None and image.dtype == np.uint8:

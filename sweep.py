@@ -161,20 +161,22 @@ def command_line(arguments: list[str]) -> Options:
     )
     script = Path(given["script"])
     if not script.is_file():
-        raise UserError(f"script={script} is no file; give a training script, such as train.py")
+        raise UserError(f"script={script} is not a file; use a training script, such as train.py")
     for key, least in {"ranks": 0, "jobs": 1, "trials": 0}.items():
         if not given[key].isdecimal() or int(given[key]) < least:
-            raise UserError(f"{key}={given[key]} is no number of {key}; use 1 or more")
+            raise UserError(f"{key}={given[key]} is not valid; use 1 or more")
     ranks, jobs, trials = (int(given[key]) for key in ("ranks", "jobs", "trials"))
     if not ranks and "torchrun" in script.read_text():
-        raise UserError(f"script={script} is started by torchrun; give the number of ranks=")
+        raise UserError(
+            f"script={script} needs torchrun; set the number of ranks, for example ranks=2"
+        )
     if trials and masked(overrides) != overrides:
         raise UserError(
-            "trials= writes the values to a file, and an address among them has a user, password or query; "
-            "put it into an environment variable: data.root='${oc.env:NAME}', for example"
+            "trials= would store the user, password or query of an address in a file; put the address into "
+            "an environment variable, for example data.root='${oc.env:NAME}'"
         )
     if any(override.startswith("output_dir=") for override in overrides):
-        raise UserError("output_dir= would be the folder of all runs; use out=FOLDER")
+        raise UserError("output_dir= would be the same for all runs; use out=FOLDER")
     default = Path("outputs", "sweep", f"{script.stem}-{checksum(script, overrides)}")
     return Options(script, ranks, jobs, trials, Path(given["out"] or default), overrides)
 

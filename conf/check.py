@@ -1,7 +1,7 @@
 """Checks of combinations of values; schema.py checks the range of each key."""
 
 from conf.errors import UserError
-from conf.schema import Config, shown
+from conf.schema import Config, as_override
 
 
 def check_combinations(cfg: Config) -> None:
@@ -14,7 +14,7 @@ def check_combinations(cfg: Config) -> None:
         )
     if data.mean and data.std and len({len(data.mean), len(data.std), 1}) > 2:
         raise UserError(
-            f"data.mean={shown(data.mean)} and data.std={shown(data.std)} differ in length; use one "
+            f"data.mean={as_override(data.mean)} and data.std={as_override(data.std)} differ in length; use one "
             "number for each channel in both"
         )
     if loader.reader == "native" and loader.name != "dali":
@@ -31,7 +31,7 @@ def check_combinations(cfg: Config) -> None:
         )
     if cfg.overwrite and cfg.resume is not None:
         raise UserError(
-            f"overwrite=true would remove what resume={cfg.resume} goes on with; leave out one of them"
+            f"overwrite=true would remove the checkpoint of resume={cfg.resume}; leave out one of them"
         )
 
 

@@ -155,7 +155,7 @@ def _explain_config(error: Exception) -> str:
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         if key.startswith("model.kwargs."):
             return f"{key} is not set by the model's file; +{key}=VALUE adds it"
-        return f"{key} is no key of the configuration{nearest(key, known_keys())}"
+        return f"{key} is not a key of the configuration{nearest(key, known_keys())}"
     said = str(cause).splitlines()[0].rstrip(".")
     return f"{key}: {said}; docs/configuration.md describes all keys"
 

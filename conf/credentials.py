@@ -44,7 +44,7 @@ def masked(value: Any) -> Any:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Formats log records of all libraries without credentials."""
+    """Formatter of log records that removes credentials; for the records of all libraries."""
 
     def format(self, record: logging.LogRecord) -> str:
         return masked(super().format(record))

@@ -1,4 +1,4 @@
-"""Writes the table of configuration keys from `schema.py`: `python -m conf.reference`."""
+"""Generator of the table in docs/configuration.md from `schema.py`: `python -m conf.reference`."""
 
 import ast
 from collections.abc import Iterator

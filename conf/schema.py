@@ -19,10 +19,10 @@ from omegaconf import MISSING, OmegaConf
 from conf.errors import UserError
 
 
-def shown(value: Any) -> str:
+def as_override(value: Any) -> str:
     """Write a value as on the command line."""
     if isinstance(value, list):
-        return f"[{','.join(map(shown, value))}]"
+        return f"[{','.join(map(as_override, value))}]"
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return str(value)
@@ -57,7 +57,7 @@ class Group:
             if allowed is None or (is_optional and value is None) or allowed.contains(value):
                 continue
             raise UserError(
-                f"{self.prefix}{each.name}={shown(value)} is not possible; use {allowed.description}"
+                f"{self.prefix}{each.name}={as_override(value)} is not possible; use {allowed.description}"
                 + (", or null" if is_optional else "")
             )
 

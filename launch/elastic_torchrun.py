@@ -1,10 +1,10 @@
-"""torchrun on machines that come and go; they meet where `launch/rendezvous.py` runs.
+"""torchrun on a changing number of machines, which connect to `launch/rendezvous.py`.
 
     python launch/elastic_torchrun.py --nnodes=1:4 --nproc_per_node=8 --rdzv_endpoint=HOST:29400 \\
         --rdzv_id=mine --max-restarts=20 train_ddp.py resume=auto
 
-The options are torchrun's. While nothing answers at HOST:29400, or fewer machines are there than --nnodes
-needs, it says so and tries again, where torchrun would end; its ranks have saved then.
+The options are torchrun's. Where torchrun would end because HOST:29400 does not answer or there are fewer
+machines than --nnodes needs, it prints the reason and tries again; its ranks have saved before.
 """
 
 import os
@@ -15,13 +15,13 @@ SECONDS_BETWEEN_TRIES = 5
 
 
 def main(arguments: list[str]) -> None:
-    # Read when torch is imported, here and by the ranks: each lost connection would print a page of C++ frames.
+    # Read when torch is imported, also by the ranks; else each lost connection prints a page of C++ frames.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import api as rendezvous
 
-    # Ranks of a second start would else find the addresses of the first in the store.
+    # Otherwise restarted ranks would find the addresses of the first start in the store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     options = run.parse_args(["--rdzv_backend=c10d", *arguments])
     options.rdzv_conf = f"is_host=false,{options.rdzv_conf}".rstrip(",")

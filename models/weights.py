@@ -173,7 +173,12 @@ def head_of(model: nn.Module) -> str:
     """Return the name of the head: the model's `head_name`, or else its last layer with parameters."""
     if isinstance(named := getattr(model, "head_name", None), str):
         return named
-    return _layers(model)[-1][0]
+    with_parameters = (
+        name
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    )
+    return list(with_parameters)[-1]
 
 
 def is_in(name: str, module: str) -> bool:
@@ -206,15 +211,6 @@ def _train_head(model: nn.Module, mode: bool = True) -> nn.Module:
         if not is_in(name, head) and not is_in(head, name) and name:
             module.training = False
     return model
-
-
-def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules with parameters of their own, by name, in the order of their creation."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-    ]
 
 
 def _shapes(tensors: dict[str, Tensor]) -> str:

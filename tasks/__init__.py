@@ -1,4 +1,4 @@
-"""The tasks by name: what a run optimises and reports.
+"""The tasks by name: losses, metrics and predictions.
 
 Your own: one file in this folder with a subclass of `Task`, and one line in `TASKS`. `tasks/task.py` lists its
 attributes and methods.
@@ -30,10 +30,10 @@ TASKS: dict[str, type[Task]] = {
 
 
 def build_task(cfg: Config, loader: Loader) -> Task:
-    """The task `cfg.task.name` for the data of the training loader.
+    """Build the task `cfg.task.name` for the data of the training loader.
 
     Raises:
-        UserError: an unknown task or loss, targets of another kind than the task's, or its best_mode is unknown.
+        UserError: the task, its loss or its best_mode is unknown, or it is for targets of another kind.
     """
     name, target = cfg.task.name, loader.info.target
     kind = target.kind if target else "not described"

@@ -1,4 +1,4 @@
-"""One class per image."""
+"""Classification: one class for each image."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Classification(Task):
         return torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The images with the names of their true and of their predicted class."""
+        """Draw the images with the names of their true and predicted classes."""
         captions = []
         for true, guess in zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True):
             colour = "lime" if guess == true else "red"
@@ -92,7 +92,7 @@ class Classification(Task):
         return outputs.float().softmax(dim=1)
 
     def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
-        """For each image `columns`: the five likeliest classes, each with its probability."""
+        """Return for each image the up to five likeliest classes, each with its probability."""
         probabilities, guesses = self.predictions(outputs).topk(self.num_guesses, dim=1)
         rows: list[tuple[str | float, ...]] = []
         for shares, numbers in zip(probabilities.tolist(), guesses.tolist(), strict=True):

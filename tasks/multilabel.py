@@ -1,4 +1,4 @@
-"""Any number of classes per image."""
+"""Multi-label classification: any number of classes for each image."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class MultiLabel(Task):
         return outputs.float().sigmoid()
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The images with the names of their true and of their predicted classes."""
+        """Draw the images with the names of their true and predicted classes."""
 
         def names(row: Tensor) -> str:
             return ", ".join(self.classes[i] for i in row.nonzero().flatten().tolist()) or "-"
@@ -103,7 +103,7 @@ class MultiLabel(Task):
 
 
 def bins_of(logits: Tensor) -> Tensor:
-    """Numbers in [0, NUM_BINS) in the order of the float32 logits; NaN counts as the lowest one."""
+    """Return the bins of float32 logits, in [0, NUM_BINS) and in the same order; NaN has the lowest."""
     logits = logits.nan_to_num(nan=torch.finfo(torch.float32).min)
     # As integers, the bits of positive floats have the same order: exponent, then mantissa.
     steps = logits.abs().view(torch.int32) >> (23 - MANTISSA_BITS)

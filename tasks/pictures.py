@@ -1,4 +1,4 @@
-"""Drawing for TensorBoard."""
+"""Drawing of images and charts for the loggers."""
 
 import colorsys
 
@@ -10,18 +10,18 @@ from torch.nn import functional as F
 
 LINE = 12  # pixels of a line of text
 MIN_WIDTH = 96  # of an image with text
-# Pixels of a confusion matrix: of its cells, one cell, the smallest one with a number, and the names beside it.
+# Pixels of a confusion matrix: all cells, the largest cell, the smallest cell with a number, the names.
 CHART, MAX_CELL, MIN_CELL, NAMES = 480, 48, 24, 120
 
 
 def as_pictures(images: Tensor) -> Tensor:
-    """(N, 1 or 3, H, W) of images with any number of channels and values around [0, 1]."""
+    """Clamp images to [0, 1] and keep the first channel unless there are 1 or 3; (N, 1 or 3, H, W) float32."""
     images = images.detach().float().clamp(0, 1)
     return images if images.shape[1] in (1, 3) else images[:, :1]
 
 
 def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Tensor:
-    """(N, 3, H, W): the pictures, enlarged if small, and below each its lines of (text, colour)."""
+    """Draw lines of (text, colour) below each picture, which is enlarged if small; (N, 3, H, W)."""
     factor = -(-MIN_WIDTH // pictures.shape[-1])
     pictures = F.interpolate(as_pictures(pictures), scale_factor=float(factor))
     height, width = pictures.shape[-2:]
@@ -36,7 +36,7 @@ def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Te
 
 
 def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
-    """(1, 3, H, W): of each true class (row), the share of each predicted one (column), dark for 1.
+    """Draw the share of each predicted class (column) in each true class (row), dark for 1; (1, 3, H, W).
 
     Up to 40 classes have their names, up to 20 also the shares in percent.
     """
@@ -67,7 +67,7 @@ def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
 
 
 def palette(num_classes: int) -> np.ndarray:
-    """(num_classes, 3) uint8: a colour for each class; the first one is black, as background is often."""
+    """Return a colour for each class, (num_classes, 3) uint8; the first is black, as background often is."""
     golden = 0.618033988749895  # each hue far from those before it
     colours = [
         colorsys.hsv_to_rgb(number * golden % 1, 0.5 + 0.5 * (number % 2), 1 - 0.2 * (number % 3))
@@ -77,7 +77,7 @@ def palette(num_classes: int) -> np.ndarray:
 
 
 def coloured(indices: Tensor, colours: np.ndarray) -> Tensor:
-    """(N, 3, H, W): class indices (N, H, W) in the classes' colours; white for what is no class."""
+    """Draw class indices (N, H, W) in the colours of the classes, others in white; (N, 3, H, W)."""
     table = np.concatenate([colours, np.full((1, 3), 255, np.uint8)])
     indices = indices.cpu()
     is_class = (indices >= 0) & (indices < len(colours))

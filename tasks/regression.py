@@ -1,4 +1,4 @@
-"""Numbers from an image."""
+"""Regression: one or more numbers for each image."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Regression(Task):
         return means | {"r2": float(r2.mean())}
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The images with their true and their predicted numbers."""
+        """Draw the images with their true and predicted numbers."""
         rows = [
             [", ".join(f"{n:.4g}" for n in r) for r in part.tolist()] for part in (targets, outputs)
         ]

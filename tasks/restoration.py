@@ -1,4 +1,4 @@
-"""Images from images."""
+"""Restoration: an image for each image, as in deblurring."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Restoration(Task):
         return sum_columns(losses, psnr(outputs, targets), ssim(outputs, targets))
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The images, what the model makes of them, and what it should make."""
+        """Draw the inputs, outputs and targets."""
         outputs, targets = self._to_unit_range(outputs), self._to_unit_range(targets)
         pictures = {"input": inputs, "output": outputs, "target": targets}
         return {name: as_pictures(images) for name, images in pictures.items()}

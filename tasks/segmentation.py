@@ -1,4 +1,4 @@
-"""The class of each pixel."""
+"""Segmentation: a class for each pixel."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Segmentation(Task):
         return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The images, their masks and the predicted ones; pixels without a class are white."""
+        """Draw the images, their masks and the predicted masks; pixels without a class are white."""
         masks = torch.where(targets == self.ignore_index, -1, targets)
         return {
             "image": as_pictures(inputs),

@@ -1,4 +1,4 @@
-"""Sums over images, from which means follow.
+"""Sums over images, and means computed from them.
 
 Metrics travel as sums with the number of images in front: adding the sums of batches and
 ranks, whatever their sizes, gives the metrics of the whole data set.
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 def sum_columns(*columns: Tensor) -> Tensor:
-    """[N, sum of each (N,) column] in float64."""
+    """Return [N, sum of each (N,) column], (1 + number of columns,) float64."""
     # A tensor made from the number N would be copied to the device, and wait for it.
     count = torch.ones_like(columns[0])
     return torch.stack([column.double() for column in (count, *columns)]).sum(dim=1)
 
 
 def count_of_each(indices: Tensor, size: int, weights: Tensor | None = None) -> Tensor:
-    """(size,) float64: how often each index occurs, or the sum of its weights.
+    """Count each index in [0, size), or add up its weights; (size,) float64.
 
-    `torch.bincount` would wait for the device.
+    Unlike `torch.bincount`, this does not wait for the device.
     """
     ones = torch.ones_like(indices, dtype=torch.float64) if weights is None else weights.double()
     counts = torch.zeros(size, dtype=torch.float64, device=indices.device)
@@ -26,7 +26,7 @@ def count_of_each(indices: Tensor, size: int, weights: Tensor | None = None) -> 
 
 
 def divide_by_count(names: tuple[str, ...], totals: Tensor) -> dict[str, float]:
-    """The means of `[count, *sums]` by name, as many as there are names; waits for the device."""
+    """Return the means of `[count, *sums, ...]` by name, one for each name; waits for the device."""
     count, *sums = totals[: 1 + len(names)].tolist()
     if count == 0:
         raise ValueError("totals have 0 images; evaluate at least one, or sum over all ranks first")

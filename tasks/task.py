@@ -1,4 +1,4 @@
-"""The base class of tasks: the contract that `train.py` and `runtime/` rely on."""
+"""Base class of tasks: the interface that the training scripts and `runtime/` use."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class Task:
-    """The base class of all tasks.
+    """Base class of all tasks: a loss, metrics as sums, and predictions.
 
     Attributes:
-        target_kind: the kind of targets (`loaders.targets.Target.kind`) that it is for; empty: any.
-        metric_names: of the means at the start of its sums, `loss` first.
-        best_metric: the metric that chooses the best epoch.
-        best_mode: `max` if its highest value is the best, `min` if the lowest, as of an error.
-        losses: names that `task.loss` can have; empty: any.
-        num_outputs: numbers that the model returns for each image, or for each pixel.
+        target_kind: kind of targets (`loaders.targets.Target.kind`) of the task; empty: any.
+        metric_names: names of the means at the start of `sums()`, `loss` first.
+        best_metric: name of the metric that chooses the best epoch.
+        best_mode: `max` if the highest value is best, `min` if the lowest, as for an error.
+        losses: allowed values of `task.loss`; empty: any.
+        num_outputs: number of outputs of the model for each image, or for each pixel.
         num_sums: length of `sums()`.
         columns: names of the values that `table_rows()` returns for an image.
-        makes_images: whether `images()` makes an image of each one.
-        palette: (K, 3) uint8: if images are indices, the colours to show them in.
+        makes_images: `images()` returns an image for each prediction.
+        palette: (K, 3) uint8 colours of the indices in these images; None: they are not indices.
     """
 
     target_kind = ""
@@ -43,15 +43,15 @@ class Task:
     palette: np.ndarray | None = None
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
-        """The task for the data of the training loader; UserError for values that do not fit."""
+        """Build the task for the data of the training loader; raise UserError for settings that do not fit."""
         raise NotImplementedError
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss over the images of the batch, in float32; a scalar."""
+        """Return the mean loss over the images of the batch, a float32 scalar."""
         return self.loss_per_image(outputs, targets).mean()
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each image, (N,) float32, also from half-precision outputs.
+        """Return the loss of each image, (N,) float32, for outputs of any float dtype.
 
         Raises:
             UserError: the outputs have another shape than the task needs.
@@ -59,35 +59,36 @@ class Task:
         raise NotImplementedError
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, ...]: what batches and ranks add up, and all metrics follow from.
+        """Return the sums from which `metrics()` are computed: [images, sum of losses, ...].
 
-        (num_sums,) float64, on the device of the outputs; nothing waits for the device.
+        (num_sums,) float64, on the device of the outputs, without waiting for it. The sums of batches and ranks
+        are added up.
         """
         raise NotImplementedError
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """The metrics of added-up sums by name; ValueError without images."""
+        """Return the metrics by name; raise ValueError if the totals are of no images."""
         return divide_by_count(self.metric_names, totals)
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Predictions of an exported model, from the outputs: float32, images as (N, H, W, C)."""
+        """Return the predictions of an exported model, float32; images as (N, H, W, C)."""
         return outputs.float()
 
     def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
-        """One row of a table of predictions for each image: the values of `columns`, here `predictions()`."""
+        """Return the values of `columns` for each image; by default, `predictions()`."""
         if not self.columns:
             return [()] * len(outputs)
         return [tuple(row) for row in self.predictions(outputs).tolist()]
 
     def images(self, outputs: Tensor) -> np.ndarray | None:
-        """One image to write to a file for each prediction, if the task `makes_images`.
+        """Return an image for each prediction, to be written to a file, if the task `makes_images`.
 
-        (N, H, W) or (N, H, W, C) uint8, or indices of uint8 or uint16.
+        (N, H, W) or (N, H, W, C) uint8, or indices (N, H, W) of uint8 or uint16.
         """
         return None
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Pictures of a few images, their targets and the model's outputs for TensorBoard, by name.
+        """Draw a few images with their targets and predictions for the loggers.
 
         Args:
             inputs: (N, 1 or 3, H, W) in [0, 1].
@@ -95,17 +96,17 @@ class Task:
             targets: as the loader gives them.
 
         Returns:
-            (N, 1 or 3, H, W) in [0, 1] each.
+            By name, (N, 1 or 3, H, W) in [0, 1].
         """
         return {"input": inputs}
 
     def plots(self, totals: Tensor) -> dict[str, Tensor]:
-        """Pictures of the whole validation, by name: (1, 3, H, W) in [0, 1] each."""
+        """Draw charts of the whole validation; by name, (1, 3, H, W) in [0, 1]."""
         return {}
 
 
 def check_shape(outputs: Tensor, expected: tuple[int, ...], fix: str) -> None:
-    """UserError where broadcasting or an index error would hide that the model does not fit."""
+    """Raise UserError if the outputs have another shape, which broadcasting could hide."""
     if outputs.shape != expected:
         raise UserError(
             f"the model's outputs have shape {tuple(outputs.shape)}, but the task needs {expected}; {fix}"

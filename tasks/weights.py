@@ -1,4 +1,4 @@
-"""Weights of classes in the loss (`loss.weights`), for those of which there are few."""
+"""Weights of classes in the loss (`loss.weights`), for data with rare classes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class ClassWeights:
-    """Weights for the loss on whatever device it is computed, copied there once."""
+    """Weights of the classes on the device of the loss, copied there once."""
 
     def __init__(self, weights: list[float]) -> None:
         self.weights = weights
         self.copies: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor | None:
-        """(classes,) float32; None, as PyTorch's losses call it, if all classes weigh alike."""
+        """Return (classes,) float32; None if all classes have the same weight, as in PyTorch's losses."""
         if self.weights and device not in self.copies:
             self.copies[device] = torch.tensor(self.weights, device=device)
         return self.copies.get(device)
 
 
 def class_weights(cfg: Config, loader: Loader) -> list[float]:
-    """One weight for each class; empty: all alike.
+    """Return one weight for each class; an empty list if all are equal.
 
     `auto` gives each class the same sum of weights over the training labels, whose mean is 1. A class
     without any label weighs 1.
@@ -43,8 +43,10 @@ def class_weights(cfg: Config, loader: Loader) -> list[float]:
 
 
 def positive_weights(cfg: Config, loader: Loader) -> list[float]:
-    """As `class_weights`, where each image has any number of classes: of the images that have the class
-    against those that do not. `auto` gives both the same sum, if there are both."""
+    """For each class, return the weight of the images that have it relative to those that do not.
+
+    `auto` gives both groups the same sum of weights, unless one is empty. Raises UserError as `class_weights`.
+    """
     num_images = loader.info.num_samples if cfg.loss.weights == "auto" else 0
     return _weights(cfg, loader, lambda counts: (num_images - counts) / counts)
 
@@ -74,16 +76,16 @@ def _weights(
 
 
 def refuse_label_smoothing(cfg: Config) -> None:
-    """UserError if it is set for a task whose loss has none."""
+    """Raise UserError if `task.label_smoothing` is set for a task whose loss has none."""
     if cfg.task.label_smoothing:
         raise UserError(
-            f"task.label_smoothing={cfg.task.label_smoothing} is not for task={cfg.task.name}; use 0"
+            f"task.label_smoothing={cfg.task.label_smoothing} has no meaning for task={cfg.task.name}; use 0"
         )
 
 
 def refuse_weights(cfg: Config) -> None:
-    """UserError if weights are set for a task without classes."""
+    """Raise UserError if `loss.weights` is set for a task without classes."""
     if cfg.loss.weights is not None:
         raise UserError(
-            f"loss.weights={cfg.loss.weights} weighs classes, but task={cfg.task.name} has none; use null"
+            f"loss.weights={cfg.loss.weights}, but task={cfg.task.name} has no classes; use null"
         )
