@@ -12,7 +12,7 @@ from loaders.index.columns import (
 )
 from loaders.index.datasets import DATASETS, build_index
 from loaders.index.files import VALIDATION_FOLDERS, file_index, images_below
-from loaders.index.headers import (
+from loaders.index.header_cache import (
     BadHeadersError,
     header_or_reason,
     one_process_at_a_time,

@@ -7,7 +7,7 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.index.class_folders import class_folders
 from loaders.index.files import refuse_to_fill
-from loaders.index.headers import one_process_at_a_time
+from loaders.index.header_cache import one_process_at_a_time
 from loaders.index.index import Index
 
 CALTECH256 = "caltech256/256_ObjectCategories"

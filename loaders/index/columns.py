@@ -18,7 +18,7 @@ from conf.errors import UserError, first_few
 from conf.facts import CHANNELS, parse_json, shown
 from conf.schema import DataConfig
 from loaders.images import HEADER
-from loaders.index.headers import in_threads
+from loaders.index.header_cache import in_threads
 from loaders.index.index import Index, Paths, is_below
 from loaders.index.shards import Shards
 from loaders.index.store import open_column, replaced_folder, save_columns

@@ -7,7 +7,7 @@ from conf.schema import DataConfig
 from loaders.images import reason_of
 from loaders.index.digits import digits
 from loaders.index.files import refuse_to_fill
-from loaders.index.headers import one_process_if_possible
+from loaders.index.header_cache import one_process_if_possible
 from loaders.index.index import Index
 
 UNPACKED = [
