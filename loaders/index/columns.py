@@ -184,17 +184,12 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
     (folder / "facts.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def share(index: Index, folder: Path) -> Callable[[], Index]:
-    """The call that opens the index in another process, with columns that both map into memory.
-
-    Columns that are not in files are written to `folder`.
-    """
-    if index.reopen is not None:
-        return index.reopen
+def share(index: Index, folder: Path) -> Index:
+    """Write the columns of an index to a folder; worker processes then map them into memory."""
     folders = [paths.folder or os.curdir for paths in index.files]
     root = os.path.commonpath(folders) if folders else ""
     write_columns(index, folder, root)
-    return partial(open_columns, folder, int(index.distinct_sizes.prod(axis=1).max()), root)
+    return open_columns(folder, int(index.distinct_sizes.prod(axis=1).max()), root)
 
 
 def check_sizes(sizes: np.ndarray, max_pixels: int, where: str) -> None:
