@@ -63,7 +63,7 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
             raise
         problems[masked(data.root)] = masked(str(error))
     if data.layout == "table" and not problems:  # part: table
-        files = [os.path.join(data.root, path) for path in read_table(data).paths]
+        files = [os.path.join(data.root, path) for path in read_table(data).cells[data.path_column]]
     if files is None:
         files = images_below(Path(data.root))
     num_files, found = _check_all(partial(file_problem, data), files)

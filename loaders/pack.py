@@ -9,12 +9,10 @@ mapped into memory. A command that was stopped continues when it is started agai
 """
 
 import json
-import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -30,11 +28,8 @@ from loaders.index import SETTINGS as INDEX_SETTINGS
 from loaders.index import (
     SPLITS,
     Index,
-    check_sizes,
-    open_column,
     open_columns,
     read_description,
-    save_columns,
     settings_of,
     write_columns,
 )
@@ -46,9 +41,11 @@ from loaders.shards import pack_shards, shard_options
 
 SETTINGS = (*INDEX_SETTINGS, "resize", "reduced_decoding")
 """Keys of `data` that decide the content of a pack."""
-FORMAT = 7  # increased when the content of a pack changes
+FORMAT = 8  # increased when the content of a pack changes
 FIX = "pack again into another folder"
 CHUNK = 1024
+DONE = "done.npy"
+"""(N,) bool: images of a split that are written, until all are."""
 
 
 def open_pack(cfg: Config) -> tuple[Index, Index]:
@@ -75,22 +72,8 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
                 raise UserError(
                     f"{folder} was made from other files than those of {cfg.data.root}/{split}; {FIX}"
                 )
-    train, val = (_open_split(folder, split, cfg.data.max_pixels) for split in SPLITS)
+    train, val = (open_columns(folder / split, cfg.data.max_pixels) for split in SPLITS)
     return train, val
-
-
-def _open_split(folder: Path, split: str, max_pixels: int) -> Index:
-    index = open_columns(folder / split, max_pixels, root=None)
-    offsets = open_column(folder / split / "offsets.npy", np.int64, (len(index),))
-    pixels = [
-        open_column(folder / f"{split}-{number}.npy", np.dtype(side.dtype), (None,))
-        for number, side in enumerate(index.sides)
-    ]
-    starts = [offsets * side.per_pixel for side in index.sides]
-    most = len(pixels[0]) // index.channels
-    check_sizes(index.distinct_sizes, most, f"{folder}/{split}/sizes.npy")
-    packed = tuple(zip(pixels, starts, strict=True))
-    return replace(index, packed=packed, reopen=partial(_open_split, folder, split, max_pixels))
 
 
 def pack(data: DataConfig, out: Path, chunk: int = CHUNK) -> None:
@@ -124,26 +107,34 @@ def pack(data: DataConfig, out: Path, chunk: int = CHUNK) -> None:
             return
         begun.write_text(text)
         for split, index in indexes.items():
-            _pack_split(data, index, out, split, chunk)
+            _pack_split(data, index, out / split, chunk)
         begun.rename(finished)
         for split in indexes:
-            (out / f"{split}-done.npy").unlink()
+            (out / split / DONE).unlink()
 
 
-def _pack_split(data: DataConfig, index: Index, out: Path, split: str, chunk: int) -> None:
+def _pack_split(data: DataConfig, index: Index, folder: Path, chunk: int) -> None:
     sizes = resized_sizes(data, index.sizes)
     lengths = sizes.prod(axis=1, dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     packed = replace(
-        index, sizes=sizes, images=None, files=(), headers=(), shards=None, resized=True
+        index,
+        sizes=sizes,
+        pixels=(),
+        offsets=offsets,
+        files=(),
+        headers=(),
+        shards=None,
+        resized=True,
     )
-    write_columns(packed, out / split, data.root)
-    save_columns(out / split, {"offsets": offsets})
-    done = _open(out / f"{split}-done.npy", (len(index),), "bool")
-    pixels = [
-        _open(out / f"{split}-{number}.npy", (int(lengths.sum()) * side.per_pixel,), side.dtype)
+    write_columns(packed, folder, data.root)
+    arrays = {
+        folder / f"pixels-{number}.npy": (int(lengths.sum()) * side.per_pixel, side.dtype)
         for number, side in enumerate(index.sides)
-    ]
+    }
+    _check_space(folder, arrays)
+    done = _open(folder / DONE, len(index), "bool")
+    pixels = [_open(path, length, dtype) for path, (length, dtype) in arrays.items()]
 
     def write(sample: int) -> None:
         for number, side in enumerate(index.sides):
@@ -165,28 +156,23 @@ def _pack_split(data: DataConfig, index: Index, out: Path, split: str, chunk: in
             done.flush()
 
 
-def _open(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
-    """Open the array in a file, or create one of zeros with its space on the disk allocated.
-
-    Raises:
-        UserError: the disk has not enough space.
-    """
+def _open(path: Path, length: int, dtype: str) -> np.memmap:
+    """Open the array in a file, or create one of zeros."""
     if path.exists():
         return cast(np.memmap, np.load(path, mmap_mode="r+"))
-    partial = path.with_suffix(".partial")
-    array = np.lib.format.open_memmap(partial, "w+", dtype, shape)
-    try:
-        with partial.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
-    except OSError as error:  # a full disk would end the process when a page is written
-        partial.unlink()
-        free = shutil.disk_usage(path.parent).free
+    return np.lib.format.open_memmap(path, "w+", dtype, (length,))
+
+
+def _check_space(folder: Path, arrays: dict[Path, tuple[int, str]]) -> None:
+    """Raise UserError if the disk has no space for arrays; it would end the process when a page is written."""
+    needed = sum(length * np.dtype(dtype).itemsize for length, dtype in arrays.values())
+    written = sum(path.stat().st_blocks * 512 for path in arrays if path.exists())
+    free = written + shutil.disk_usage(folder).free
+    if needed > free:
         raise UserError(
-            f"out={path.parent}: {error.strerror}: {path.name} needs {array.nbytes / 1e9:.3g} GB, and "
-            f"{free / 1e9:.3g} GB are free; choose another out=DIR, or run this again when there is space"
-        ) from error
-    partial.rename(path)
-    return array
+            f"out={folder.parent}: the images need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free; "
+            "choose another out=DIR, or run this again when there is space"
+        )
 
 
 def main() -> None:

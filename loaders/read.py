@@ -1,5 +1,6 @@
 """Reads the images of an index, from files, shards, packs or memory."""
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,13 +41,11 @@ def read_image(index: Index, sample: int, side: int = 0) -> np.ndarray:
         BadFileError: the file cannot be decoded.
         OSError, MemoryError: as `read_bytes`.
     """
-    if index.images is not None:
-        return index.images[sample]
     spec = index.sides[side]
-    if index.packed:
-        pixels, starts = index.packed[side]
+    if index.offsets is not None:
         height, width = (spec.size_factor * int(length) for length in index.sizes[sample])
-        image = pixels[starts[sample] : starts[sample] + height * width * spec.channels]
+        start = spec.per_pixel * int(index.offsets[sample])
+        image = index.pixels[side][start : start + height * width * spec.channels]
         return image.reshape(height, width, spec.channels)
     content = read_bytes(index, sample, side)
     try:
@@ -76,7 +75,7 @@ def read_resized(
         BadFileError, OSError, MemoryError: as `read_image`.
     """
     spec = index.sides[side]
-    if index.images is not None or index.packed:
+    if index.pixels:
         y, x, height, width = rectangle
         image = read_image(index, sample, side)[y : y + height, x : x + width]
         return resize(image, size, spec.interpolation)
@@ -102,9 +101,12 @@ def read_raw_batch(index: Index, samples: np.ndarray) -> tuple[np.ndarray, dict[
 
     One thread that fills a batch is faster than several that share images of a few KB.
     """
-    if index.images is not None:
-        return index.images[samples], {}
-    images = np.empty((len(samples), *index.distinct_sizes[0], index.channels), index.dtype)
+    shape = *index.distinct_sizes[0].tolist(), index.channels
+    if index.offsets is not None:
+        pixels, length = index.pixels[0], math.prod(shape)
+        images = pixels[: len(pixels) // length * length].reshape(-1, *shape)
+        return images[index.offsets[samples] // math.prod(shape[:2])], {}
+    images = np.empty((len(samples), *shape), index.dtype)
     starts, bad = index.headers[0]["raw_offset"][samples].tolist(), {}
     for sample, start, image in zip(samples.tolist(), starts, images, strict=True):
         try:

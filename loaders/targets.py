@@ -1,6 +1,6 @@
 """The kinds of targets: labels, several labels, numbers, images, masks."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +30,11 @@ class Target:
     @property
     def channels(self) -> int:
         return 1
+
+    def take(self, samples: np.ndarray) -> "Target":
+        """The targets of some samples: (N,) bool, or their positions."""
+        values = getattr(self, "values", None)
+        return self if values is None else replace(self, values=values[samples])  # type: ignore[call-arg]
 
     def describe(self) -> str:
         """Description for the log."""

@@ -217,7 +217,7 @@ def test_which_part_a_process_writes(text, environment, part: str) -> None:
 
 
 def test_a_slurm_array_with_gaps_says_no_part() -> None:
-    with pytest.raises(UserError, match=r"gaps: 3 tasks from 1 to 7.*TASK_ID=5 .*part=3/64"):
+    with pytest.raises(UserError, match="part=5/3 is not possible"):
         part_of(None, slurm(5, 1, 7, 1, 3))
 
 

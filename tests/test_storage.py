@@ -1,7 +1,6 @@
 """Files of folders, web servers and buckets: whole and right, or an error that says the fix."""
 
 import json
-import multiprocessing
 import pickle
 import shutil
 import sys
@@ -179,22 +178,6 @@ def test_many_threads_read_at_once() -> None:
         storage = open_storage(web.url, settings())
         assert set(pool.map(storage.read, 16 * ["a"])) == {CONTENT}
         assert web.most_at_once > 8
-
-
-def test_a_forked_process_says_that_it_cannot_read(web: WebServer) -> None:
-    web.files["a"] = CONTENT
-    storage = open_storage(web.url, settings())
-    storage.read("a")
-    fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=_expect_to_be_told, args=(storage,))
-    process.start()
-    process.join(20)
-    assert process.exitcode == 0
-
-
-def _expect_to_be_told(storage: Storage) -> None:
-    with pytest.raises(RuntimeError, match="use multiprocessing's spawn or forkserver"):
-        storage.read("a")
 
 
 def test_a_root_that_cannot_be_read_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,10 +71,8 @@ class PendingBatch(NamedTuple):
     rows: np.ndarray
     by_dali: np.ndarray
     """(B,) bool: rows whose images DALI decodes."""
-    others: Future[LoadedBatch] | None
-    """Images of the other rows."""
-    masks: Future[LoadedBatch] | None
-    """Masks of DALI's rows."""
+    by_threads: list[Future[LoadedBatch]]
+    """Images of the other rows and, if there are masks, those of all rows."""
 
 
 class DALILoader(ImageLoader):
@@ -90,16 +88,16 @@ class DALILoader(ImageLoader):
         super().__init__(sampler, cfg, device)
         index, shapes = self.index, sampler.distinct_shapes
         sizes = self.read_sizes()
-        masks = {n: sizes[n] for n, side in enumerate(index.sides) if side.content == "indices"}
+        masks = {n: sizes.pop(n) for n, s in enumerate(index.sides) if s.content == "indices"}
         # Of the sides that the pipeline decodes.
-        self.factors = tuple(s.size_factor for n, s in enumerate(index.sides) if n not in masks)
+        self.factors = tuple(index.sides[number].size_factor for number in sizes)
         options = (
             cfg.loader.num_threads or cpus_per_rank(),
             device.type == "cuda",
             cfg.data.reduced_decoding,
         )
         self.others = PlanDataset(index, sizes, *options)
-        self.masks = PlanDataset(index, masks, *options)
+        self.masks = PlanDataset(index, masks, *options) if masks else None
         # Steps that no row needs are left out of the pipeline.
         self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())
         self.resizes = shapes is None or bool((shapes != self.read_size).any())
@@ -123,16 +121,12 @@ class DALILoader(ImageLoader):
             with suppress(BadFileError):  # the threads will report it
                 files[position] = self._files(int(rows["sample"][position]))
         by_dali = np.isin(np.arange(len(rows)), list(files))
-        mine, theirs = rows[by_dali], rows[~by_dali]
-        if len(mine):
-            self._schedule(mine, list(files.values()))
-        has_masks = len(mine) and self.masks.sizes
-        return PendingBatch(
-            rows,
-            by_dali,
-            self.others.start(theirs) if len(theirs) else None,
-            self.masks.start(mine) if has_masks else None,
-        )
+        if files:
+            self._schedule(rows[by_dali], list(files.values()))
+        by_threads = [self.others.start(rows[~by_dali])]
+        if self.masks:
+            by_threads.append(self.masks.start(rows))
+        return PendingBatch(rows, by_dali, by_threads)
 
     def _is_readable(self, samples: np.ndarray) -> np.ndarray:
         """(B,) bool: samples whose files are unchanged, and of kinds that DALI decodes to the same pixels."""
@@ -188,12 +182,13 @@ class DALILoader(ImageLoader):
                 self._refuse(batch, error)
                 self._restart([batch, *self.pending])
                 continue
-            by_threads = [future.result() for future in (batch.masks, batch.others) if future]
-            if not any(executed.bad for executed in by_threads):
-                yield batch.rows, self._joined(batch, images, by_threads)
+            others, *masks = (future.result() for future in batch.by_threads)
+            bad = {sample: why for loaded in (others, *masks) for sample, why in loaded.bad.items()}
+            if not bad:
+                images = self._joined(batch, images, others.images)
+                yield batch.rows, sum((loaded.images for loaded in masks), images)
                 return
-            for executed in by_threads:
-                self.sampler.set_aside(executed.bad)
+            self.sampler.set_aside(bad)
             self._restart([batch, *self.pending])
 
     def _outputs(self) -> tuple[Tensor, ...]:
@@ -207,17 +202,16 @@ class DALILoader(ImageLoader):
         return tuple(torch.stack(single[side * count :][:count]) for side in range(num_sides))
 
     def _joined(
-        self, batch: PendingBatch, images: tuple[Tensor, ...], by_threads: list[LoadedBatch]
+        self, batch: PendingBatch, mine: tuple[Tensor, ...], others: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Join the images of DALI and of the threads in the order of the rows, by side."""
-        mine = images + (by_threads[0].images if batch.masks else ())
-        if batch.others is None:
+        if batch.by_dali.all():
             return mine
-        if not mine:
-            return by_threads[-1].images
+        if not batch.by_dali.any():
+            return others
         places = [np.flatnonzero(batch.by_dali), np.flatnonzero(~batch.by_dali)]
         joined = []
-        for parts in zip(mine, by_threads[-1].images, strict=True):
+        for parts in zip(mine, others, strict=True):
             shape = (len(batch.rows), *parts[0].shape[1:])
             whole = torch.empty(shape, dtype=parts[0].dtype, device=self.device)
             for place, part in zip(places, parts, strict=True):
@@ -258,9 +252,8 @@ class DALILoader(ImageLoader):
         """Drop all pending batches, and start again with the good samples of these."""
         rows = [self.sampler.without_bad(batch.rows) for batch in batches]
         for batch in self.pending:
-            for future in (batch.others, batch.masks):
-                if future is not None:
-                    future.cancel()
+            for future in batch.by_threads:
+                future.cancel()
             if batch.by_dali.any():
                 self.pipeline = None  # with the batches scheduled in it
         self.pending = deque(self._start(some) for some in rows if len(some))

@@ -5,8 +5,6 @@ Threads are enough, because decoding and resizing release Python's interpreter l
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from loaders.index import BadFileError, Index, share
+from loaders.index import BadFileError, Index
 from loaders.limits import torch_threads
 from loaders.read import read_raw_batch, read_resized
 
@@ -54,19 +52,9 @@ class PlanDataset(Dataset[LoadedBatch]):
         self.index, self.sizes, self.num_threads = index, sizes, num_threads
         self.pin_memory, self.reduces = pin_memory, reduces
         self.pool: ThreadPoolExecutor | None = None
-        self.reopen: Callable[[], Index] | None = None
 
-    def __reduce__(self) -> Any:
-        """Call for worker processes, which all map the same columns of the index into memory.
-
-        Raises:
-            OSError: there is no room for temporary files.
-        """
-        if self.reopen is None:
-            self.columns = TemporaryDirectory(prefix="index-")
-            self.reopen = share(self.index, Path(self.columns.name))
-        options = self.sizes, self.num_threads, self.pin_memory, self.reduces
-        return _with_reopened_index, (self.reopen, *options)
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"pool": None}
 
     def __getitems__(self, rows: np.ndarray) -> LoadedBatch:
         return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()
@@ -169,10 +157,6 @@ class PlanDataset(Dataset[LoadedBatch]):
             )
             pixels = movable(torch.from_numpy(image))
             movable(filled).copy_(pixels.flip(flips) if flips else pixels)
-
-
-def _with_reopened_index(reopen: Callable[[], Index], *options: Any) -> PlanDataset:
-    return PlanDataset(reopen(), *options)
 
 
 def movable(images: Tensor) -> Tensor:

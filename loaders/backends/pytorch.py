@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import starmap
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from loaders.backends.dataset import LoadedBatch, PlanDataset
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import Batch, RawBatch
 from loaders.epoch import init_worker, worker_context
+from loaders.index import share
 from loaders.limits import cpus_per_rank
 from loaders.plan import PlanSampler
 
@@ -30,8 +33,12 @@ class PyTorchLoader(ImageLoader):
         workers = cfg.loader.num_workers
         num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
         pin_memory = device.type == "cuda"
+        index = self.index
+        if workers and index.reopen is None:
+            self.columns = TemporaryDirectory(prefix="index-")
+            index = share(index, Path(self.columns.name))
         self.dataset = PlanDataset(
-            self.index,
+            index,
             self.read_sizes(),
             num_threads,
             pin_memory and not workers,

@@ -12,16 +12,16 @@ from loaders.index.columns import (
 )
 from loaders.index.datasets import DATASETS, build_index
 from loaders.index.files import VALIDATION_FOLDERS, file_index, images_below
-from loaders.index.headers import (
+from loaders.index.header_cache import (
     BadHeadersError,
     header_or_reason,
-    one_process_at_a_time,
     read_headers,
 )
 from loaders.index.index import BadFileError, ImageSpec, Index, Paths, paths_of
 from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard
 from loaders.index.store import (
     COLUMN_FILE,
+    one_process_at_a_time,
     open_column,
     replaced_folder,
     save_columns,

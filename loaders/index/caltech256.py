@@ -7,8 +7,8 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.index.class_folders import class_folders
 from loaders.index.files import refuse_to_fill
-from loaders.index.headers import one_process_at_a_time
 from loaders.index.index import Index
+from loaders.index.store import one_process_at_a_time
 
 CALTECH256 = "caltech256/256_ObjectCategories"
 CALTECH256_URL = "https://data.caltech.edu/records/nyy15-4j048/files"

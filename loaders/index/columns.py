@@ -18,7 +18,7 @@ from conf.errors import UserError, first_few
 from conf.facts import CHANNELS, parse_json, shown
 from conf.schema import DataConfig
 from loaders.images import HEADER
-from loaders.index.headers import in_threads
+from loaders.index.header_cache import in_threads
 from loaders.index.index import Index, Paths, is_below
 from loaders.index.shards import Shards
 from loaders.index.store import open_column, replaced_folder, save_columns
@@ -55,11 +55,9 @@ FACTS = {
     "keep_channels": bool,
     "resized": bool,
     "left_out": [str],
-    "target": {},
-    "folders": [str],
-    "known": {"is_raw": bool, "fingerprint": str},
 }
-"""Kinds of the values in facts.json, see `conf.facts.check_kind`."""
+MORE_FACTS = {"target": {}, "folders": [str], "known": {"is_raw": bool, "fingerprint": str}}
+"""Kinds of the values in facts.json, see `conf.facts.check_kind`: attributes of an index, and others."""
 
 
 def settings_of(data: DataConfig, keys: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
@@ -171,18 +169,14 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
     columns = {"sizes": index.sizes.astype(np.int32), "distinct_sizes": index.distinct_sizes}
     if (values := getattr(index.target, "values", None)) is not None:
         columns["values"] = values.astype(index.target.dtype)
-    if index.images is not None:
-        columns["images"] = index.images
+    if index.offsets is not None:
+        columns["offsets"] = index.offsets
+    columns |= {f"pixels-{number}": pixels for number, pixels in enumerate(index.pixels)}
     for number, (paths, headers) in enumerate(zip(index.files, index.headers, strict=True)):
         columns |= {f"names-{number}": paths.names, f"headers-{number}": headers}
     save_columns(folder, columns)
     facts = {
-        "name": index.name,
-        "channels": index.channels,
-        "dtype": index.dtype,
-        "keep_channels": index.keep_channels,
-        "resized": index.resized,
-        "left_out": index.left_out,
+        **{name: getattr(index, name) for name in FACTS},
         "target": describe_target(index.target),
         "folders": folders,
         "known": {name: getattr(index, name) for name in ("is_raw", "fingerprint")},
@@ -190,17 +184,12 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
     (folder / "facts.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def share(index: Index, folder: Path) -> Callable[[], Index]:
-    """The call that opens the index in another process, with columns that both map into memory.
-
-    Columns that are not in files are written to `folder`.
-    """
-    if index.reopen is not None:
-        return index.reopen
+def share(index: Index, folder: Path) -> Index:
+    """Write the columns of an index to a folder; worker processes then map them into memory."""
     folders = [paths.folder or os.curdir for paths in index.files]
-    root = os.path.commonpath(folders) if folders else None
-    write_columns(index, folder, root or "")
-    return partial(open_columns, folder, int(index.distinct_sizes.prod(axis=1).max()), root)
+    root = os.path.commonpath(folders) if folders else ""
+    write_columns(index, folder, root)
+    return open_columns(folder, int(index.distinct_sizes.prod(axis=1).max()), root)
 
 
 def check_sizes(sizes: np.ndarray, max_pixels: int, where: str) -> None:
@@ -227,7 +216,7 @@ def open_target(facts: dict[str, Any], values: Path, count: int, where: str) -> 
 def open_columns(
     folder: Path,
     max_pixels: int,
-    root: str | None,
+    root: str = "",
     shards: Shards | None = None,
     reopen: Callable[[], Index] | None = None,
 ) -> Index:
@@ -238,7 +227,7 @@ def open_columns(
     Args:
         folder: that holds the columns.
         max_pixels: of an image.
-        root: folder that the files are below now; None: the index has no files, as that of a pack.
+        root: folder that the files are below now.
         shards: that hold the content of the files.
         reopen: the `Index.reopen` of an index with `shards`.
 
@@ -248,7 +237,7 @@ def open_columns(
     where, fix = folder / "facts.json", "bring it back, or write the folder again"
     if not where.is_file():
         raise UserError(f"{where} is missing; {fix}")
-    facts = parse_json(where.read_bytes(), FACTS, str(where), fix)
+    facts = parse_json(where.read_bytes(), FACTS | MORE_FACTS, str(where), fix)
     is_photos = facts["folders"] and not facts["keep_channels"]
     if is_photos and facts["channels"] not in (1, 3):
         raise UserError(f"{where}: photos have 1 or 3 channels, not {facts['channels']}; {fix}")
@@ -264,33 +253,31 @@ def open_columns(
     )
     check_sizes(distinct, max_pixels, f"{folder}/distinct_sizes.npy")
     num_sides = len(facts["folders"])
-    images = None
-    if (folder / "images.npy").exists() and len(distinct) == 1:
-        shape = len(sizes), *distinct[0], facts["channels"]
-        images = column("images", np.dtype(facts["dtype"]), *shape)
     index = Index(
-        name=facts["name"],
+        **{name: facts[name] for name in FACTS} | {"left_out": tuple(facts["left_out"])},
         sizes=sizes,
-        channels=facts["channels"],
         target=open_target(facts["target"], folder / "values.npy", len(sizes), str(where)),
-        dtype=facts["dtype"],
-        images=images,
         files=tuple(
             Paths(
-                os.path.join(os.path.normpath(os.path.join(root or "", below)), ""),
+                os.path.join(os.path.normpath(os.path.join(root, below)), ""),
                 column(f"names-{side}", np.bytes_, len(sizes)),
             )
             for side, below in enumerate(facts["folders"])
         ),
         headers=tuple(column(f"headers-{side}", HEADER, len(sizes)) for side in range(num_sides)),
-        keep_channels=facts["keep_channels"],
-        resized=facts["resized"],
         shards=shards,
-        left_out=tuple(facts["left_out"]),
         folder=str(folder),
         reopen=reopen or partial(open_columns, folder, max_pixels, root),
     )
-    if num_sides != (0 if root is None else len(index.sides)):
+    if (folder / "offsets.npy").exists():
+        pixels = tuple(
+            column(f"pixels-{number}", np.dtype(side.dtype), None)
+            for number, side in enumerate(index.sides)
+        )
+        check_sizes(distinct, len(pixels[0]) // index.channels, f"{folder}/distinct_sizes.npy")
+        offsets = column("offsets", np.int64, len(sizes))
+        index = replace(index, pixels=pixels, offsets=offsets)
+    if num_sides != (0 if index.pixels else len(index.sides)):
         raise UserError(f"{where}: a sample has {len(index.sides)} images, not {num_sides}; {fix}")
     # Otherwise computed from whole columns.
     vars(index).update(facts["known"], distinct_sizes=distinct)

@@ -26,5 +26,6 @@ def digits(name: str, images: np.ndarray, labels: np.ndarray) -> Index:
         sizes=np.tile(np.array(images.shape[1:3], np.int32), (len(images), 1)),
         channels=1,
         target=Labels(labels.astype(np.int64), tuple("0123456789")),
-        images=np.ascontiguousarray(images)[..., None],
+        pixels=(images.ravel(),),
+        offsets=np.arange(len(images)) * (images.size // len(images)),
     )

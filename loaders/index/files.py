@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,15 @@ import numpy as np
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.index.index import Index, paths_of
-from loaders.targets import Labels, MultiLabels, RegressionTargets, Target
+from loaders.targets import Target
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 VALIDATION_FOLDERS = ("val", "test")
 MAX_DEPTH = 20
 """Folders below each other in a data set."""
+
+Parts = tuple[np.ndarray, np.ndarray]
+"""Sorted positions of the training and of the validation samples."""
 
 
 def split_folders(root: Path) -> list[Path]:
@@ -42,8 +44,15 @@ def refuse_to_fill(root: Path, *own: str) -> None:
         )
 
 
-def split_by_seed(count: int, data: DataConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted positions of the training and of the validation samples."""
+def parts_of(counts: list[int], data: DataConfig) -> Parts:
+    """The parts of the samples of `split_folders`, which have these numbers of them."""
+    if len(counts) == 1:
+        return split_by_seed(counts[0], data)
+    positions = np.arange(sum(counts))
+    return positions[: counts[0]], positions[counts[0] :]
+
+
+def split_by_seed(count: int, data: DataConfig) -> Parts:
     num_val = data.val_count if data.val_count is not None else round(count * data.val_fraction)
     if not 0 < num_val < count:
         raise UserError(
@@ -89,6 +98,42 @@ def _fail(error: OSError) -> None:
     raise error
 
 
+def index_splits(
+    name: str,
+    files: tuple[list[str], ...],
+    headers: tuple[np.ndarray, ...],
+    target: Target,
+    parts: Parts,
+    keep_channels: bool = False,
+) -> tuple[Index, Index]:
+    """Index of the training and of the validation samples, as `file_index`.
+
+    Args:
+        name: of the data set.
+        files: paths of the samples of both, for each side.
+        headers: of the files.
+        target: with the values of the samples of both.
+        parts: positions of the samples of each.
+        keep_channels: see `Index`.
+    """
+    train, val = (
+        file_index(
+            f"{name}/{split}",
+            tuple([side[i] for i in part] for side in files),
+            tuple(side[part] for side in headers),
+            target.take(part),
+            keep_channels,
+        )
+        for split, part in zip(("train", "val"), parts, strict=True)
+    )
+    if (train.channels, train.dtype) != (val.channels, val.dtype):
+        raise UserError(
+            f"{train.name} has {train.channels} channels of {train.dtype}, but {val.name} "
+            f"{val.channels} of {val.dtype}; use images of one kind"
+        )
+    return train, val
+
+
 def file_index(
     name: str,
     files: tuple[list[str], ...],
@@ -108,8 +153,7 @@ def file_index(
     if left_out:
         files = tuple([side[i] for i in np.flatnonzero(is_good)] for side in files)
         headers = tuple(side[is_good] for side in headers)
-        if isinstance(target, Labels | MultiLabels | RegressionTargets):
-            target = replace(target, values=target.values[is_good])
+        target = target.take(is_good)
     if not files[0]:
         raise UserError(f"{name} has no images; expected files like {', '.join(IMAGE_ENDINGS)}")
     kinds = headers[0][["channels", "bits"]]

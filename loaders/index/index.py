@@ -81,8 +81,8 @@ class ImageSpec(NamedTuple):
 class Index:
     """The samples of one split.
 
-    Their pixels are in `images`, in `packed` or in `files`. Samples have one side, the input, or two: the input
-    (side 0) and a target image (side 1).
+    Their pixels are in `pixels` or in `files`. Samples have one side, the input, or two: the input (side 0) and a
+    target image (side 1).
     """
 
     name: str
@@ -100,11 +100,11 @@ class Index:
     dtype: str = "uint8"
     """`uint8` or `uint16`: type of the pixels."""
 
-    images: np.ndarray | None = None
-    """(N, height, width, channels): all inputs, in memory."""
+    pixels: tuple[np.ndarray, ...] = ()
+    """Decoded images of each side, flat and one after the other."""
 
-    packed: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
-    """Flat pixels of each side, and (N,) the position in them where each image starts."""
+    offsets: np.ndarray | None = None
+    """(N,) int64: number of pixels of the inputs before each one in `pixels`."""
 
     files: tuple[Paths, ...] = ()
     """Paths of each side."""
@@ -130,6 +130,9 @@ class Index:
     reopen: "Callable[[], Index] | None" = None
     """Call that opens the index in another process, which shares the memory of the columns; None: they are in
     memory only."""
+
+    def __reduce__(self) -> Any:
+        return (self.reopen, ()) if self.reopen else super().__reduce__()
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -177,9 +180,10 @@ class Index:
             shape = np.stack([headers["height"], headers["width"]], axis=1)
             is_possible &= (shape == side.size_factor * sizes).all(axis=1)
             is_possible &= headers["channels"] == side.channels
-        for side, (pixels, starts) in zip(self.sides, self.packed, strict=False):
-            room = len(pixels) - sizes.prod(axis=1) * side.per_pixel
-            is_possible &= (starts[samples] >= 0) & (starts[samples] <= room)
+        for side, pixels in zip(self.sides, self.pixels, strict=False):
+            offsets = self.offsets[samples]  # type: ignore[index]
+            room = len(pixels) // side.per_pixel - sizes.prod(axis=1)
+            is_possible &= (offsets >= 0) & (offsets <= room)
         if isinstance(self.target, Labels):
             values = self.target.values[samples]
             is_possible &= (values >= 0) & (values < len(self.target.classes))
@@ -196,14 +200,14 @@ class Index:
 
     @functools.cached_property
     def is_raw(self) -> bool:
-        """True if the inputs have one size and are in memory or uncompressed in files."""
+        """True if the inputs have one size and are in memory, other than a pack, or uncompressed in files."""
         in_files = (
             bool(self.files)
             and self.keep_channels
             and all((side["raw_offset"] >= 0).all() for side in self.headers)
         )
         alike = len(self.sides) == 1 and len(self.distinct_sizes) == 1
-        return alike and (self.images is not None or in_files)
+        return alike and (in_files or (bool(self.pixels) and not self.resized))
 
     @property
     def storage_order(self) -> Sequence[int]:
@@ -266,7 +270,7 @@ class Index:
         facts = f"{self.name} {self.channels} {self.dtype} {self.size_factors} {target}"
         values = getattr(self.target, "values", None)
         parts = [np.frombuffer(facts.encode(), np.uint8), self.sizes.astype(np.int32)]
-        parts += [array for array in (values, self.images) if array is not None]
+        parts += [array for array in (values, *self.pixels) if array is not None]
         for paths in self.files:
             ends = np.concatenate([[0], np.cumsum(np.char.str_len(paths.names))])
             # Without the zeros that fill up shorter names.

@@ -6,40 +6,32 @@ import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.index.files import file_index
+from loaders.index.files import index_splits
 from loaders.index.index import Index
 from loaders.index.pairs import find_pairs
 from loaders.targets import Masks
 
 
 def masks(data: DataConfig) -> tuple[Index, Index]:
-    splits = find_pairs(data, "indices")
-    for (images, files), (image_headers, headers) in splits:
-        sizes = [np.stack([h["height"], h["width"]], axis=1) for h in (image_headers, headers)]
-        are_known = (sizes[0] > 0).all(axis=1) & (sizes[1] > 0).all(
-            axis=1
-        )  # else they are left out
-        wrong = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1) & are_known)
-        if len(wrong):
-            i = wrong[0]
-            image_size, size = (f"{side[i][0]}x{side[i][1]}" for side in sizes)
-            raise UserError(
-                f"{len(wrong)} masks do not have the size of their image, such as {files[i]} ({size}) "
-                f"of {images[i]} ({image_size}); store each mask as large as its image"
-            )
-    mask_files = [name for (_, files), _ in splits for name in files]
-    mask_headers = np.concatenate([headers for _, (_, headers) in splits])
+    (images, files), (image_headers, headers), parts = find_pairs(data, "indices")
+    sizes = [np.stack([h["height"], h["width"]], axis=1) for h in (image_headers, headers)]
+    are_known = (sizes[0] > 0).all(axis=1) & (sizes[1] > 0).all(axis=1)  # else they are left out
+    wrong = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1) & are_known)
+    if len(wrong):
+        i = wrong[0]
+        image_size, size = (f"{side[i][0]}x{side[i][1]}" for side in sizes)
+        raise UserError(
+            f"{len(wrong)} masks do not have the size of their image, such as {files[i]} ({size}) "
+            f"of {images[i]} ({image_size}); store each mask as large as its image"
+        )
+    num_classes = _num_classes(data, files, headers["highest"])
     target = Masks(
-        classes=tuple(map(str, range(_num_classes(data, mask_files, mask_headers["highest"])))),
+        classes=tuple(map(str, range(num_classes))),
         ignore_index=data.ignore_index,
-        stored_dtype=f"uint{mask_headers['bits'].max()}",
+        stored_dtype=f"uint{headers['bits'].max()}",
     )
     root = Path(data.root)
-    train, val = (
-        file_index(f"{root.name}/{name}", sides, tuple(headers), target)
-        for name, (sides, headers) in zip(("train", "val"), splits, strict=True)
-    )
-    return train, val
+    return index_splits(root.name, (images, files), (image_headers, headers), target, parts)
 
 
 def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int:

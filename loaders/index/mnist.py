@@ -7,8 +7,8 @@ from conf.schema import DataConfig
 from loaders.images import reason_of
 from loaders.index.digits import digits
 from loaders.index.files import refuse_to_fill
-from loaders.index.headers import one_process_if_possible
 from loaders.index.index import Index
+from loaders.index.store import one_process_at_a_time
 
 UNPACKED = [
     f"{split}-{kind}-ubyte"
@@ -22,12 +22,18 @@ def mnist(data: DataConfig) -> tuple[Index, Index]:
 
     refuse_to_fill(Path(data.root), "MNIST")
     raw = Path(data.root, "MNIST", "raw")
+
+    def is_unpacked() -> bool:
+        return all((raw / name).is_file() for name in UNPACKED)
+
     try:
-        with one_process_if_possible(Path(data.root) / "download"):
-            train, val = (MNIST(data.root, train=train, download=True) for train in (True, False))
+        if not is_unpacked():
+            with one_process_at_a_time(Path(data.root) / "download"):
+                MNIST(data.root, download=True)
+        train, val = (MNIST(data.root, train=train) for train in (True, False))
     except Exception as error:  # damaged bytes make torchvision raise errors of any type
         reason = reason_of(error, str(raw))
-        if all((raw / name).is_file() for name in UNPACKED):
+        if is_unpacked():
             raise UserError(
                 f"MNIST in {raw} cannot be read ({reason}); remove what is damaged there, and it is "
                 "unpacked or downloaded again"

@@ -9,12 +9,13 @@ from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.index.files import (
     IMAGE_ENDINGS,
-    file_index,
+    Parts,
     images_below,
-    split_by_seed,
+    index_splits,
+    parts_of,
     split_folders,
 )
-from loaders.index.headers import read_headers
+from loaders.index.header_cache import read_headers
 from loaders.index.index import Index
 from loaders.targets import TargetImages
 
@@ -23,36 +24,24 @@ Sides = tuple[list[str], list[str]]
 
 
 def pairs(data: DataConfig) -> tuple[Index, Index]:
-    root = Path(data.root)
-    train, val = (
-        _pair_index(f"{root.name}/{name}", sides, headers)
-        for name, (sides, headers) in zip(("train", "val"), find_pairs(data, "rgb"), strict=True)
-    )
-    if train.size_factors != val.size_factors:
-        raise UserError(
-            f"targets of {train.name} are {train.size_factors[1]} times as large as their inputs, but "
-            f"those of {val.name} {val.size_factors[1]} times; use one factor for both"
-        )
-    return train, val
+    files, headers, parts = find_pairs(data, "rgb")
+    target = TargetImages(_size_factor(files, headers))
+    return index_splits(Path(data.root).name, files, headers, target, parts)
 
 
-def find_pairs(data: DataConfig, target_content: str) -> list[tuple[Sides, list[np.ndarray]]]:
-    """Paths and headers of both sides, of the training and of the validation split.
+def find_pairs(
+    data: DataConfig, target_content: str
+) -> tuple[Sides, tuple[np.ndarray, np.ndarray], Parts]:
+    """Paths and headers of both sides, and the parts of the splits.
 
     Args:
         data: the configuration.
         target_content: `ImageSpec.content` of the targets.
     """
-    files = [_pairs_below(split, data) for split in split_folders(Path(data.root))]
-    headers = [
-        [read_headers(inputs, data, "rgb"), read_headers(targets, data, target_content)]
-        for inputs, targets in files
-    ]
-    if len(files) == 1:
-        (inputs, targets), parts = files[0], split_by_seed(len(files[0][0]), data)
-        files = [([inputs[i] for i in part], [targets[i] for i in part]) for part in parts]
-        headers = [[side[part] for side in headers[0]] for part in parts]
-    return list(zip(files, headers, strict=True))
+    splits = [_pairs_below(split, data) for split in split_folders(Path(data.root))]
+    inputs, targets = ([path for split in splits for path in split[side]] for side in (0, 1))
+    headers = read_headers(inputs, data, "rgb"), read_headers(targets, data, target_content)
+    return (inputs, targets), headers, parts_of([len(split[0]) for split in splits], data)
 
 
 def _pairs_below(folder: Path, data: DataConfig) -> Sides:
@@ -90,7 +79,8 @@ def _pairs_below(folder: Path, data: DataConfig) -> Sides:
     return [inputs[stem] for stem in stems], [targets[stem] for stem in stems]
 
 
-def _pair_index(name: str, files: Sides, headers: list[np.ndarray]) -> Index:
+def _size_factor(files: Sides, headers: tuple[np.ndarray, ...]) -> int:
+    """Height and width of the targets, divided by those of their inputs."""
     inputs, targets = (np.stack([side["height"], side["width"]], axis=1) for side in headers)
     is_good = (inputs[:, 0] > 0) & (targets[:, 0] > 0)
     first = int(is_good.argmax())
@@ -105,4 +95,4 @@ def _pair_index(name: str, files: Sides, headers: list[np.ndarray]) -> Index:
             + f", such as {files[0][i]} ({sizes[0]}) and {files[1][i]} ({sizes[1]}); a target must be "
             "as large as its input, or larger by one whole factor in all pairs"
         )
-    return file_index(name, files, tuple(headers), TargetImages(factor))
+    return max(1, factor)  # 0: no pair is good

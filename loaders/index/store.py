@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from conf.errors import UserError
 from conf.facts import shown
@@ -44,6 +45,12 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     finally:
         for path in (unfinished, old):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def one_process_at_a_time(path: Path) -> FileLock:
+    """Lock among the processes of this machine; the empty file `path`.lock stays behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(f"{path}.lock")
 
 
 def open_column(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...]) -> np.ndarray:

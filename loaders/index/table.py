@@ -3,7 +3,7 @@
 import csv
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.index.files import VALIDATION_FOLDERS, file_index, split_by_seed
-from loaders.index.headers import read_headers
+from loaders.index.files import VALIDATION_FOLDERS, Parts, index_splits, split_by_seed
+from loaders.index.header_cache import read_headers
 from loaders.index.index import Index
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 
@@ -20,40 +20,27 @@ SPLIT_COLUMN = "split"
 SEPARATOR = ";"
 KINDS = ("auto", "classes", "several", "numbers")
 
-Values = Labels | MultiLabels | RegressionTargets
-
 
 class Table(NamedTuple):
-    """The cells of a table that are used, as text."""
+    """The columns of a table that are used, as text."""
 
     name: str
     """Name of the file."""
     places: list[str]
     """Place of each sample, for messages: `line 2`."""
-    paths: list[str]
-    labels: list[list[str]]
-    """Cells of the label columns of each sample."""
-    splits: list[str]
-    """Split of each sample; empty if there is no such column."""
+    cells: dict[str, Sequence[str]]
+    """Cells by column: the paths, the labels and, if there is such a column, the splits."""
 
 
 def table(data: DataConfig) -> tuple[Index, Index]:
     read = read_table(data)
     _check_cells(read, data)
-    files = [os.path.join(data.root, path) for path in read.paths]
+    files = [os.path.join(data.root, path) for path in read.cells[data.path_column]]
     _check_files(read, files, data.root)
     parts = _split(read, data)
-    train_target, val_target = _targets(read, data, parts)
+    target = _target(read, data, parts)
     headers = read_headers(files, data, "rgb")
-    train, val = (
-        file_index(
-            f"{Path(read.name).stem}/{name}", ([files[i] for i in part],), (headers[part],), target
-        )
-        for name, part, target in zip(
-            ("train", "val"), parts, (train_target, val_target), strict=True
-        )
-    )
-    return train, val
+    return index_splits(Path(read.name).stem, (files,), (headers,), target, parts)
 
 
 def read_table(data: DataConfig) -> Table:
@@ -79,59 +66,51 @@ def read_table(data: DataConfig) -> Table:
     if not data.label_columns:
         raise UserError("data.label_columns is empty; name one column or several: [label]")
     is_parquet = data.table.lower().endswith((".parquet", ".pq"))
-    header, places, rows = _read_parquet(data) if is_parquet else _read_csv(data)
-    if not rows:
+    read = _read_parquet(data) if is_parquet else _read_csv(data)
+    if not read.places:
         raise UserError(f"{data.table} has no line below its header; add one for each image")
-    position = {name: number for number, name in enumerate(header)}
-    split = [position[SPLIT_COLUMN]] if SPLIT_COLUMN in position else []
-    return Table(
-        name=data.table,
-        places=places,
-        paths=[row[position[data.path_column]] for row in rows],
-        labels=[[row[position[name]] for name in data.label_columns] for row in rows],
-        splits=[row[number] for row in rows for number in split],
-    )
+    return read
 
 
-def _check_columns(header: list[str], data: DataConfig) -> None:
-    missing = [name for name in (data.path_column, *data.label_columns) if name not in header]
+def _used_columns(header: list[str], data: DataConfig) -> list[str]:
+    needed = [data.path_column, *data.label_columns]
+    missing = [name for name in needed if name not in header]
     if missing:
         raise UserError(
             f"{data.table} has no column {', '.join(missing)}; its columns are {', '.join(header)}: set "
             "data.path_column and data.label_columns to some of these"
         )
+    return list(dict.fromkeys([*needed, *({SPLIT_COLUMN} & set(header))]))
 
 
-def _read_csv(data: DataConfig) -> tuple[list[str], list[str], list[list[str]]]:
-    """Names of the columns, places of the rows, and their cells."""
+def _read_csv(data: DataConfig) -> Table:
+    name = str(data.table)
     places, rows, wrong = [], [], []
-    with open(data.table or "", newline="", encoding="utf-8-sig") as file:
+    with open(name, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         try:
-            header = [name.strip() for name in next(reader, [])]
-            _check_columns(header, data)
-            line = reader.line_num + 1
-            for row in reader:
-                if row:
-                    places.append(f"line {line}")
-                    rows.append([cell.strip() for cell in row])
-                    if len(row) != len(header):
-                        wrong.append(f"{places[-1]} ({len(row)})")
-                line = reader.line_num + 1  # a cell in quotes may have several
+            header = [column.strip() for column in next(reader, [])]
+            used = _used_columns(header, data)
+            for row in filter(None, reader):
+                places.append(f"line {reader.line_num}")
+                rows.append([cell.strip() for cell in row])
+                if len(row) != len(header):
+                    wrong.append(f"{places[-1]} ({len(row)})")
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(
-                f"{data.table} cannot be read below line {reader.line_num} ({error}); save it as CSV in "
+                f"{name} cannot be read below line {reader.line_num} ({error}); save it as CSV in "
                 "UTF-8 with commas"
             ) from error
     if wrong:
         raise UserError(
-            f"{len(wrong)} lines of {data.table} do not have {len(header)} cells as the header does: "
+            f"{len(wrong)} lines of {name} do not have {len(header)} cells as the header does: "
             f"{first_few(wrong)}; put quotes around cells with commas"
         )
-    return header, places, rows
+    columns = dict(zip(header, zip(*rows, strict=True), strict=False))  # none without rows
+    return Table(name, places, {column: columns.get(column, ()) for column in used})
 
 
-def _read_parquet(data: DataConfig) -> tuple[list[str], list[str], list[list[str]]]:
+def _read_parquet(data: DataConfig) -> Table:
     """The same as `_read_csv`; rows are counted from 1."""
     try:
         from pyarrow import parquet
@@ -139,12 +118,10 @@ def _read_parquet(data: DataConfig) -> tuple[list[str], list[str], list[list[str
         raise UserError(
             f"data.table={data.table} needs pyarrow: pip install pyarrow, or save the table as CSV"
         ) from error
-    header = parquet.read_schema(data.table).names
-    _check_columns(header, data)
-    used = [data.path_column, *data.label_columns, *({SPLIT_COLUMN} & set(header))]
-    columns = parquet.read_table(data.table, columns=list(dict.fromkeys(used))).to_pydict()
-    rows = [[_text(cell) for cell in cells] for cells in zip(*columns.values(), strict=True)]
-    return list(columns), [f"row {number}" for number in range(1, len(rows) + 1)], rows
+    used = _used_columns(parquet.read_schema(data.table).names, data)
+    columns = parquet.read_table(data.table, columns=used).to_pydict()
+    places = [f"row {number}" for number in range(1, len(columns[data.path_column]) + 1)]
+    return Table(str(data.table), places, {name: [*map(_text, columns[name])] for name in used})
 
 
 def _text(cell: object) -> str:
@@ -158,48 +135,39 @@ def _text(cell: object) -> str:
 
 def _check_cells(read: Table, data: DataConfig) -> None:
     """UserError where cells are empty, paths come twice or splits are unknown."""
-    empty = []
-    for number, (place, path, labels) in enumerate(
-        zip(read.places, read.paths, read.labels, strict=True)
-    ):
-        cells = dict(zip([data.path_column, *data.label_columns], [path, *labels], strict=True))
-        if read.splits:
-            cells[SPLIT_COLUMN] = read.splits[number]
-        empty += [f"{place} ({name})" for name, cell in cells.items() if not cell]
+    empty = [
+        f"{place} ({name})"
+        for name, cells in read.cells.items()
+        for place, cell in zip(read.places, cells, strict=True)
+        if not cell
+    ]
     if empty:
         raise UserError(
             f"{read.name} has {len(empty)} empty cells: {first_few(empty)}; fill them in or remove the lines"
         )
     first: dict[str, str] = {}
-    twice = []
-    for place, path in zip(read.places, read.paths, strict=True):
-        path = os.path.normpath(path)
-        if path in first:
-            twice.append(f"{place} ({path}, as {first[path]})")
-        first.setdefault(path, place)
+    paths = map(os.path.normpath, read.cells[data.path_column])
+    twice = [
+        f"{place} ({path}, as {first[path]})"
+        for place, path in zip(read.places, paths, strict=True)
+        if first.setdefault(path, place) != place
+    ]
     if twice:
         raise UserError(
             f"{read.name} lists {len(twice)} paths twice: {first_few(twice)}; keep one line of each"
         )
     known = ("train", *VALIDATION_FOLDERS)
+    splits = read.cells.get(SPLIT_COLUMN, ())
+    unknown = [split not in known for split in splits]
     _refuse(
-        read,
-        [split not in known for split in read.splits],
-        read.splits,
-        f"lines have an unknown {SPLIT_COLUMN}",
-        f"use {', '.join(known)}",
+        read, unknown, splits, f"lines have an unknown {SPLIT_COLUMN}", f"use {', '.join(known)}"
     )
 
 
 def _check_files(read: Table, files: list[str], root: str) -> None:
     missing = [not os.path.isfile(path) for path in files]
-    _refuse(
-        read,
-        missing,
-        files,
-        "files are missing",
-        "correct the paths or data.root, or remove the lines",
-    )
+    fix = "correct the paths or data.root, or remove the lines"
+    _refuse(read, missing, files, "files are missing", fix)
     top = os.path.join(os.path.abspath(root), "")
     outside = [not os.path.abspath(path).startswith(top) for path in files]
     if any(outside):
@@ -211,18 +179,17 @@ def _check_files(read: Table, files: list[str], root: str) -> None:
         _refuse(read, absolute, files, "paths are absolute, unlike the others,", fix)
 
 
-def _refuse(read: Table, wrong: list[bool], cells: list[str], what: str, fix: str) -> None:
+def _refuse(read: Table, wrong: Iterable[bool], cells: Sequence[str], what: str, fix: str) -> None:
     """UserError that names the places and cells of what is wrong, if anything is."""
     named = [f"{read.places[i]} ({cells[i]})" for i, is_wrong in enumerate(wrong) if is_wrong]
     if named:
         raise UserError(f"{len(named)} {what} in {read.name}: {first_few(named)}; {fix}")
 
 
-def _split(read: Table, data: DataConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the training and of the validation samples."""
-    if not read.splits:
-        return split_by_seed(len(read.paths), data)
-    splits = np.array(read.splits)
+def _split(read: Table, data: DataConfig) -> Parts:
+    if SPLIT_COLUMN not in read.cells:
+        return split_by_seed(len(read.places), data)
+    splits = np.array(read.cells[SPLIT_COLUMN])
     train = np.flatnonzero(splits == "train")
     for name in VALIDATION_FOLDERS:
         val = np.flatnonzero(splits == name)
@@ -230,99 +197,82 @@ def _split(read: Table, data: DataConfig) -> tuple[np.ndarray, np.ndarray]:
             return train, val
     raise UserError(
         f"the column {SPLIT_COLUMN} of {read.name} has {len(train)} lines of train and "
-        f"{len(read.paths) - len(train)} of val or test; it needs some of both, or remove the column"
+        f"{len(splits) - len(train)} of val or test; it needs some of both, or remove the column"
     )
 
 
-def _targets(
-    read: Table, data: DataConfig, parts: tuple[np.ndarray, np.ndarray]
-) -> tuple[Values, Values]:
-    """The targets of both splits."""
-    kind = data.label_kind if data.label_kind != "auto" else _kind_of(read)
-    columns = tuple(data.label_columns)
+def _target(
+    read: Table, data: DataConfig, parts: Parts
+) -> Labels | MultiLabels | RegressionTargets:
+    """The targets of all lines."""
+    names = tuple(data.label_columns)
+    columns = [read.cells[name] for name in names]
+    kind = data.label_kind if data.label_kind != "auto" else _kind_of(columns)
     if kind == "numbers":
-        numbers = np.array([_numbers(read, i) for i in range(len(columns))], np.float32).T
-        return RegressionTargets(numbers[parts[0]], columns), RegressionTargets(
-            numbers[parts[1]], columns
-        )
-    if kind == "several" and len(columns) > 1:
-        for number, column in enumerate(columns):
-            cells = [row[number] for row in read.labels]
-            wrong = [cell not in ("0", "1", "0.0", "1.0") for cell in cells]
-            _refuse(read, wrong, cells, f"cells of {column} are neither 0 nor 1", "use 0 and 1")
-        several = np.array([[float(cell) for cell in row] for row in read.labels], np.float32)
-        return (
-            MultiLabels(several[parts[0]], columns),
-            MultiLabels(several[parts[1]], columns),
-        )
-    if len(columns) > 1:
+        return RegressionTargets(_numbers(read, columns), names)
+    if len(columns) == 1:
+        return _classes(read, kind, columns[0], parts)
+    if kind == "classes":
         raise UserError(
             f"data.label_columns names {len(columns)} columns, but classes stand in one; name one column"
         )
-    cells = [row[0] for row in read.labels]
-    names_of = _names if kind == "several" else lambda cell: [cell]
+    for name, cells in zip(names, columns, strict=True):
+        wrong = [cell not in ("0", "1", "0.0", "1.0") for cell in cells]
+        _refuse(read, wrong, cells, f"cells of {name} are neither 0 nor 1", "use 0 and 1")
+    return MultiLabels(np.array(columns).T.astype(np.float32), names)
+
+
+def _classes(read: Table, kind: str, cells: Sequence[str], parts: Parts) -> Labels | MultiLabels:
+    """The class in each of the cells, or, if `kind` is `several`, any number of them."""
+    named = [_names(cell) if kind == "several" else [cell] for cell in cells]
     # Without a column `split`, which samples validate is chance, and so is which classes they have.
-    known = parts[0].tolist() if read.splits else range(len(cells))
-    classes = _sorted({name for i in known for name in names_of(cells[i])})
+    known = parts[0].tolist() if SPLIT_COLUMN in read.cells else range(len(cells))
+    classes = _sorted({name for i in known for name in named[i]})
     number_of = {name: number for number, name in enumerate(classes)}
-    unknown = [[n for n in names_of(cell) if n not in number_of] for cell in cells]
-    is_val = np.isin(np.arange(len(cells)), parts[1]).tolist()
-    _refuse(
-        read,
-        [used and bool(names) for used, names in zip(is_val, unknown, strict=True)],
-        [SEPARATOR.join(names) for names in unknown],
-        "lines of the validation split have labels that no training line has",
-        "correct them or add training lines",
-    )
+    unknown = [""] * len(cells)
+    for i in parts[1].tolist():
+        unknown[i] = SEPARATOR.join(name for name in named[i] if name not in number_of)
+    fault = "lines of the validation split have labels that no training line has"
+    _refuse(read, map(bool, unknown), unknown, fault, "correct them or add training lines")
     needed = 2 if kind == "classes" else 1
     if len(classes) < needed:
         raise UserError(
             f"{read.name} has {len(classes)} classes ({', '.join(classes)}); it needs {needed} or more"
         )
-
-    def target(part: np.ndarray) -> Values:
-        if kind == "classes":
-            return Labels(np.array([number_of[cells[i]] for i in part], np.int64), classes)
-        values = np.zeros((len(part), len(classes)), np.float32)
-        for row, i in enumerate(part):
-            values[row, [number_of[name] for name in names_of(cells[i])]] = 1
-        return MultiLabels(values, classes)
-
-    return target(parts[0]), target(parts[1])
+    if kind == "classes":  # -1: of a line that is in neither split
+        return Labels(np.array([number_of.get(cell, -1) for cell in cells]), classes)
+    values = np.zeros((len(cells), len(classes)), np.float32)
+    for row, names in zip(values, named, strict=True):
+        row[[number_of[name] for name in names if name in number_of]] = 1
+    return MultiLabels(values, classes)
 
 
-def _kind_of(read: Table) -> str:
+def _kind_of(columns: list[Sequence[str]]) -> str:
     """Kind of labels that the cells look like."""
-    cells = [cell for row in read.labels for cell in row]
-    if len(read.labels[0]) > 1:
+    cells = [cell for column in columns for cell in column]
+    if len(columns) > 1:
         return "several" if set(cells) <= {"0", "1", "0.0", "1.0"} else "numbers"
     if any(SEPARATOR in cell for cell in cells):
         return "several"
-    if all(map(_is(int), cells)) or not any(map(_is(float), cells)):
-        return "classes"
-    if all(map(_is(float), cells)):
-        return "numbers"
-    num_numbers = sum(map(_is(float), cells))
-    return "numbers" if 2 * num_numbers > len(cells) else "classes"
+    num_numbers = sum(_is(float, cell) for cell in cells)
+    are_integers = all(_is(int, cell) for cell in cells)
+    return "numbers" if 2 * num_numbers > len(cells) and not are_integers else "classes"
 
 
-def _is(kind: Callable[[str], object]) -> Callable[[str], bool]:
-    def check(cell: str) -> bool:
-        try:
-            kind(cell)
-        except ValueError:
-            return False
-        return True
-
-    return check
+def _is(kind: Callable[[str], object], cell: str) -> bool:
+    try:
+        kind(cell)
+    except ValueError:
+        return False
+    return True
 
 
-def _numbers(read: Table, column: int) -> list[float]:
-    cells = [row[column] for row in read.labels]
-    wrong = [not (_is(float)(cell) and math.isfinite(float(cell))) for cell in cells]
+def _numbers(read: Table, columns: list[Sequence[str]]) -> np.ndarray:
     fix = "correct them, or set data.label_kind=classes if labels are meant"
-    _refuse(read, wrong, cells, "cells are no finite numbers", fix)
-    return [float(cell) for cell in cells]
+    for cells in columns:
+        wrong = [not (_is(float, cell) and math.isfinite(float(cell))) for cell in cells]
+        _refuse(read, wrong, cells, "cells are no finite numbers", fix)
+    return np.array([list(map(float, cells)) for cells in columns], np.float32).T
 
 
 def _names(cell: str) -> list[str]:
@@ -332,6 +282,6 @@ def _names(cell: str) -> list[str]:
 
 def _sorted(names: set[str]) -> tuple[str, ...]:
     """Integers by value, others by name."""
-    if all(map(_is(int), names)):
+    if all(_is(int, name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

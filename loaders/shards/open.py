@@ -96,7 +96,7 @@ def _open_split(
     spans = _open_spans(folder)
     shards = Shards(files, root, spans.sides, spans.order, spans.starts, fingerprint)
     reopen = partial(_open_split, folder, max_pixels, files, root, fingerprint)
-    index = open_columns(folder, max_pixels, "", shards, reopen)
+    index = open_columns(folder, max_pixels, shards=shards, reopen=reopen)
     if (len(spans.order), len(spans.sides)) != (len(index), len(index.sides)):
         raise UserError(
             f"{folder}: the spans do not fit {len(index):,} samples of {len(index.sides)} images; pack again "

@@ -79,30 +79,23 @@ class Part(NamedTuple):
 def part_of(
     text: str | None, environment: "os._Environ[str] | dict[str, str]" = os.environ
 ) -> Part:
-    """Parse `part=3/64`; without it, take the part from torchrun or a Slurm array, or else all shards.
+    """Parse `part=3/64`; without it, take the part from a Slurm array or torchrun, or else all shards.
 
     Raises:
-        UserError: the part is not possible, or the Slurm array has gaps.
+        UserError: the part is not possible, as that of a Slurm array with gaps.
     """
-    if text:
-        number, slash, of = text.partition("/")
-        if not (slash and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-            raise UserError(
-                f"part={text} is not possible; use part=1/64 to part=64/64, for example"
-            )
-        return Part(int(number), int(of))
-    if "SLURM_ARRAY_TASK_ID" in environment:
-        task, least, most, step, count = (
-            int(environment[f"SLURM_ARRAY_TASK_{name}"])
-            for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
+    if not text and "SLURM_ARRAY_TASK_ID" in environment:
+        task, first, step, count = (
+            int(environment[f"SLURM_ARRAY_TASK_{name}"]) for name in ("ID", "MIN", "STEP", "COUNT")
         )
-        if (most - least) // step + 1 != count:
-            raise UserError(
-                f"the Slurm array has gaps: {count} tasks from {least} to {most}, so SLURM_ARRAY_TASK_ID={task} "
-                "does not determine the part; set it: part=3/64, for example"
-            )
-        return Part((task - least) // step + 1, count)
-    return Part(int(environment.get("RANK", "0")) + 1, int(environment.get("WORLD_SIZE", "1")))
+        text = f"{(task - first) // step + 1}/{count}"
+    text = text or "{}/{}".format(
+        int(environment.get("RANK", "0")) + 1, environment.get("WORLD_SIZE", "1")
+    )
+    number, slash, of = text.partition("/")
+    if not (slash and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        raise UserError(f"part={text} is not possible; use part=1/64 to part=64/64, for example")
+    return Part(int(number), int(of))
 
 
 def shard_options(shard_mb: str, part: str, quality: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Storage on a web server or in a bucket, through obstore, which retries requests that fail."""
 
-import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator
@@ -125,24 +124,13 @@ class Bucket(Storage):
             return "check data.root"
         return ""
 
-    @property
-    def _store(self) -> Any:
-        store, process = self._opened
-        if process != os.getpid():
-            raise RuntimeError(
-                f"this process was forked from process {process}, which has read from a server: its requests "
-                "would never end; use multiprocessing's spawn or forkserver"
-            )
-        return store
-
     @cached_property
-    def _opened(self) -> tuple[Any, int]:
-        """The store, and the process that has opened it."""
+    def _store(self) -> Any:
         address = urlsplit(self.root)
         user, at, host = address.netloc.rpartition("@")
         bare = address._replace(netloc=host, path=address.path.rstrip("/")).geturl()
         basic = b64encode(unquote(user).encode()).decode()
-        store = from_url(
+        return from_url(
             bare,
             client_options={
                 "allow_http": self.scheme != "https",  # for s3 and gs, the environment decides
@@ -161,7 +149,6 @@ class Bucket(Storage):
                 },
             },
         )
-        return store, os.getpid()
 
 
 def _summary(error: Exception) -> str:

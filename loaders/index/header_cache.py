@@ -3,21 +3,20 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from filelock import FileLock
 from tqdm.contrib.concurrent import thread_map
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.images import HEADER, Header, read_header, read_mask, reason_of
 from loaders.index.index import paths_of
-from loaders.index.store import open_column, replaced_folder, save_columns
+from loaders.index.store import one_process_at_a_time, open_column, replaced_folder, save_columns
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +65,16 @@ def read_headers(
     names = paths.names
     kind = f"{paths.folder} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
     kept = Path(data.cache_dir, f"headers-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}")
-    with one_process_if_possible(kept) as reason:
-        can_keep = reason is None
-        if reason:
-            log.warning(NOT_KEPT, kept.parent, reason)
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(one_process_at_a_time(kept))
+            can_keep = True
+        except (
+            OSError,
+            NotImplementedError,
+        ) as error:  # such as a folder that is read-only or full
+            log.warning(NOT_KEPT, kept.parent, error)
+            can_keep = False
         is_known = _fill_with_kept(headers, kept, names, stamps)
         unread = np.flatnonzero(~is_known)
         for part in np.split(unread, range(at_once, len(unread), at_once)):
@@ -114,24 +119,6 @@ def header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
             "raise it if the file is meant"
         )
     return header._replace(num_bytes=num_bytes, modified_ns=modified_ns)
-
-
-def one_process_at_a_time(path: Path) -> FileLock:
-    """Lock among the processes of this machine; the empty file `path`.lock stays behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(f"{path}.lock")
-
-
-@contextmanager
-def one_process_if_possible(path: Path) -> Iterator[Exception | None]:
-    """Lock as above, or why there is none, such as a folder that is read-only or full."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(one_process_at_a_time(path))
-        except (OSError, NotImplementedError) as error:
-            yield error
-        else:
-            yield None
 
 
 def _fill_with_kept(
