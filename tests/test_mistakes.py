@@ -123,7 +123,7 @@ OF_PLACES = [
     ("train.py data=cells data.root=PHOTOS", "cannot be used"),
     ("train.py data=pairs data.root=PHOTOS", "PHOTOS/input is not a folder"),
     ("train.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
-    ("train.py resume=auto overwrite=true", "overwrite=true would remove what resume=auto goes on"),
+    ("train.py resume=auto overwrite=true", "resume=auto; leave out one"),
     ("train.py output_dir=FOLDER/a_file", "output_dir=FOLDER/a_file"),
     ("-m loaders.check data=imagefolder", "data.root is not set"),
     ("-m loaders.check data.hflop=1", "did you mean data.hflip?"),
