@@ -1,7 +1,38 @@
-"""Checks of combinations of values; schema.py checks the range of each key."""
+"""Checks of the configuration: ranges, which schema.py declares, combinations, and the number of ranks."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from conf.errors import UserError
-from conf.schema import Config, as_override
+from conf.schema import Config
+
+
+def check_ranges(config: Any, prefix: str = "") -> None:
+    """Raise UserError for a value that is out of its range.
+
+    Args:
+        config: `Config` or one of its groups.
+        prefix: of its keys, such as `data.`.
+    """
+    for field in fields(config):
+        value, allowed = getattr(config, field.name), field.metadata.get("allowed")
+        is_optional = field.default is None
+        if is_dataclass(value):
+            check_ranges(value, f"{prefix}{field.name}.")
+        elif allowed and not (is_optional and value is None) and not allowed.contains(value):
+            raise UserError(
+                f"{prefix}{field.name}={as_override(value)} is not possible; use {allowed.description}"
+                + (", or null" if is_optional else "")
+            )
+
+
+def as_override(value: Any) -> str:
+    """Write a value as on the command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(as_override, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
 
 
 def check_combinations(cfg: Config) -> None:

@@ -19,7 +19,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from conf.check import check_combinations
+from conf.check import check_combinations, check_ranges
 from conf.credentials import masked
 from conf.errors import UserError, nearest
 from conf.schema import Config
@@ -57,6 +57,7 @@ def to_config(composed: Any) -> Config:
     # Refuses keys that Hydra's + has added.
     typed = OmegaConf.merge(OmegaConf.structured(Config), plain)
     cfg = cast(Config, OmegaConf.to_object(typed))
+    check_ranges(cfg)
     check_combinations(cfg)
     return cfg
 

@@ -8,24 +8,13 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
-
-from conf.errors import UserError
-
-
-def as_override(value: Any) -> str:
-    """Write a value as on the command line."""
-    if isinstance(value, list):
-        return f"[{','.join(map(as_override, value))}]"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -42,24 +31,6 @@ def key(default: Any, allowed: Allowed | None = None) -> Any:
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-class Group:
-    """Base of the groups of keys; checks their ranges."""
-
-    prefix = ""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for a value out of its range."""
-        for each in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            value, allowed = getattr(self, each.name), each.metadata.get("allowed")
-            is_optional = each.default is None
-            if allowed is None or (is_optional and value is None) or allowed.contains(value):
-                continue
-            raise UserError(
-                f"{self.prefix}{each.name}={as_override(value)} is not possible; use {allowed.description}"
-                + (", or null" if is_optional else "")
-            )
 
 
 def one_of(*names: str) -> Allowed:
@@ -119,9 +90,7 @@ RANDAUGMENT = Allowed(  # part: colour
 
 
 @dataclass
-class DataConfig(Group):
-    prefix = "data."
-
+class DataConfig:
     layout: str = MISSING
     """Layout of the data set on disk: `imagefolder` (one folder per class), `pairs` (two folders with images
     of the same names), `cells` (class folders of TIFFs with any number of channels), `table` (a
@@ -271,9 +240,7 @@ class DataConfig(Group):
 
 
 @dataclass
-class LoaderConfig(Group):
-    prefix = "loader."
-
+class LoaderConfig:
     name: str = MISSING
     """Backend: `pytorch`, `dali`, `packed` or `synthetic`."""
 
@@ -332,9 +299,7 @@ class ModelConfig:
 
 
 @dataclass
-class OptimizerConfig(Group):
-    prefix = "optimizer."
-
+class OptimizerConfig:
     name: str = key(MISSING, one_of("sgd", "adamw"))
     """`sgd` (Nesterov momentum) or `adamw`."""
 
@@ -355,9 +320,7 @@ class OptimizerConfig(Group):
 
 
 @dataclass
-class TaskConfig(Group):
-    prefix = "task."
-
+class TaskConfig:
     name: str = MISSING
     """Task, by the targets of the data: `classification` (one label), `multilabel` (several), `regression`
     (numbers), `restoration` (images) or `segmentation` (masks)."""
@@ -378,9 +341,7 @@ class LossConfig:
 
 
 @dataclass
-class CheckpointConfig(Group):
-    prefix = "checkpoint."
-
+class CheckpointConfig:
     every_steps: int | None = key(None, FROM_1)
     """Steps between two checkpoints, in addition to those at the end of each epoch; null: none."""
 
@@ -401,9 +362,7 @@ class CheckpointConfig(Group):
 
 
 @dataclass  # part: amp
-class AmpConfig(Group):
-    prefix = "amp."
-
+class AmpConfig:
     dtype: str = key("auto", one_of("auto", "float16", "bfloat16"))
     """`float16` (with loss scaling), `bfloat16` (without: it has the range of float32) or `auto`: float16 on
     CUDA, bfloat16 on a CPU."""
@@ -413,17 +372,13 @@ class AmpConfig(Group):
 
 
 @dataclass  # part: ema
-class EmaConfig(Group):
-    prefix = "ema."
-
+class EmaConfig:
     decay: float = key(0.999, BELOW_1)
     """Share of the average that is kept in a step; smaller in the first steps."""
 
 
 @dataclass  # part: ranks
-class DistributedConfig(Group):
-    prefix = "distributed."
-
+class DistributedConfig:
     backend: str = key("auto", one_of("auto", "nccl", "gloo"))
     """`auto` (NCCL on CUDA, gloo on the CPU), `nccl` or `gloo`."""
 
@@ -436,17 +391,13 @@ class DistributedConfig(Group):
 
 
 @dataclass
-class EarlyStoppingConfig(Group):
-    prefix = "early_stopping."
-
+class EarlyStoppingConfig:
     patience: int | None = key(None, FROM_1)
     """The run ends after this many epochs in a row without a better best metric; null: never."""
 
 
 @dataclass
-class LogConfig(Group):
-    prefix = "log."
-
+class LogConfig:
     to: list[str] = key(["tensorboard"])
     """Loggers: any of tensorboard, csv, wandb and mlflow."""
 
@@ -461,7 +412,7 @@ class LogConfig(Group):
 
 
 @dataclass
-class Config(Group):
+class Config:
     data: DataConfig = MISSING
     loader: LoaderConfig = MISSING
     model: ModelConfig = MISSING

@@ -4,24 +4,20 @@ A model is called with (in_channels, num_outputs, **kwargs), and with `arch` if 
 and takes images. It returns `num_outputs` numbers for each image, or for each pixel, as the task needs them.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from conf.errors import UserError, unknown_name
+from conf.schema import ModelConfig
 from models.nafnet import NAFNet
 from models.small_cnn import SmallCNN
 from models.torchvision_models import torchvision_model
 from models.unet import UNet
 from models.weights import freeze_backbone
-
-if TYPE_CHECKING:
-    from conf.schema import ModelConfig
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": SmallCNN,

@@ -1,20 +1,16 @@
 """Pretrained weights: read them, fit them into a model, and train its head alone."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from conf.errors import UserError, first_few
-
-if TYPE_CHECKING:
-    from conf.schema import ModelConfig
+from conf.schema import ModelConfig
 
 log = logging.getLogger(__name__)
 

@@ -59,21 +59,14 @@ def evaluate(
                 totals += task.sums(outputs, targets)
                 num_batches -= 1
                 if not shown:  # copies, which do not keep the whole batch
-                    shown = map_leaves(copied, part((inputs, outputs, targets), 0, NUM_SHOWN))
+                    some = part((inputs, outputs, targets), 0, NUM_SHOWN)
+                    shown = map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, some)
             if inputs is None and num_batches > 0:  # a rank without a sample
-                inputs = map_leaves(lambda value: on(device, value), loader.info.example)
+                inputs = map_leaves(
+                    lambda x: x.to(device) if isinstance(x, Tensor) else x, loader.info.example
+                )
             for _ in range(num_batches):
                 model(inputs)
     finally:
         model.train(was_training)
     return totals, shown
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of a tensor, which does not keep its batch in memory; other values unchanged."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def on(device: torch.device, value: Any) -> Any:
-    """Move a tensor to the device; return other values unchanged."""
-    return value.to(device) if isinstance(value, Tensor) else value

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +10,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from conf.errors import UserError, first_few
+from conf.schema import Config
 from loaders import Loader
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +35,7 @@ class NonFiniteGuard:
 
     def __init__(
         self,
-        cfg: "Config",
+        cfg: Config,
         model: nn.Module,
         optimizer: Optimizer,
         train_loader: Loader,

@@ -1,19 +1,16 @@
 """GPUs that one process drives with DataParallel."""
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
 
 from conf.errors import UserError
-
-if TYPE_CHECKING:
-    from conf.schema import Config
+from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
 
-def visible_gpus(cfg: "Config", device: torch.device) -> list[int]:
+def visible_gpus(cfg: Config, device: torch.device) -> list[int]:
     """Return the indices of all visible GPUs, first that of `device`, on which DataParallel gathers outputs.
 
     With fewer than two GPUs, log that DataParallel does not help.

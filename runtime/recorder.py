@@ -3,28 +3,30 @@
 import logging
 import platform
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
+from conf.schema import Config
 from loaders import Loader
 from loaders.batch import part
 from runtime import report
 from runtime.evaluate import Shown
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers
-from runtime.progress import Progress
 from runtime.run_dir import REQUEUE_MARKER, SUMMARY
 from runtime.timing import Timing
 from runtime.trained import facts_of
 from tasks import Task
 
-if TYPE_CHECKING:
-    from conf.schema import Config
-
 log = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 5.0
+"""Shortest time between two lines of progress, without a terminal."""
 
 VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
 
@@ -41,7 +43,7 @@ class Recorder:
 
     def __init__(
         self,
-        cfg: "Config",
+        cfg: Config,
         loader: Loader,
         run_dir: Path,
         group: SingleProcess,
@@ -51,7 +53,8 @@ class Recorder:
         self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
         self.group, self.timing, self.device = group, timing, device
         self.loggers = Loggers(cfg.log.to, run_dir)
-        self.progress = Progress(cfg.log.progress and group.rank == 0)
+        self.bar = tqdm(disable=True)
+        self.last_line = 0.0
         self.lr = 0.0
         self.precision = report.name(torch.float32)
         self.num_bad_samples: dict[str, int] = {}
@@ -91,8 +94,15 @@ class Recorder:
             return
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of what was reached before
         self.loggers.open(self._setting() | report.changed_settings(self.cfg), step_number)
-        name = f"epoch {self.loader.epoch + 1}/{self.cfg.epochs}"
-        self.progress.open(name, self.loader.batches_done, len(self.loader))
+        self.bar = tqdm(
+            desc=f"epoch {self.loader.epoch + 1}/{self.cfg.epochs}",
+            initial=self.loader.batches_done,
+            total=len(self.loader),
+            unit="step",
+            leave=False,
+            mininterval=0.5,
+            disable=not (self.cfg.log.progress and sys.stderr.isatty()),
+        )
 
     def add_loss(self, loss: Tensor) -> None:
         """Add the loss of a batch, or of a micro-batch divided by their number."""
@@ -104,7 +114,7 @@ class Recorder:
         self.grad_norm = grad_norm
         if step_number % self.cfg.log.every_steps == 0:
             self.log_point(step_number)
-        self.progress.step()
+        self.bar.update()
 
     def log_point(self, step_number: int) -> None:
         """Log the mean loss since the last log point and the other values of the current step."""
@@ -126,7 +136,10 @@ class Recorder:
             points["perf/data_wait_share"] = self.timing.data_wait_share
             line += f", {self.timing.speed()}, {self.timing.data_wait_share:.0%} waiting for data"
         self.loggers.log(points, step_number)
-        self.progress.show(step_number, line)
+        self.bar.set_postfix_str(line, refresh=False)
+        if self.bar.disable and time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
+            self.last_line = time.monotonic()
+            log.info("step %d: %s", step_number, line)
 
     def count_bad_samples(self) -> None:
         """Exchange the bad samples that each rank has found; `data.max_bad_samples` is for all of them together."""
@@ -144,7 +157,7 @@ class Recorder:
         """Log the steps since the last log point, and remove the progress bar."""
         if self.losses_in_sum:
             self.log_point(step_number)
-        self.progress.close()
+        self.bar.close()
 
     def log_validation(
         self, metrics: dict[str, float], task: Task, totals: Tensor, shown: Shown, step_number: int
@@ -162,10 +175,6 @@ class Recorder:
         loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
         epoch, values = self.loader.epoch + 1, report.listed(loss | metrics)
         log.info("epoch %d of %d: %s", epoch, self.cfg.epochs, values)
-
-    def flush(self) -> None:
-        """Write all values so far to disk."""
-        self.loggers.flush()
 
     def close_run(self, results: dict[str, Any], best_metrics: dict[str, float]) -> None:
         """Write `summary.json`, unless no step was made, and log the closing lines."""

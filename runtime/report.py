@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -12,15 +12,13 @@ from torch import nn
 
 from conf.credentials import masked
 from conf.files import write_atomically
+from conf.schema import Config
 from loaders import Loader
 from runtime.timing import Timing, verdict
 
-if TYPE_CHECKING:
-    from conf.schema import Config
-
 
 def opening_lines(
-    cfg: "Config", loader: Loader, model: nn.Module, place: str, world_size: int
+    cfg: Config, loader: Loader, model: nn.Module, place: str, world_size: int
 ) -> list[str]:
     """Lines about the data, the model, its precision and device (`place`), and the steps of a run."""
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -34,7 +32,7 @@ def opening_lines(
     ]
 
 
-def closing_lines(cfg: "Config", timing: Timing, best: dict[str, float]) -> list[str]:
+def closing_lines(cfg: Config, timing: Timing, best: dict[str, float]) -> list[str]:
     """Lines about the time of each part of a run, its speed and its best metrics."""
     total = sum(timing.seconds.values())
     lines = ["time by part:"]
@@ -53,18 +51,18 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(values, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def write_settings(run_dir: Path, cfg: "Config", facts: dict[str, Any]) -> None:
+def write_settings(run_dir: Path, cfg: Config, facts: dict[str, Any]) -> None:
     """Write `config.yaml`, and `run.json` with these facts and the settings that were changed."""
     OmegaConf.save(settings(cfg), run_dir / "config.yaml")
     write_json(run_dir / "run.json", {"settings": changed_settings(cfg)} | facts)
 
 
-def settings(cfg: "Config") -> Any:
+def settings(cfg: Config) -> Any:
     """Configuration as nested dictionaries without credentials."""
     return masked(asdict(cfg))
 
 
-def changed_settings(cfg: "Config") -> dict[str, float | str | bool]:
+def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
     """Values that were set on the command line, by key, except the run's folder and name."""
     if not HydraConfig.initialized():
         return {}
@@ -80,7 +78,7 @@ def changed_settings(cfg: "Config") -> dict[str, float | str | bool]:
     return settings
 
 
-def changed_in(cfg: "Config", groups: list[str]) -> list[str]:
+def changed_in(cfg: Config, groups: list[str]) -> list[str]:
     """`key=value` of the values in these groups that are not the defaults."""
     changed = []
     for group in groups:

@@ -5,13 +5,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from conf.schema import Config
 from loaders import Loader
 from loaders.batch import num_samples, part
 from runtime import preemption, report
@@ -24,9 +25,6 @@ from runtime.run_dir import REQUEUE_MARKER, acquire_run_dir
 from runtime.state import on_host, restore, rng_state, start_from
 from runtime.timing import Timing
 from tasks import Task
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ class Run:
 
     def __init__(
         self,
-        cfg: "Config",
+        cfg: Config,
         device: torch.device,
         state: dict[str, Any],
         group: SingleProcess | None = None,
@@ -144,17 +142,13 @@ class Run:
         self.recorder.open_run(self.model, self.precision, self._unused_groups())
         start = max(self.loader.epoch, self.num_epochs)
         is_validated = self.step_number == self.validated_step
-        reasons = {
-            "epochs": start >= self.cfg.epochs,
-            "max_steps": self._is_at_max_steps() and is_validated,
-            "early_stopping.patience": self._is_out_of_patience(),
-        }
-        if any(reasons.values()):
+        is_at_end = start >= self.cfg.epochs or (self._is_at_max_steps() and is_validated)
+        if is_at_end or self._is_out_of_patience():
             log.info(
-                "nothing to do: the run has ended after epoch %d (step %d); raise %s to train on",
-                self.num_epochs,
-                self.step_number,
-                " and ".join(key for key, is_reached in reasons.items() if is_reached),
+                "nothing to do: the run has ended after epoch %d (step %d); to train on, raise "
+                "epochs=%d, max_steps=%s or early_stopping.patience=%s",
+                *(self.num_epochs, self.step_number, self.cfg.epochs, self.cfg.max_steps),
+                self.cfg.early_stopping.patience,
             )
             return
         for epoch in range(start, self.cfg.epochs):
@@ -348,7 +342,7 @@ class Run:
             self.epochs_without_best = 0 if is_best else self.epochs_without_best + 1
             if is_best:
                 self.best, self.best_metrics = value, self.metrics
-        self.recorder.flush()  # the log reaches at least as far as the checkpoint
+        self.recorder.loggers.flush()  # the log reaches at least as far as the checkpoint
         self.timing.finished()
         state = {name: on_host(part.state_dict(), self.group) for name, part in self.state.items()}
         weights = state["model"]

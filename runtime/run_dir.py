@@ -3,15 +3,12 @@
 import logging
 import os  # part: ranks
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from conf.errors import UserError
+from conf.schema import Config
 from runtime.checkpoint import newest_first
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +25,7 @@ _locks: dict[Path, FileLock] = {}
 """Locks of this process; they end with it, however it ends."""
 
 
-def acquire_run_dir(cfg: "Config", run_dir: Path) -> None:
+def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
     """Lock the folder for this run until the process ends; rank 0 calls it.
 
     Raises:

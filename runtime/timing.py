@@ -3,15 +3,12 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
+from conf.schema import Config
 from loaders import LOADERS
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 WORTH_MENTIONING = 0.1
 """Share of the time waiting for data above which a run is called input-bound."""
@@ -125,7 +122,7 @@ class Timing:
         return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} images/s"
 
 
-def verdict(data_wait_share: float, cfg: "Config") -> str:
+def verdict(data_wait_share: float, cfg: Config) -> str:
     """Name the bottleneck of a training run and settings to try; `python -m benchmarks bottleneck` measures it.
 
     Args:

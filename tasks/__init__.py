@@ -4,21 +4,15 @@ Your own: one file in this folder with a subclass of `Task`, and one line in `TA
 attributes and methods.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from conf.errors import UserError, unknown_name
+from conf.schema import Config
+from loaders import Loader
 from tasks.classification import Classification
 from tasks.multilabel import MultiLabel
 from tasks.regression import Regression
 from tasks.restoration import Restoration
 from tasks.segmentation import Segmentation
 from tasks.task import Task
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from loaders import Loader
 
 TASKS: dict[str, type[Task]] = {
     "classification": Classification,

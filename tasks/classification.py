@@ -1,21 +1,15 @@
 """Classification: one class for each image."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from conf.schema import Config
+from loaders import Loader
 from tasks.pictures import confusion_matrix, with_captions
 from tasks.sums import count_of_each, sum_columns
 from tasks.task import Task, check_shape
 from tasks.weights import ClassWeights, class_weights
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from loaders import Loader
 
 MAX_CONFUSION_CLASSES = 500
 

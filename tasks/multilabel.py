@@ -1,21 +1,15 @@
 """Multi-label classification: any number of classes for each image."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from conf.schema import Config
+from loaders import Loader
 from tasks.pictures import with_captions
 from tasks.sums import count_of_each, divide_by_count, sum_columns
 from tasks.task import Task, check_shape
 from tasks.weights import ClassWeights, positive_weights, refuse_label_smoothing
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from loaders import Loader
 
 MANTISSA_BITS = 6
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -20, 12

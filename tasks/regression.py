@@ -1,22 +1,18 @@
 """Regression: one or more numbers for each image."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from conf.schema import Config
+from loaders import Loader
 from tasks.pictures import with_captions
 from tasks.sums import divide_by_count, sum_columns
 from tasks.task import Task, check_shape
 from tasks.weights import refuse_label_smoothing, refuse_weights
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from loaders import Loader
 
 
 class Regression(Task):

@@ -1,9 +1,7 @@
 """Restoration: an image for each image, as in deblurring."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conf.errors import UserError
+from conf.schema import Config
+from loaders import Loader
 from tasks.pictures import as_pictures
 from tasks.sums import sum_columns
 from tasks.task import Task, check_shape
 from tasks.weights import refuse_weights
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from loaders import Loader
 
 
 class Restoration(Task):

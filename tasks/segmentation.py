@@ -1,22 +1,18 @@
 """Segmentation: a class for each pixel."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from conf.schema import Config
+from loaders import Loader
 from tasks.pictures import as_pictures, coloured, palette
 from tasks.sums import count_of_each, divide_by_count, sum_columns
 from tasks.task import Task, check_shape
 from tasks.weights import ClassWeights, class_weights
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from loaders import Loader
 
 
 class Segmentation(Task):

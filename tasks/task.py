@@ -1,18 +1,12 @@
 """Base class of tasks: the interface that the training scripts and `runtime/` use."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 from torch import Tensor
 
 from conf.errors import UserError
+from conf.schema import Config
+from loaders import Loader
 from tasks.sums import divide_by_count
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from loaders import Loader
 
 
 class Task:

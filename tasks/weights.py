@@ -1,19 +1,14 @@
 """Weights of classes in the loss (`loss.weights`), for data with rare classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from conf.errors import UserError
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from loaders import Loader
+from conf.schema import Config
+from loaders import Loader
 
 
 class ClassWeights:
