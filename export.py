@@ -67,9 +67,9 @@ def main() -> None:
             f"out={options['out']}: torch.export.load reads files that end in .pt2 only"
         )
     # On the CPU and not compiled, as it is going to be exported.
-    same = ["model.compile=false", "model.channels_last=false"]
-    same += ["loader.channels_last=false", "loader.num_workers=0", "loss.weights=null"]
-    trained = read_trained(Path(options["run"]), [*same, *overrides])
+    as_exported = ["model.compile=false", "model.channels_last=false"]
+    as_exported += ["loader.channels_last=false", "loader.num_workers=0", "loss.weights=null"]
+    trained = read_trained(Path(options["run"]), [*as_exported, *overrides])
     cfg, out = trained.cfg, Path(options["out"])
 
     # data

@@ -88,7 +88,7 @@ def main() -> None:
             outputs = model(inputs)
             if split:
                 totals += task.sums(outputs, targets)
-            answers = [tuple(map(as_text, row)) for row in task.table_rows(outputs)]
+            values = [tuple(map(as_text, row)) for row in task.table_rows(outputs)]
             if (images := task.images(outputs)) is not None:
                 files = [
                     image_file(loader.info.name_of(sample), cfg.data.root, out)
@@ -96,8 +96,8 @@ def main() -> None:
                 ]
                 for file, image in zip(files, images, strict=True):
                     write_image(file, image, task.palette)
-                answers = [(str(file), *row) for file, row in zip(files, answers, strict=True)]
-            rows |= zip(loader.last_samples, answers, strict=True)
+                values = [(str(file), *row) for file, row in zip(files, values, strict=True)]
+            rows |= zip(loader.last_samples, values, strict=True)
 
     # from all ranks
     if group.world_size > 1:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetch what `make gpu-check` needs on a machine that has Python and PyTorch with CUDA, but no package index.
 #
-#   launch/gpu_wheels.sh OUT [PYTHON] [TORCH] [PART]     default: 3.12 2.11 50M
+#   benchmarks/gpu_wheels.sh OUT [PYTHON] [TORCH] [PART]     default: 3.12 2.11 50M
 #
 # Needs uv and pip. OUT then holds the wheels in parts of at most PART, sizes.txt, and install.sh, which
 # joins them on that machine:

@@ -132,7 +132,11 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize("script", sorted(SBATCH.parent.glob("*.s*")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script",
+    sorted([*SBATCH.parent.glob("*.s*"), *SBATCH.parents[1].glob("benchmarks/*.sh")]),
+    ids=lambda path: path.stem,
+)
 def test_shellcheck_finds_nothing_in_a_script(script):
     shellcheck = shutil.which("shellcheck", path=f"{BIN}:{os.environ['PATH']}")
     if shellcheck is None:
