@@ -349,7 +349,7 @@ class CheckpointConfig:
     """Minutes between two checkpoints, in addition to those at the end of each epoch; null: none."""
 
     keep: int = key(2, FROM_1)
-    """Number of newest checkpoints that are kept; a run resumes from the one before a damaged one."""
+    """Number of newest checkpoints to keep; if one is damaged, the run resumes from the one before it."""
 
     best: bool = True
     """Keep the checkpoint of the epoch with the best value of the task's main metric, too."""
