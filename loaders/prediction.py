@@ -7,7 +7,7 @@ import torch
 from conf.errors import UserError
 from conf.schema import Config
 from loaders.backends import BACKENDS, ImageLoader, backend
-from loaders.index import unlabelled
+from loaders.index import unlabelled_index
 from loaders.limits import limits_explained
 from loaders.plan import PlanSampler
 from loaders.targets import Target
@@ -43,7 +43,7 @@ def build_prediction_loader(
     cfg = copy.deepcopy(cfg)
     cfg.data.on_error = "raise"  # bad headers, which are returned
     with limits_explained():
-        index, broken = unlabelled(cfg.data, target, channels)
+        index, broken = unlabelled_index(cfg.data, target, channels)
     # Files that cannot be decoded are part of the result.
     cfg.data.on_error, cfg.data.max_bad_samples = "skip", len(index)
     if cfg.loader.num_workers == "auto":

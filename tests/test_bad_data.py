@@ -66,13 +66,19 @@ def rot(path: str) -> None:
 
 CHANGED = r"has changed \({}\)"
 DAMAGE: dict[str, tuple[Callable[[str], None], str]] = {
-    "cut short": (cut_short, CHANGED.format(r"[\d,]+ bytes when it was indexed, [\d,]+ now")),
+    "cut short": (
+        cut_short,
+        CHANGED.format(r"[\d,]+ bytes .* when it was indexed, [\d,]+ bytes .* now"),
+    ),
     "deleted": (os.unlink, r"cannot be decoded \(No such file or directory\); repair or remove it"),
-    "same size": (scramble, CHANGED.format("modified .* when it was indexed, 1970-01-01 .* now")),
+    "same size": (
+        scramble,
+        CHANGED.format(".* when it was indexed, .* bytes of 1970-01-01 .* now"),
+    ),
     "same stamp": (rot, r"cannot be decoded \(.*\); repair or remove it"),
     "empty": (
         lambda path: replace_file(path, b""),
-        CHANGED.format(".* when it was indexed, 0 now"),
+        CHANGED.format(".* when it was indexed, 0 bytes .* now"),
     ),
 }
 

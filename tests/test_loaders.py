@@ -160,13 +160,13 @@ def test_a_process_that_ends_while_its_workers_live_reports_no_death() -> None:
     assert process.exitcode == 0
 
 
-class SlowImages(np.ndarray):
-    """Images that take 50 ms to read."""
+class SlowPixels(np.ndarray):
+    """Pixels of images that take 50 ms to read."""
 
-    def __getitem__(self, sample: Any) -> Any:
-        READ.append(sample)
+    def __getitem__(self, place: Any) -> Any:
+        READ.append(place)
         time.sleep(0.05)
-        return np.asarray(self)[sample]
+        return np.asarray(self)[place]
 
 
 def test_threads_stop_when_an_epoch_is_left() -> None:
@@ -175,7 +175,8 @@ def test_threads_stop_when_an_epoch_is_left() -> None:
         sizes=np.full((60, 2), 8),
         channels=1,
         target=Labels(np.zeros(60, int), ("a",)),
-        images=np.zeros((60, 8, 8, 1), np.uint8).view(SlowImages),
+        pixels=(np.zeros(60 * 8 * 8, np.uint8).view(SlowPixels),),
+        offsets=8 * 8 * np.arange(60),
     )
     options = ["data.resize=[4,4]", "loader.prefetch_factor=30", "loader.num_threads=2"]
     cfg = make_config(*options, "global_batch_size=2", "data.mean=null", "data.std=null")

@@ -5,7 +5,6 @@ Threads are enough, because decoding and resizing release Python's interpreter l
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,45 +62,38 @@ class PlanDataset(Dataset[LoadedBatch]):
     def start(
         self,
         rows: np.ndarray,
-        then: Callable[[LoadedBatch], Any] = lambda executed: executed,
+        then: Callable[[LoadedBatch], Any] = lambda batch: batch,
     ) -> "Future[Any]":
         """Begin with a batch in the threads, and return the future result of `then` of it.
 
-        A free thread takes the next row, and the last one to end calls `then`. Once the future is cancelled, no
-        thread takes a further row.
+        A free thread takes the next row, and the first one without a row waits for the others and calls `then`.
+        Once the future is cancelled, no thread takes a further row.
         """
         if self.pool is None:
             # Operations of a thread are not split among further threads, which would take longer.
             self.pool = torch_threads(self.num_threads, "load", 1)
         if self._is_copied(rows):
             return self.pool.submit(lambda: then(self._copy(rows)))
-        executed, future = LoadedBatch(rows, self._new_batch(len(rows)), {}), Future[Any]()
-        positions, lock, num_working = iter(range(len(rows))), Lock(), self.num_threads
+        batch, positions = LoadedBatch(rows, self._new_batch(len(rows)), {}), iter(range(len(rows)))
+        finished: Future[Any] | None = None
 
-        def work() -> None:
-            nonlocal num_working
-            try:
-                for position in positions:
-                    if future.cancelled():
-                        return
-                    try:
-                        filled = [side[position] for side in executed.images]
-                        self._execute(rows[position], filled)
-                    except BadFileError as error:
-                        executed.bad[int(rows["sample"][position])] = str(error)
-                with lock:
-                    num_working -= 1
-                    is_last = num_working == 0
-                if is_last and future.set_running_or_notify_cancel():
-                    future.set_result(then(executed))
-            except BaseException as error:
-                with lock:
-                    if not future.done():
-                        future.set_exception(error)
+        def fill() -> None:
+            for position in positions:
+                if finished is not None and finished.cancelled():
+                    return
+                try:
+                    self._fill(rows[position], [side[position] for side in batch.images])
+                except BadFileError as error:
+                    batch.bad[int(rows["sample"][position])] = str(error)
 
-        for _ in range(self.num_threads):
-            self.pool.submit(work)
-        return future
+        def finish() -> Any:
+            for filled in fills:
+                filled.result()
+            return then(batch)
+
+        fills = [self.pool.submit(fill) for _ in range(self.num_threads)]
+        finished = self.pool.submit(finish)  # after all of `fill`, for which it waits
+        return finished
 
     def _is_copied(self, rows: np.ndarray) -> bool:
         """True if the images need neither decoding nor resizing."""
@@ -136,7 +128,7 @@ class PlanDataset(Dataset[LoadedBatch]):
             batch.append(_shared(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)))
         return tuple(batch)
 
-    def _execute(self, row: np.void, batch: list[Tensor]) -> None:
+    def _fill(self, row: np.void, batch: list[Tensor]) -> None:
         """Fill (height, width, C) of each side with the row's images.
 
         Raises:

@@ -99,13 +99,17 @@ class EpochSampler:
         """Choose the epoch."""
         self.epoch = epoch
 
+    def order(self, positions: np.ndarray) -> np.ndarray:
+        """(len(positions),) int64: the samples at these positions of the current epoch."""
+        if not self.train:
+            return positions
+        key = stream_key("sample", self.seed, self.epoch)
+        return random_permutation(positions, self.count, key)
+
     def plan(self, positions: np.ndarray) -> np.ndarray:
         """(len(positions),) of dtype `SAMPLE`: rows of the current epoch, which all ranks share."""
         rows = np.zeros(len(positions), SAMPLE)
-        rows["position"] = rows["sample"] = positions
-        if self.train:
-            key = stream_key("sample", self.seed, self.epoch)
-            rows["sample"] = random_permutation(positions, self.count, key)
+        rows["position"], rows["sample"] = positions, self.order(positions)
         numbers = uniform(rows["sample"], stream_key("own", self.seed, self.epoch), 1)
         rows["seed"] = (numbers[:, 0] * 2**32).astype(np.uint32)
         return rows

@@ -2,7 +2,7 @@
 
 from loaders.images.decoders import decode, decode_resized, read_raw, reason_of
 from loaders.images.headers import HEADER, Header, read_header, read_mask
-from loaders.images.resize import factor_for, resize
+from loaders.images.resizing import factor_for, resize
 
 __all__ = [
     "HEADER",

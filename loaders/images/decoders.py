@@ -12,7 +12,7 @@ import simplejpeg
 from imagecodecs import SpngError, spng_decode
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from loaders.images.resize import FLIPPED, factor_for, reduced_box, reduced_shape, resize
+from loaders.images.resizing import FLIPPED, factor_for, reduced_box, reduced_shape, resize
 
 JPEG_START = b"\xff\xd8\xff"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")

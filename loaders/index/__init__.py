@@ -27,7 +27,7 @@ from loaders.index.store import (
     save_columns,
 )
 from loaders.index.table import read_table
-from loaders.index.unlabelled import unlabelled
+from loaders.index.unlabelled import unlabelled_index
 
 __all__ = [
     "COLUMN_FILE",
@@ -61,7 +61,7 @@ __all__ = [
     "save_columns",
     "settings_of",
     "share",
-    "unlabelled",
+    "unlabelled_index",
     "write_columns",
     "write_index",
 ]

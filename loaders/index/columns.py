@@ -279,6 +279,8 @@ def open_columns(
         index = replace(index, pixels=pixels, offsets=offsets)
     if num_sides != (0 if index.pixels else len(index.sides)):
         raise UserError(f"{where}: a sample has {len(index.sides)} images, not {num_sides}; {fix}")
+    if facts["known"]["is_raw"] and len(distinct) > 1:
+        raise UserError(f"{where}: is_raw=true, but the images have {len(distinct)} sizes; {fix}")
     # Otherwise computed from whole columns.
     vars(index).update(facts["known"], distinct_sizes=distinct)
     return index

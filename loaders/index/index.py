@@ -221,18 +221,17 @@ class Index:
             BadFileError: they differ.
         """
         header = self.headers[side][sample]
-        if header["num_bytes"] != found.st_size:
-            change = f"{header['num_bytes']:,} bytes when it was indexed, {found.st_size:,} now"
-        elif header["modified_ns"] != found.st_mtime_ns:
-            then, now = (
-                datetime.fromtimestamp(time / 1e9).isoformat(" ", "microseconds")
-                for time in (int(header["modified_ns"]), found.st_mtime_ns)
+        then = int(header["num_bytes"]), int(header["modified_ns"])
+        now = found.st_size, found.st_mtime_ns
+        if then != now:
+            old, new = (
+                f"{size:,} bytes of {datetime.fromtimestamp(time / 1e9).isoformat(' ', 'microseconds')}"
+                for size, time in (then, now)
             )
-            change = f"modified {then} when it was indexed, {now} now"
-        else:
-            return
-        path = self.files[side][sample]
-        raise BadFileError(f"{path} has changed ({change}); start again to index it again")
+            path = self.files[side][sample]
+            raise BadFileError(
+                f"{path} has changed ({old} when it was indexed, {new} now); start again to index it again"
+            )
 
     def changed(self, samples: np.ndarray) -> dict[int, str]:
         """Reasons why samples are bad of which a file has changed since it was indexed."""

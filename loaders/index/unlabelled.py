@@ -10,7 +10,9 @@ from loaders.index.index import Index
 from loaders.targets import Target, Unlabelled
 
 
-def unlabelled(data: DataConfig, target: Target, channels: int) -> tuple[Index, dict[str, str]]:
+def unlabelled_index(
+    data: DataConfig, target: Target, channels: int
+) -> tuple[Index, dict[str, str]]:
     """Index of the images below `data.root`, and the reasons, by path, why files cannot be used.
 
     Args:

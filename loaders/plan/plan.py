@@ -1,4 +1,4 @@
-"""The plan of an epoch: a table with one row per sample, the same for every backend.
+"""The rows of the plan of an epoch: a table with one row per sample, the same for every backend.
 
 A row holds a sample, a rectangle of it and the values of the augmentations; a backend cuts out the
 rectangle, resizes it to the output size and flips it. The table is a function of (seed, epoch,
@@ -6,16 +6,12 @@ position): any rows of it can be computed, at a cost that does not depend on how
 no worker, rank or earlier batch can influence them.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.augment import AUGMENTATIONS, Augmentation
-from loaders.epoch import random_permutation, stream_key, uniform
+from loaders.augment import AUGMENTATIONS
 from loaders.index import Index
-from loaders.plan.windows import block_shuffle
 
 ROW = np.dtype(
     [
@@ -28,52 +24,6 @@ ROW = np.dtype(
         *((name, kind) for a in AUGMENTATIONS for name, kind, _ in a.columns),
     ]
 )
-
-
-def plan(
-    index: Index,
-    data: DataConfig,
-    augmentations: Sequence[Augmentation],
-    seed: int,
-    epoch: int,
-    train: bool,
-    positions: np.ndarray,
-) -> np.ndarray:
-    """Rows of the table of one epoch.
-
-    Args:
-        index: the split's samples.
-        data: the configuration.
-        augmentations: those that `data` switches on; none in evaluation.
-        seed: of the random columns, together with `epoch` and the position.
-        epoch: counts from 0.
-        train: shuffle; otherwise the rows follow the index's order.
-        positions: of the rows, each in [0, len(index)), in any order.
-
-    Returns:
-        (len(positions),) of dtype `ROW`; a whole epoch has every sample once.
-    """
-
-    def random(column: str, num: int) -> np.ndarray:
-        return uniform(positions, stream_key(column, seed, epoch), num)
-
-    samples = positions
-    if train and data.shuffle == "window":
-        assert index.shards is not None  # checked by the sampler
-        samples = block_shuffle(positions, index.shards, data.shuffle_window, seed, epoch)
-    elif train:
-        samples = random_permutation(positions, len(index), stream_key("sample", seed, epoch))
-    index.check(samples)
-    rows = neutral_rows(samples)
-    rows["position"] = positions
-    sizes = index.sizes[rows["sample"]]
-    if not has_random_shapes(data, train):
-        shapes = crop_shapes(index, data, sizes)
-        rows["height"], rows["width"] = shapes.T
-        rows["y"], rows["x"] = (sizes - shapes).T // 2
-    for augmentation in augmentations:
-        augmentation.draw(rows, sizes, data, random)
-    return rows
 
 
 def neutral_rows(samples: np.ndarray) -> np.ndarray:

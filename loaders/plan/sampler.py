@@ -8,10 +8,16 @@ import numpy as np
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.augment import AUGMENTATIONS, active_augmentations
-from loaders.epoch import ORDER, EpochSampler
-from loaders.index import Index
-from loaders.plan.plan import distinct_shapes, has_random_shapes, output_size, plan
-from loaders.plan.windows import next_shards
+from loaders.epoch import ORDER, EpochSampler, stream_key, uniform
+from loaders.index import Index, Shards
+from loaders.plan.plan import (
+    crop_shapes,
+    distinct_shapes,
+    has_random_shapes,
+    neutral_rows,
+    output_size,
+)
+from loaders.plan.windows import block_shuffle, next_shards
 
 log = logging.getLogger(__name__)
 
@@ -66,17 +72,44 @@ class PlanSampler(EpochSampler):
             )
         self.check_limit()
 
+    @property
+    def windows(self) -> Shards | None:
+        """The shards, if samples are shuffled in windows of them."""
+        return self.index.shards if self.train and self.data.shuffle == "window" else None
+
+    def order(self, positions: np.ndarray) -> np.ndarray:
+        if (shards := self.windows) is None:
+            return super().order(positions)
+        return block_shuffle(positions, shards, self.data.shuffle_window, self.seed, self.epoch)
+
     def plan(self, positions: np.ndarray) -> np.ndarray:
-        """Rows of the current epoch's plan, which all ranks share, at these positions."""
-        when = self.seed, self.epoch, self.train
-        return plan(self.index, self.data, self.augmentations, *when, positions)
+        """(len(positions),) of dtype `ROW`: rows of the current epoch's plan, which all ranks share.
+
+        They depend on (seed, epoch, position) alone: any rows can be computed, in any order.
+        """
+
+        def random(column: str, num: int) -> np.ndarray:
+            return uniform(positions, stream_key(column, self.seed, self.epoch), num)
+
+        samples = self.order(positions)
+        self.index.check(samples)
+        rows = neutral_rows(samples)
+        rows["position"] = positions
+        sizes = self.index.sizes[samples]
+        if not has_random_shapes(self.data, self.train):
+            shapes = crop_shapes(self.index, self.data, sizes)
+            rows["height"], rows["width"] = shapes.T
+            rows["y"], rows["x"] = (sizes - shapes).T // 2
+        for augmentation in self.augmentations:
+            augmentation.draw(rows, sizes, self.data, random)
+        return rows
 
     def description(self) -> dict[str, str]:
         """Everything that the plan of an epoch depends on: equal descriptions give equal plans."""
         keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
-        order, shards = ORDER, self.index.shards
-        if self.train and self.data.shuffle == "window" and shards is not None:
+        order = ORDER
+        if (shards := self.windows) is not None:
             order += f", windows of {self.data.shuffle_window} shards of {shards.fingerprint}"
         files = self.index.fingerprint
         return {"files": files, "seed": str(self.seed), "order": order} | settings
@@ -97,5 +130,5 @@ class PlanSampler(EpochSampler):
         if not self.train:
             first = int(np.searchsorted(shards.starts, position, side="right"))
             shards.files.prefetch(range(first, len(shards.starts) - 1)[:count])
-        elif self.data.shuffle == "window":
+        elif self.windows:
             shards.files.prefetch(next_shards(position, shards, count, self.seed, self.epoch))
