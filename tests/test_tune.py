@@ -20,6 +20,7 @@ def test_the_fastest_setting_is_chosen_and_every_speed_is_logged(loader: str, ca
     assert cfg.loader.num_workers == "auto"  # what the user gave stays as it is
     speeds = caplog.text.partition("images/s by setting: ")[2].split(", ")
     assert len(speeds) == 1 if loader == "dali" else len(speeds) >= 2
+    assert any("loader.num_workers=" in speed for speed in speeds) == (loader == "pytorch")
     images_per_s = {name: int(speed) for name, _, speed in (s.rpartition(" ") for s in speeds)}
     name = f"loader.num_workers={chosen.num_workers} " if chosen.num_workers else ""
     # A little less with fewer workers is as good.
