@@ -17,17 +17,20 @@ def set_nccl_timeout(device: torch.device, timeout: timedelta) -> None:
     backend._set_default_timeout(timeout)
 
 
+def backend_name(device: torch.device) -> str:
+    """Name of the class that carries out the collectives of a device: `gloo`, `nccl` or, from torch 2.15, `nccl2`."""
+    return dist.distributed_c10d._get_default_group()._get_backend(device).name()
+
+
 def flight_recorder(device: torch.device) -> Callable[[], bytes]:
     """Function that returns torch's record of the collectives of this process on a device, pickled, or nothing.
 
-    `nccl` is the name of ProcessGroupNCCL, which has a recorder of its own. With torch 2.15 the same backend is
-    ProcessGroupNCCL2, which is called `nccl2` and recorded as any other one.
+    ProcessGroupNCCL (`nccl`) has a recorder of its own; ProcessGroupNCCL2 (`nccl2`) is recorded as others are.
     """
-    name = dist.distributed_c10d._get_default_group()._get_backend(device).name()
-    module = torch._C._distributed_c10d
+    name, module = backend_name(device), vars(torch._C._distributed_c10d)
     if name == "nccl":
-        return module._dump_nccl_trace
-    dump = getattr(module, "_dump_fr_trace", bytes)
+        return module["_dump_nccl_trace"]
+    dump = module.get("_dump_fr_trace", bytes)
     return dump if name == "gloo" else partial(dump, backend=name)
 
 
