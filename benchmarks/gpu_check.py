@@ -35,8 +35,7 @@ from runtime.distributed import backend_name
 from runtime.setup import NVIDIA_DRIVER, resolve_device
 from runtime.timing import Timing
 
-Job = tuple[str, Callable[[Path, str], None], int]
-"""Its name; a function that is called with the folder of the results and the name; its number of ranks, or 0."""
+Job = tuple[str, Callable[[Path, str], None], int]  # name, function(results, name), ranks or 0
 
 IS_DRY = not torch.cuda.is_available()
 NUM_GPUS = 2 if IS_DRY else torch.cuda.device_count()
@@ -67,6 +66,7 @@ def versions(folder: Path, what: str) -> None:
         facts |= {f"GPU {n}": torch.cuda.get_device_properties(n) for n in range(NUM_GPUS)}
     for name, value in facts.items():
         tell(folder, f"{what}, {name}", "measured", value)
+    dist.destroy_process_group()
 
 
 def tests(folder: Path, what: str) -> None:
@@ -152,9 +152,9 @@ def parts_of(folder: Path) -> dict[str, tuple[int, int, Sequence[Job]]]:
         run = partial(script, REPOSITORY / "train_ddp_amp.py", ["loader=synthetic", *options])
         on_all += [(f"resnet50-on-{n}-sync-{sync}", run, n)] * (0 < n <= last)
     return {
-        "versions": (20, 1, [("versions", versions, 0)]),
+        "versions": (30, 1, [("versions", versions, 0)]),
         "tests": (130, 1, [("tests", tests, 0)]),
-        "speeds": (205, 1, speeds),
+        "speeds": (200, 1, speeds),
         "waits": (80, len(cores()) // 3 + 1, waits),
         "checkpoints": (35, 1, [("resnet50-4-checkpoints", saves, 0)]),
         **({"all GPUs": (300, 1, on_all)} if NUM_GPUS > 1 else {}),
@@ -191,7 +191,7 @@ def main(folder: Path, context: Any = None, patience: float = 1) -> int:
         shutil.rmtree(folder / "work", ignore_errors=True)
         print(shutil.make_archive(str(folder), "gztar", folder.parent, folder.name))
     rows = list(csv.reader((folder / "checks.csv").read_text().splitlines()))
-    print(*(": ".join(row[1:]) for row in rows if row[2] in ("measured", "failed")), sep="\n")
+    print(*(": ".join(filter(None, row[1:])) for row in rows if row[2] != "passed"), sep="\n")
     return int(any(row[2] == "failed" for row in rows))
 
 
