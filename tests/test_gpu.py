@@ -444,8 +444,9 @@ def on_gpus(
     shown = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
     if not shown["CUDA_VISIBLE_DEVICES"]:
         shown["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(torch.cuda.device_count())))
-    options = {"environment": shown, "is_forked": False}
-    return Torchrun(folder, output_dir, "train_ddp.py", launcher, *overrides, **options)
+    return Torchrun(
+        folder, output_dir, "train_ddp.py", launcher, *overrides, environment=shown, is_forked=False
+    )
 
 
 @on_cuda
