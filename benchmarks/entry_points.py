@@ -19,6 +19,7 @@ from benchmarks import REPOSITORY
 from benchmarks.records import Subject, cores
 from benchmarks.run import SPEED, Run, now, progress
 from benchmarks.template import make_config
+from compose import allowed_sets, compose
 
 LOADERS = ("pytorch", "dali", "synthetic")
 # Without `sizes.full`: the loader, and the script that runs on 1 to N devices; all others
@@ -63,6 +64,16 @@ def main(run: Run, names: Sequence[str] = ()) -> None:
 def scripts() -> list[str]:
     """Names of all entry points, the baseline first."""
     return sorted((path.name for path in REPOSITORY.glob("train*.py")), key=lambda name: name[:-3])
+
+
+def merges_of_two(folder: Path) -> list[Path]:
+    """All merges of two techniques, written into a folder; none if git, which merges, is not installed."""
+    folder.mkdir()
+    (folder / "conf").symlink_to(REPOSITORY / "conf")
+    for names in allowed_sets() if shutil.which("git") else ():
+        if len(names) == 2:
+            (folder / f"train_{'_'.join(names)}.py").write_text(compose(list(names)))
+    return sorted(folder.glob("*.py"))
 
 
 def device_counts(script: str, run: Run) -> list[int]:

@@ -1,8 +1,10 @@
-"""A program in a process that starts anew, and what it and the processes that it starts hold in memory."""
+"""A program in processes of its own: what they hold in memory, and their end after a time limit."""
 
 import multiprocessing
 import os
 import re
+import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -48,6 +50,51 @@ def run_fresh(program: Callable[[], Any], cores: list[int]) -> tuple[Any, float]
     if isinstance(answer, RuntimeError):
         raise answer
     return answer, peak_mb
+
+
+def run_limited(
+    program: Callable[[], Any],
+    num_ranks: int,
+    log: Path,
+    limit_s: float,
+    context: Any = None,
+) -> list[int | None]:
+    """Exit codes of a program in processes of its own; None: it was ended by the time limit.
+
+    Args:
+        program: can be pickled. What it has started is ended with it.
+        num_ranks: of processes with the variables of torchrun's ranks; 0: one process without.
+        log: file that their output is appended to.
+        limit_s: seconds for all of it.
+        context: of `multiprocessing`, that starts the processes; default: they begin as new Pythons.
+    """
+    end = time.monotonic() + limit_s
+    envs: list[dict[str, str]] = [{}]
+    if num_ranks:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
+        group |= {"LOCAL_WORLD_SIZE": str(num_ranks)}
+        envs = [group | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(num_ranks)]
+    context = context or multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_run_logged, args=(program, log, each)) for each in envs]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
+        return [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            _end(process)
+
+
+def _run_logged(program: Callable[[], Any], log: Path, env: dict[str, str]) -> None:
+    os.environ.update(env)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    program()
 
 
 def _run(program: Callable[[], Any], answer: Connection) -> None:

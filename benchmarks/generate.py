@@ -20,6 +20,7 @@ import argparse
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -474,6 +475,14 @@ def generate(
         run = map if workers == 1 else partial(pool.map, chunksize=chunksize)
         for _ in tqdm(run(write, range(size)), desc=name, total=size, unit=unit, delay=1):
             pass
+
+
+def link_often(root: Path, links: Path, copies: int) -> None:
+    """Give each image below class folders `copies` names in a folder `links`: a long epoch of few images."""
+    for label in root.glob("*/"):
+        for copy in map(str, range(copies)):
+            if not (links / label.name / copy).exists():
+                shutil.copytree(label, links / label.name / copy, copy_function=os.link)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ pinned() {
 }
 # What PyTorch brings is there already.
 there=$(pinned <(echo torch))
-needed=$(pinned --extra bench pyproject.toml <(printf '%s\n' pytest pytest-timeout))
+needed=$(pinned --extra bench pyproject.toml <(printf '%s\n' pytest pytest-timeout pytest-xdist))
 
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT

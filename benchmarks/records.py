@@ -248,7 +248,9 @@ def machine() -> dict[str, Any]:
     if torch.cuda.is_available():
         gpu = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+    commit = ""
+    with suppress(OSError):  # git is not installed
+        commit = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
     versions = [f"python {platform.python_version()}"]
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

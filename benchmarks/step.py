@@ -1,7 +1,7 @@
 """A training step: the lines of the entry points without their `Run`, on one or several ranks."""
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from benchmarks.template import endless
 from benchmarks.turns import Count
 from conf.schema import Config
 from runtime.amp import amp_dtype
+from runtime.timing import Timing
 
 HOST = "127.0.0.1"
 RankProgram = Callable[[int, Count], Any]
@@ -22,20 +23,38 @@ RankProgram = Callable[[int, Count], Any]
 def train(
     cfg: Config, parts: tuple[Any, ...], device: torch.device, count: Count, amp: bool = False
 ) -> None:
-    """Fetch a batch, compute loss and gradients, update the weights and count the samples, on and on.
+    """Train on the batches of all epochs, and count the samples of each step; `count` ends it.
+
+    Args:
+        cfg, parts, device, amp: as of `steps()`, with the loader as the first part.
+        count: called with the number of samples of each step.
+    """
+    loader, *others = parts
+    for number in steps(cfg, tuple(others), device, endless(loader), amp):
+        count(number)
+
+
+def steps(
+    cfg: Config,
+    parts: tuple[Any, ...],
+    device: torch.device,
+    batches: Iterator[Any],
+    amp: bool = False,
+) -> Iterator[int]:
+    """Compute loss and gradients of each batch, and update the weights; yields the number of samples.
 
     Args:
         cfg: precision and limit of the gradients' norm.
-        parts: what `template.parts` built.
+        parts: task, model, optimizer and scheduler of `template.parts`.
         device: where they are.
-        count: ends it.
+        batches: inputs and targets.
         amp: compute in `cfg.amp.dtype`, as `train_amp.py` does.
     """
-    loader, task, model, optimizer, scheduler = parts
+    task, model, optimizer, scheduler = parts
     dtype = amp_dtype(cfg.amp.dtype, device) if amp else torch.float32
-    scaler = GradScaler(device.type, enabled=amp and cfg.amp.dtype == "float16")
+    scaler = GradScaler(device.type, enabled=dtype == torch.float16)
     model.train()
-    for inputs, targets in endless(loader):
+    for inputs, targets in batches:
         with autocast(device.type, dtype, enabled=amp):
             outputs = model(inputs)
         loss = task.loss(outputs, targets)
@@ -46,7 +65,18 @@ def train(
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         scheduler.step()
-        count(len(inputs))
+        yield len(inputs)
+
+
+def timed(batches: Iterator[Any], timing: Timing) -> Iterator[Any]:
+    """Batches whose waits, and whose steps until the next one is asked for, are measured."""
+    timing.lap("other")
+    while True:
+        with timing.data_wait():
+            batch = next(batches)
+        timing.step(len(batch[0]))
+        yield batch
+        timing.end_step()
 
 
 def on_ranks(

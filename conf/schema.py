@@ -466,6 +466,10 @@ class Config:
     """Precision of matrix products and convolutions in float32 on CUDA: `ieee` (float32) or `tf32` (10 bits of
     mantissa, several times as fast); null: PyTorch's defaults, convolutions in tf32, products in ieee."""
 
+    cudnn_benchmark: bool = True
+    """Time cuDNN's algorithms for each new shape of a convolution and use the fastest one; false for inputs of many
+    sizes, each of which is timed. With `deterministic`, it has no effect."""
+
     deterministic: bool = False
     """Use deterministic algorithms on CUDA: the same bits in each run on the same GPU, at lower speed. Operations
     without such an algorithm raise an error."""

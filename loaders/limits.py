@@ -47,11 +47,11 @@ def limits_explained() -> Iterator[None]:
         raise
 
 
-def cpus_per_rank(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """CPUs that this process may use, shared with the other ranks of this machine.
 
     Args:
-        cpu_max: quota of the container and its period in microseconds, if it has a quota (cgroup v2).
+        cgroup: folder with the container's quota, if it has one.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     mine = all_ranks = os.cpu_count() or 1
@@ -59,11 +59,21 @@ def cpus_per_rank(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         mine = len(os.sched_getaffinity(0))
         # torchrun's own CPUs are those of all ranks; with --numa-binding, each rank has a part of them.
         all_ranks = len(os.sched_getaffinity(os.getppid())) if num_ranks > 1 else mine
-    if cpu_max.exists():
-        quota, _, period = cpu_max.read_text().partition(" ")
-        if quota != "max":
-            all_ranks = min(all_ranks, int(quota) // int(period))
+    quota, period = _quota_and_period(cgroup)
+    if quota.isdecimal():  # else there is none
+        all_ranks = min(all_ranks, int(quota) // int(period))
     return max(1, min(mine, all_ranks // num_ranks))
+
+
+def _quota_and_period(cgroup: Path) -> tuple[str, str]:
+    """Microseconds of CPU time in each period, and of the period; the quota is `max` (v2) or -1 (v1) for none."""
+    if (version_2 := cgroup / "cpu.max").exists():
+        quota, _, period = version_2.read_text().partition(" ")
+        return quota, period
+    version_1 = [cgroup / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period")]
+    if all(path.exists() for path in version_1):
+        return version_1[0].read_text().strip(), version_1[1].read_text()
+    return "max", ""
 
 
 def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolExecutor:

@@ -23,7 +23,7 @@ def setup(cfg: "Config", local_rank: int | None = None) -> torch.device:
     """Choose the device of this process, its precision and its use of memory.
 
     Args:
-        cfg: `device`, `fp32_precision` and `deterministic`.
+        cfg: `device`, and the keys of `set_numerics`.
         local_rank: number of this process on its machine; None: it is the only process of the run.
 
     Returns:
@@ -107,7 +107,7 @@ def set_numerics(cfg: "Config") -> None:
     To be called before anything is computed: cuBLAS reads the configuration of its workspaces once.
 
     Args:
-        cfg: `fp32_precision` and `deterministic`.
+        cfg: `fp32_precision`, `cudnn_benchmark` and `deterministic`.
     """
     # torch.backends' older names set the newer `fp32_precision` of matmul, conv and rnn as well; the other
     # way round, torch.compile fails, which reads the older ones. Null gives PyTorch's defaults.
@@ -115,8 +115,7 @@ def set_numerics(cfg: "Config") -> None:
     torch.backends.cudnn.allow_tf32 = cfg.fp32_precision != "ieee"
     if cfg.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Measures the algorithms for each new shape of a convolution and takes the fastest.
-    torch.backends.cudnn.benchmark = not cfg.deterministic
+    torch.backends.cudnn.benchmark = cfg.cudnn_benchmark and not cfg.deterministic
     torch.backends.cudnn.deterministic = cfg.deterministic
     if cfg.deterministic != torch.are_deterministic_algorithms_enabled():  # a call takes seconds
         torch.use_deterministic_algorithms(cfg.deterministic)

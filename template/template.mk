@@ -4,7 +4,7 @@
 bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
 	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
 
-gpu-check: setup  ## check on this machine's GPUs what only they can show, within 20 minutes
+gpu-check: setup  ## check on this machine's GPUs what only they can show, within 8 minutes
 	$(BIN)/python -m benchmarks.gpu_check
 
 parts:  ## list the parts of a project

@@ -20,7 +20,6 @@ SLOW = {
     "test_memory_is_kept_for_the_next_step_on_a_cpu",
     "test_no_thread_of_gloo_is_left_when_python_ends",
     "test_no_worker_outlives_a_killed_training",
-    "test_one_rank_matches_one_process",
     "test_the_guides_path_leads_from_photos_to_predictions",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",
     "test_torchrun_starts_it_with_any_backend_that_meets_a_broken_file",

@@ -242,23 +242,26 @@ def test_a_batch_of_photos_passes_at_most_14_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "torchruns", "num_ranks", "quota", "expected"),
+    ("mine", "torchruns", "num_ranks", "files", "expected"),
     [
-        (64, 64, 1, None, 64),
-        (64, 64, 8, None, 8),
-        (8, 64, 8, None, 8),  # torchrun --numa-binding=exclusive
-        (32, 64, 8, None, 8),  # --numa-binding=node, with 4 ranks on each of two nodes
-        (64, 64, 8, "max 100000", 8),
-        (64, 64, 8, "1600000 100000", 2),
-        (64, 64, 1, "150000 100000", 1),
-        (2, 2, 8, None, 1),
+        (64, 64, 1, {}, 64),
+        (64, 64, 8, {}, 8),
+        (8, 64, 8, {}, 8),  # torchrun --numa-binding=exclusive
+        (32, 64, 8, {}, 8),  # --numa-binding=node, with 4 ranks on each of two nodes
+        (64, 64, 8, {"cpu.max": "max 100000"}, 8),
+        (64, 64, 8, {"cpu.max": "1600000 100000"}, 2),
+        (8, 64, 8, {"cpu.max": "1600000 100000"}, 2),
+        (64, 64, 1, {"cpu.max": "150000 100000"}, 1),
+        (64, 64, 8, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        (64, 64, 8, {"cpu/cpu.cfs_quota_us": "1600000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+        (2, 2, 8, {}, 1),
     ],
 )
 def test_the_cpus_of_a_machine_are_shared_by_its_ranks(
     mine: int,
     torchruns: int,
     num_ranks: int,
-    quota: str | None,
+    files: dict[str, str],
     expected: int,
     monkeypatch,
     tmp_path,
@@ -266,7 +269,7 @@ def test_the_cpus_of_a_machine_are_shared_by_its_ranks(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_ranks))
     of_process = {0: set(range(mine)), os.getppid(): set(range(torchruns))}
     monkeypatch.setattr(os, "sched_getaffinity", of_process.__getitem__)
-    cpu_max = tmp_path / "cpu.max"
-    if quota is not None:
-        cpu_max.write_text(f"{quota}\n")
-    assert cpus_per_rank(cpu_max) == expected
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cpus_per_rank(tmp_path) == expected

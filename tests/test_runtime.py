@@ -2,6 +2,7 @@
 
 import ast
 import ctypes
+import logging
 import math
 import multiprocessing
 import os
@@ -332,6 +333,8 @@ def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) 
     set_numerics(make_config())
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.benchmark
+    set_numerics(make_config("cudnn_benchmark=false"))
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_auto_is_the_precision_that_is_fast_on_the_device() -> None:
@@ -596,12 +599,19 @@ def test_data_parallel_gathers_on_the_configured_gpu(monkeypatch) -> None:
     assert visible_gpus(make_config(), torch.device("cuda", 1)) == [1, 0, 2]
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [(True, True), (False, False)])
-def test_sync_batchnorm_is_a_choice(wanted: bool, expected: bool) -> None:
-    cfg = make_config(f"distributed.sync_batchnorm={wanted}")
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-    converted = convert_sync_batchnorm(cfg, model, torch.device("cuda"))
-    assert any(isinstance(m, nn.SyncBatchNorm) for m in converted.modules()) == expected
+@pytest.mark.parametrize(
+    ("wanted", "batch_size", "num_lines"), [(True, 64, 1), (True, 60, 0), (False, 64, 0)]
+)
+def test_sync_batchnorm_is_a_choice_and_named_where_it_is_not_needed(
+    wanted: bool, batch_size: int, num_lines: int, monkeypatch, caplog
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")  # 16 samples on each device, or 15
+    cfg = make_config(f"distributed.sync_batchnorm={wanted}", f"global_batch_size={batch_size}")
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), *[nn.BatchNorm2d(2) for _ in range(3)])
+    with caplog.at_level(logging.INFO):
+        converted = convert_sync_batchnorm(cfg, model, torch.device("cuda"))
+    assert any(isinstance(m, nn.SyncBatchNorm) for m in converted.modules()) == wanted
+    assert caplog.text.count("distributed.sync_batchnorm=false") == num_lines
 
 
 def test_a_run_closes_with_a_verdict_that_names_settings_not_yet_used() -> None:

@@ -7,19 +7,24 @@ import pytest
 import torch
 
 from loaders.image_loaders import build_loaders
-from tests.helpers import make_config, summary_of, train
+from runtime.setup import resolve_device
+from tests.helpers import DEVICES, make_config, summary_of, train
 
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("loader", ["pytorch", "dali"])
-def test_the_fastest_setting_is_chosen_and_every_speed_is_logged(loader: str, caplog) -> None:
+def test_the_fastest_setting_is_chosen_and_every_speed_is_logged(
+    loader: str, device: str, caplog
+) -> None:
     cfg = make_config("loader.num_workers=auto", "loader.num_threads=1", f"loader={loader}")
     with caplog.at_level(logging.INFO):
-        chosen = build_loaders(cfg, CPU)[0].cfg.loader
+        chosen = build_loaders(cfg, resolve_device(device))[0].cfg.loader
     assert cfg.loader.num_workers == "auto"  # what the user gave stays as it is
     speeds = caplog.text.partition("images/s by setting: ")[2].split(", ")
     assert len(speeds) == 1 if loader == "dali" else len(speeds) >= 2
+    assert any("loader.num_workers=" in speed for speed in speeds) == (loader == "pytorch")
     images_per_s = {name: int(speed) for name, _, speed in (s.rpartition(" ") for s in speeds)}
     name = f"loader.num_workers={chosen.num_workers} " if chosen.num_workers else ""
     # A little less with fewer workers is as good.

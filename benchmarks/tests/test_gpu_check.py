@@ -1,54 +1,57 @@
-"""`make gpu-check` on a machine without a GPU: the same parts, with stand-ins and short limits."""
+"""`make gpu-check` on a machine without a GPU: every part with a stand-in, and time limits."""
 
 import csv
+import tarfile
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks import REPOSITORY, gpu_check
-from benchmarks.gpu_check import FAILED, MEASURED, NOT_CHECKED, PASSED, Check
+from benchmarks import gpu_check
+from tests.helpers import FORKSERVER
 
 
-def rows_of(folder: Path) -> list[dict[str, str]]:
+def outcomes(folder: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
     with (folder / "checks.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+        for _, what, outcome, *_ in csv.reader(file):
+            found.setdefault(what, []).append(outcome)
+    return found
 
 
-def test_the_check_goes_on_after_parts_that_fail_or_take_too_long(tmp_path: Path) -> None:
-    parts = {
-        ("versions", "", 60): PASSED,
-        ("guard", "no_test_has_this_name", 60): FAILED,
-        ("entry points", "", 1): FAILED,
-        ("batches", "", 0.1): FAILED,
-    }
-    for part, only, limit_s in parts:
-        gpu_check.run_part(Check(tmp_path, part, only, small=True), limit_s)
-    rows = rows_of(tmp_path)
-    ends = [row["outcome"] for row in rows if row["what"] == "all of it"]
-    assert ends == list(parts.values())
-    assert {row["outcome"] for row in rows if row["what"] == "GPU"} == {NOT_CHECKED}
-    assert "stopped after 1 s" in rows[-2]["note"]
-    gpu_check.write_table(tmp_path)
-    table = (tmp_path / "checks.md").read_text().splitlines()
-    assert "3 failed" in table[2]
-    assert all("| failed |" in line for line in table[6:9])
-    assert len(table) == 6 + len(rows)
+def test_a_dry_run_goes_through_every_part(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "results" / "check"
+    assert gpu_check.main(folder, FORKSERVER, patience=100) == 0
+    found = outcomes(folder)
+    names = {"versions", "tests", "train", "resnet50-4-checkpoints"}
+    names |= {what for what in found if what.startswith(("dali", "train_"))}
+    assert len(names) == 7
+    assert all(found[what][-1] == "passed" for what in names)
+    assert all("measured" in found[what] for what in names - {"versions", "tests"})
+    assert found["versions, collectives"] == ["measured"]
+    assert any("sgd-float32-cpu" in what for what in found)
+    with tarfile.open(f"{folder}.tar.gz") as archive:
+        packed = {Path(name).relative_to("check").name for name in archive.getnames()}
+    assert {"checks.csv", "train.txt", "dali AMP model.channels_last=true.json.gz"} <= packed
+    assert "work" not in packed
+    assert "'speeds': 200" in capsys.readouterr().out
+    with pytest.raises(FileExistsError):  # earlier results stay
+        gpu_check.main(folder, FORKSERVER)
+    assert outcomes(folder) == found
 
 
-@pytest.mark.slow
-def test_speeds_and_utilisation_have_stand_ins(tmp_path: Path) -> None:
-    gpu_check.speeds(Check(tmp_path, "speeds", small=True))
-    gpu_check.utilisation(Check(tmp_path, "utilisation", small=True))
-    rows = rows_of(tmp_path)
-    for row in rows:
-        assert row["outcome"] == (NOT_CHECKED if row["what"].startswith("float16") else MEASURED)
-    assert len(rows) == 3 * len(gpu_check.SPEEDS) + 2
-    assert (tmp_path / "utilisation.csv").read_text().startswith("way,seconds,percent\n")
+def test_jobs_go_on_after_those_that_fail_or_take_too_long(tmp_path: Path) -> None:
+    jobs: list[gpu_check.Job] = [("bad", fail, 0), ("good", partial(pause, 0), 2)]
+    gpu_check.run_part(tmp_path, 100, 1, jobs, FORKSERVER)
+    gpu_check.run_part(tmp_path, 0.5, 1, [("long", partial(pause, 1000), 0)], FORKSERVER)
+    assert outcomes(tmp_path) == {"bad": ["failed"], "good": ["passed"], "long": ["failed"]}
+    assert "ZeroDivisionError" in (tmp_path / "checks.csv").read_text()
 
 
-def test_the_parts_choose_tests_that_exist() -> None:
-    """`runs` is whatever no other part chooses."""
-    text = (REPOSITORY / "tests" / "test_gpu.py").read_text()
-    names = " ".join(line for line in text.splitlines() if line.startswith("def test"))
-    chosen = gpu_check.RUNS.removeprefix("not (").removesuffix(")").split(" or ")
-    assert all(word in names for word in chosen)
+def fail(folder: Path, what: str) -> None:
+    raise ZeroDivisionError(what)
+
+
+def pause(seconds: float, folder: Path, what: str) -> None:
+    time.sleep(seconds)

@@ -215,8 +215,11 @@ class DALILoader(ImageLoader):
             shape = (len(batch.rows), *parts[0].shape[1:])
             whole = torch.empty(shape, dtype=parts[0].dtype, device=self.device)
             for place, part in zip(places, parts, strict=True):
-                rows = torch.from_numpy(place).to(self.device)
-                movable(whole).index_copy_(0, rows, movable(part.to(self.device)))
+                rows = torch.from_numpy(place)
+                if self.device.type == "cuda":
+                    rows = rows.pin_memory()  # as the images: the host does not wait
+                rows, part = (x.to(self.device, non_blocking=True) for x in (rows, part))
+                movable(whole).index_copy_(0, rows, movable(part))
             joined.append(whole)
         return tuple(joined)
 

@@ -77,8 +77,15 @@ class CudaPrefetcher:
                     # Keeps its memory from being used again before the training's stream is done with it.
                     tensor.record_stream(training)
                 yield batch
-                in_use.append((torch.cuda.current_stream(self.device).record_event(), source))
+                in_use.append((blocking_event(torch.cuda.current_stream(self.device)), source))
             if following is None:
                 break
             ready = following
-        stream.record_event().synchronize()  # before the last sources are freed
+        blocking_event(stream).synchronize()  # before the last sources are freed
+
+
+def blocking_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Record an event that the host waits for in its sleep: other events keep a CPU busy, which loads no data then."""
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    return event

@@ -26,12 +26,14 @@ from runtime.distributed.models import (
     shard_like,
     sync_buffers,
 )
+from runtime.distributed.private import backend_name
 
 __all__ = [
     "FLIGHT_RECORD",
     "DeviceWork",
     "Heartbeat",
     "ProcessGroup",
+    "backend_name",
     "convert_sync_batchnorm",
     "end_rank",
     "follow_torchrun",

@@ -5,7 +5,9 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +22,9 @@ LONGEST_CALL_S = 10.0
 
 WAIT_FOR_FAILED_S = 10.0
 """Seconds for which a device may be busy with the same work once another rank has failed."""
+
+SILENT_BEATS = 5
+"""Heartbeats of this rank in which another one has had none, after which that one has failed."""
 
 FLIGHT_RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 """Variable that names the file of torch's record of the collectives, without the rank at its end."""
@@ -54,7 +59,10 @@ class Heartbeat:
     """Thread that puts the line that this process is at into a store which all ranks share, again and again.
 
     It also reports and ends this process if its device waits for other ranks for too long, which raises no
-    error in Python: for `timeout_s`, or for 10 s once another rank has announced that it failed.
+    error in Python: for `timeout_s`, or for 10 s once another rank has failed. A rank that raised an error
+    announces it. One that was killed cannot: it counts as failed if it has no heartbeat any more after this
+    process was asked to leave, as torchrun does when a rank dies. A signal alone ends nothing here: a run with
+    steps of more than 10 s has to reach the end of its step and save.
     """
 
     def __init__(
@@ -65,6 +73,7 @@ class Heartbeat:
         work: DeviceWork,
         timeout_s: float,
         flight_record: Callable[[], bytes],
+        is_asked_to_leave: Callable[[], bool] = bool,
         interval_s: float = 2.0,
     ) -> None:
         """Start the thread.
@@ -76,11 +85,13 @@ class Heartbeat:
             work: of this process's device.
             timeout_s: how long a collective may take.
             flight_record: returns torch's record of the collectives of this process.
+            is_asked_to_leave: returns True once a signal has asked this process to end.
             interval_s: seconds between two entries in the store.
         """
         self.store, self.rank, self.world_size = store, rank, world_size
         self.work, self.timeout_s, self.interval_s = work, timeout_s, interval_s
-        self.flight_record = flight_record
+        self.flight_record, self.is_asked_to_leave = flight_record, is_asked_to_leave
+        self.places = deque[list[bytes]](maxlen=SILENT_BEATS)  # of all ranks, since it was asked
         self.stopped = threading.Event()
         self.is_ending = threading.Lock()  # held by the thread that reports why this process ends
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -97,8 +108,7 @@ class Heartbeat:
             stack = private.main_thread_stack()
             ours = [line for line in stack if "site-packages" not in line.filename] or stack
             place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
-            if not self._put(f"place{self.rank}", f"{time.time()} {place}"):
-                return
+            self._put(f"place{self.rank}", f"{time.time()} {place}")
             overdue_s = self.work.overdue_s()
             if overdue_s > self.timeout_s and self.is_ending.acquire(blocking=False):
                 self._announce()
@@ -108,7 +118,8 @@ class Heartbeat:
                 self.report_timeout()
                 sys.stderr.flush()
                 os._exit(1)
-            is_left = overdue_s > WAIT_FOR_FAILED_S and self._another_failed()
+            is_silent = self._another_is_silent()  # in each beat: it compares the last ones
+            is_left = overdue_s > WAIT_FOR_FAILED_S and (is_silent or self._another_failed())
             if is_left and self.is_ending.acquire(blocking=False):
                 text = f"[rank {self.rank}] stops, because another rank has, for which its device waits"
                 print(text, file=sys.stderr, flush=True)
@@ -130,6 +141,19 @@ class Heartbeat:
             return bool(self.store.check(["failed"]))
         except (RuntimeError, ValueError):
             return True  # the store is gone, and the rank that kept it
+
+    def _another_is_silent(self) -> bool:
+        """Return True if a rank has had no heartbeat in the last calls, all after this process was asked to leave."""
+        if not self.is_asked_to_leave():
+            return False
+        keys = [f"place{rank}" for rank in range(self.world_size)]
+        try:
+            if self.store.check(keys):  # else, multi_get would wait
+                self.places.append(self.store.multi_get(keys))
+        except (RuntimeError, ValueError):
+            return False  # `_another_failed` notices that the store is gone
+        is_full = len(self.places) == SILENT_BEATS
+        return is_full and any(len(set(of_rank)) == 1 for of_rank in zip(*self.places, strict=True))
 
     def report_timeout(self) -> None:
         """Print which ranks are missing, where all stood, and where this rank's record of collectives is."""
@@ -161,13 +185,10 @@ class Heartbeat:
         head = f"a collective timed out; missing: rank {', '.join(missing) or 'unknown'}."
         return [f"{head} Where each rank stood:", *lines]
 
-    def _put(self, key: str, value: str = "") -> bool:
-        """Set a value of the store; returns False if the group is gone."""
-        try:
+    def _put(self, key: str, value: str = "") -> None:
+        """Set a value of the store, unless the store is gone, and with it the rank that kept it."""
+        with suppress(RuntimeError, ValueError):
             self.store.set(key, value)
-        except (RuntimeError, ValueError):
-            return False
-        return True
 
 
 def end_failed_rank(error: Exception, heartbeat: Heartbeat | None) -> NoReturn:

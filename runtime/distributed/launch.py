@@ -11,7 +11,6 @@ import time
 import warnings
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,6 +24,7 @@ from conf import schema
 from conf.cli import EXIT_CODE
 from conf.credentials import MaskingFormatter
 from conf.errors import UserError
+from runtime import preemption
 from runtime.distributed import private
 from runtime.distributed.group import ProcessGroup
 from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat, end_failed_rank
@@ -109,7 +109,8 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
         world_size,
         DeviceWork(device),
         cfg.distributed.timeout_s,
-        partial(private.flight_record, backend),
+        private.flight_recorder(device),
+        preemption.has_arrived,
     )
     if rank != 0:
         _only_warn(rank)

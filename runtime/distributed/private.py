@@ -3,7 +3,9 @@
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,10 +17,21 @@ def set_nccl_timeout(device: torch.device, timeout: timedelta) -> None:
     backend._set_default_timeout(timeout)
 
 
-def flight_record(backend: str) -> bytes:
-    """Record that torch keeps of the collectives of this process, pickled; empty if it keeps none."""
-    dump = "_dump_nccl_trace" if backend == "nccl" else "_dump_fr_trace"
-    return getattr(torch._C._distributed_c10d, dump, bytes)()
+def backend_name(device: torch.device) -> str:
+    """Name of the class that carries out the collectives of a device: `gloo`, `nccl` or, from torch 2.15, `nccl2`."""
+    return dist.distributed_c10d._get_default_group()._get_backend(device).name()
+
+
+def flight_recorder(device: torch.device) -> Callable[[], bytes]:
+    """Function that returns torch's record of the collectives of this process on a device, pickled, or nothing.
+
+    ProcessGroupNCCL (`nccl`) has a recorder of its own; ProcessGroupNCCL2 (`nccl2`) is recorded as others are.
+    """
+    name, module = backend_name(device), vars(torch._C._distributed_c10d)
+    if name == "nccl":
+        return module["_dump_nccl_trace"]
+    dump = module.get("_dump_fr_trace", bytes)
+    return dump if name == "gloo" else partial(dump, backend=name)
 
 
 def main_thread_stack() -> traceback.StackSummary:

@@ -4,12 +4,16 @@ import json
 import os
 import pickle
 import re
+import signal
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
+from runtime import preemption
 from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat
 from tests.faults.helpers import (
     NUM_STEPS,
@@ -207,14 +211,17 @@ def test_a_rank_whose_device_waits_for_a_failed_one_ends_soon(tmp_path) -> None:
     assert "[rank 0] stops, because another rank has" in prints.read_text()
 
 
+class Stuck(DeviceWork):
+    """A device that is busy with the same work for a second more in each heartbeat."""
+
+    asked = 0
+
+    def overdue_s(self) -> float:
+        self.asked += 1
+        return float(self.asked)
+
+
 def _wait_for_the_device(prints: Path, timeout_s: float = 20.0, has_failed: bool = False) -> None:
-    class Stuck(DeviceWork):
-        asked = 0
-
-        def overdue_s(self) -> float:
-            self.asked += 1
-            return float(self.asked)
-
     os.environ[FLIGHT_RECORD] = str(prints.with_name("record"))
     os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT), 2)
     store, work = torch.distributed.HashStore(), Stuck(torch.device("cpu"))
@@ -223,3 +230,40 @@ def _wait_for_the_device(prints: Path, timeout_s: float = 20.0, has_failed: bool
         other.announce_failure()
     Heartbeat(store, 0, 2, work, timeout_s, lambda: b"all of them", interval_s=0.1)
     time.sleep(1000)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_signal_ends_a_wait_for_the_device_only_if_a_rank_was_killed(is_killed: bool) -> None:
+    """torchrun sends SIGTERM to the other ranks when one dies, as a cluster does to all of them.
+
+    Without a rank that was killed, the run has long steps, and saves at the end of this one.
+    """
+    process = FORKSERVER.Process(target=_wait_in_c, args=(is_killed,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == (1 if is_killed else 75)
+
+
+def _wait_in_c(is_killed: bool) -> None:
+    """Send SIGTERM to this process, whose main thread waits where Python handles no signals, as in CUDA."""
+    store, work = torch.distributed.HashStore(), Stuck(torch.device("cpu"))
+    other = Heartbeat(store, 1, 2, DeviceWork(work.device), 1e9, bytes, interval_s=0.1)
+    while not store.check(["place1"]):
+        time.sleep(0.01)
+    if is_killed:
+        other.stop()
+    preemption.listen()
+    Heartbeat(store, 0, 2, work, 1e9, bytes, preemption.has_arrived, interval_s=0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    # A minute, or for as long as 30 beats last: the wait ends, and with it a step that takes long.
+    threading.Thread(target=_end_step, args=(store, work), daemon=True).start()
+    store.wait(["end of the step"], timedelta(seconds=60))
+    while not preemption.is_requested():
+        time.sleep(0.01)
+    os._exit(preemption.EXIT_CODE)
+
+
+def _end_step(store: torch.distributed.Store, work: Stuck) -> None:
+    while work.asked < 30:
+        time.sleep(0.01)
+    store.set("end of the step", "")
