@@ -310,7 +310,8 @@ class ModelConfig:
     """Key of `models.MODELS`."""
 
     arch: str | None = None
-    """Architecture, with the model `torchvision`: any name of `torchvision.models.list_models()` that classifies images."""
+    """Architecture, with the models `torchvision` and `timm`: a name of `torchvision.models.list_models()` that
+    classifies images, or of `timm.list_models()`."""
 
     channels_last: bool = False
     """Weights and activations in channels_last; faster for convolutions under AMP on CUDA."""
@@ -323,12 +324,12 @@ class ModelConfig:
     """Further arguments of the model's constructor, such as `batch_norm`."""
 
     weights: str | None = None
-    """Initial weights: `imagenet` (torchvision's), a `.safetensors` or `.pt` file, or the folder of a run; null:
-    random. Tensors that fit are loaded; a resumed run ignores it."""
+    """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the folder of a run;
+    null: random. Tensors that fit are loaded; a resumed run ignores it."""
 
     freeze: str | None = None
-    """`backbone`: train the head (the last layer) alone; BatchNorm statistics before it stay fixed. null: train
-    all layers."""
+    """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it stay fixed.
+    null: train all layers."""
 
 
 @dataclass

@@ -1,11 +1,15 @@
 """The classification models of torchvision, by the name of their architecture."""
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conf.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from conf.schema import ModelConfig
 
 
 def torchvision_model(
@@ -46,3 +50,24 @@ def torchvision_model(
             new.weight.normal_().mul_(old.weight.std())
         model.set_submodule(name, new)
     return model
+
+
+def torchvision_weights(cfg: "ModelConfig", in_channels: int) -> dict[str, Tensor]:
+    """Load torchvision's newest weights of its model `cfg.arch`, for 3 channels, and download them the first time.
+
+    Raises:
+        UserError: they could not be downloaded; the message says where to put the file.
+    """
+    from torchvision.models import get_model_weights
+
+    weights = get_model_weights(str(cfg.arch)).DEFAULT  # type: ignore[attr-defined]
+    folder = Path(torch.hub.get_dir(), "checkpoints")
+    file = folder / weights.url.rpartition("/")[2]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return weights.get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"model.weights=imagenet: {file} is not there, or not whole, and could not be downloaded "
+            f"({error}); download {weights.url} and put it there"
+        ) from error
