@@ -336,20 +336,36 @@ class ModelConfig:
 class OptimizerConfig(Group):
     prefix = "optimizer."
 
-    name: str = key(MISSING, one_of("sgd", "adamw"))
-    """`sgd` (Nesterov momentum) or `adamw`."""
+    name: str = MISSING
+    """Class of `torch.optim`, in any case: `adamw`, `sgd`, `radam`, `muon` (matrices only) and others."""
+
+    kwargs: dict[str, Any] = key({})
+    """Further arguments of the class, such as `momentum`."""
 
     lr: float = key(MISSING, ABOVE_0)
     """Peak learning rate, reached at the end of the warm-up."""
 
     weight_decay: float = key(0.0, FROM_0)
-    """L2 penalty (`sgd`) or decoupled decay (`adamw`)."""
+    """L2 penalty or decoupled decay, as the class defines it."""
 
-    momentum: float = key(0.9, BELOW_1)
-    """`sgd` only."""
+    decay_norms_and_biases: bool = True
+    """Apply `weight_decay` to parameters with fewer than two dimensions, too."""
 
     warmup_epochs: float = key(0.0, FROM_0)
-    """Epochs of linear warm-up from 1 % of `lr`; then a cosine to 0 at the end of the last epoch."""
+    """Epochs of linear warm-up from 1 % of `lr`."""
+
+    warmup_steps: int | None = key(None, FROM_0)
+    """Steps of the warm-up, instead of `warmup_epochs`."""
+
+    schedule: str = key("cosine", one_of("cosine", "linear", "constant", "step"))
+    """Learning rate after the warm-up: `cosine` or `linear` (to 0 at the end of the last epoch), `constant`, or
+    `step` (times `step_factor` after every `step_epochs` epochs)."""
+
+    step_epochs: int = key(30, FROM_1)
+    """step: epochs between two changes of the learning rate."""
+
+    step_factor: float = key(0.1, ABOVE_0)
+    """step: factor of each change."""
 
     backbone_lr_scale: float = key(1.0, ABOVE_0)
     """Learning rate of all layers but the head, divided by `lr`; 0.1, for example, for fine-tuning."""

@@ -1,15 +1,12 @@
 """The classification models of torchvision, by the name of their architecture."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from conf.errors import UserError, unknown_name
-
-if TYPE_CHECKING:
-    from conf.schema import ModelConfig
 
 
 def torchvision_model(
@@ -52,15 +49,15 @@ def torchvision_model(
     return model
 
 
-def torchvision_weights(cfg: "ModelConfig", in_channels: int) -> dict[str, Tensor]:
-    """Load torchvision's newest weights of its model `cfg.arch`, for 3 channels, and download them the first time.
+def torchvision_weights(arch: str) -> dict[str, Tensor]:
+    """Load torchvision's newest weights of its model `arch`, and download them the first time.
 
     Raises:
         UserError: they could not be downloaded; the message says where to put the file.
     """
     from torchvision.models import get_model_weights
 
-    weights = get_model_weights(str(cfg.arch)).DEFAULT  # type: ignore[attr-defined]
+    weights = get_model_weights(arch).DEFAULT
     folder = Path(torch.hub.get_dir(), "checkpoints")
     file = folder / weights.url.rpartition("/")[2]
     try:

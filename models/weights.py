@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,6 @@ log = logging.getLogger(__name__)
 
 FACTS = ("target", "in_channels", "dtype", "precision")
 """Keys of the description of its data and precision that a run writes with its weights."""
-
-IMAGENET: dict[str, Callable[[ModelConfig, int], dict[str, Tensor]]] = {
-    "torchvision": torchvision_weights,
-    "timm": timm_weights,
-}
-"""Functions that load the weights of a model for a number of input channels, by `model.name`."""
 
 
 def fitting_weights(
@@ -88,12 +82,14 @@ def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tenso
     """
     if cfg.weights != "imagenet":
         return read_weights(str(cfg.weights))
-    if cfg.name not in IMAGENET:
-        raise UserError(
-            f"model.weights=imagenet: there are no such weights for model={cfg.name}; use "
-            f"model={' or '.join(IMAGENET)}, or the weights of a run"
-        )
-    return IMAGENET[cfg.name](cfg, in_channels), {}
+    if cfg.name == "torchvision":  # part: torchvision
+        return torchvision_weights(str(cfg.arch)), {}
+    if cfg.name == "timm":  # part: timm
+        return timm_weights(cfg, in_channels), {}
+    raise UserError(
+        f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file or the folder "
+        "of a run, or use model=torchvision or model=timm"
+    )
 
 
 def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

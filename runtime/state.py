@@ -33,7 +33,8 @@ COMPARED = (
 
 MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
-    *("model.freeze", "optimizer.backbone_lr_scale"),  # decide the optimizer's groups of weights
+    # These decide the optimizer's groups of weights.
+    *("model.freeze", "optimizer.backbone_lr_scale", "optimizer.decay_norms_and_biases"),
 )
 """Keys with the same value as in the checkpoint."""
 
