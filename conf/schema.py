@@ -477,6 +477,21 @@ class LogConfig(Group):
     """Progress bar on a terminal; false, or without a terminal: plain lines."""
 
 
+@dataclass  # part: profile
+class ProfileConfig(Group):
+    prefix = "profile."
+
+    steps: list[int] | None = key(
+        None,
+        Allowed(
+            "[skip, record] with 0 or more and 1 or more",
+            lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1,
+        ),
+    )
+    """[skip, record], such as [10,5]: after so many steps of the process, write a trace of so many further ones
+    on each rank, for Perfetto; null: none."""
+
+
 @dataclass
 class Config(Group):
     data: DataConfig = MISSING
@@ -491,6 +506,7 @@ class Config(Group):
     distributed: DistributedConfig = field(default_factory=DistributedConfig)  # part: ranks
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)  # part: profile
 
     name: str = "${run_stamp:}"
     """Name of the run; default: its start time."""
