@@ -38,7 +38,7 @@ def as_override(value: Any) -> str:
 def check_combinations(cfg: Config) -> None:
     """Raise UserError for values that exclude each other."""
     data, loader = cfg.data, cfg.loader
-    if cfg.optimizer.warmup_epochs >= cfg.epochs:
+    if cfg.optimizer.warmup_steps is None and cfg.optimizer.warmup_epochs >= cfg.epochs:
         raise UserError(
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} leaves nothing of "
             f"epochs={cfg.epochs}; use a smaller value"

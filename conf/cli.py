@@ -26,6 +26,7 @@ from conf.schema import Config
 
 EXIT_CODE = 2
 MAX_LINES = 3
+RENAMED = {"optimizer.momentum": "optimizer.kwargs.momentum"}
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
 PATH_ERRORS = (
     *(FileNotFoundError, PermissionError, FileExistsError),
@@ -154,8 +155,10 @@ def _explain_config(error: Exception) -> str:
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} is not set; set {key}=VALUE"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        if key.startswith("model.kwargs."):
-            return f"{key} is not set by the model's file; +{key}=VALUE adds it"
+        if ".kwargs." in key:
+            return f"{key} is not set by the file of its group; +{key}=VALUE adds it"
+        if key in RENAMED:
+            return f"{key} is now {RENAMED[key]}"
         return f"{key} is not a key of the configuration{nearest(key, known_keys())}"
     said = str(cause).splitlines()[0].rstrip(".")
     return f"{key}: {said}; docs/configuration.md describes all keys"

@@ -9,11 +9,12 @@ class UserError(ValueError):
 
 
 def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:
-    """The error for a value that is none of these names."""
+    """The error for a value that is none of these names; of many, it lists the nearest."""
     names = sorted(names)
-    return UserError(
-        f"{key}={value} is unknown{nearest(value, names)}; use one of {', '.join(names)}"
-    )
+    listed = ", ".join(names)
+    if len(names) > 20:
+        listed = first_few(difflib.get_close_matches(value, names, len(names), 0))
+    return UserError(f"{key}={value} is unknown{nearest(value, names)}; use one of {listed}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -277,7 +277,8 @@ class ModelConfig:
     """Key of `models.MODELS`."""
 
     arch: str | None = None
-    """Architecture, with the model `torchvision`: any name of `torchvision.models.list_models()` that classifies images."""
+    """Architecture, with the models `torchvision` and `timm`: a name of `torchvision.models.list_models()` that
+    classifies images, or of `timm.list_models()`."""
 
     channels_last: bool = False
     """Weights and activations in channels_last; faster for convolutions under AMP on CUDA."""
@@ -290,30 +291,46 @@ class ModelConfig:
     """Further arguments of the model's constructor, such as `batch_norm`."""
 
     weights: str | None = None
-    """Initial weights: `imagenet` (torchvision's), a `.safetensors` or `.pt` file, or the folder of a run; null:
-    random. Tensors that fit are loaded; a resumed run ignores it."""
+    """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the folder of a run;
+    null: random. Tensors that fit are loaded; a resumed run ignores it."""
 
     freeze: str | None = None
-    """`backbone`: train the head (the last layer) alone; BatchNorm statistics before it stay fixed. null: train
-    all layers."""
+    """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it stay fixed.
+    null: train all layers."""
 
 
 @dataclass
 class OptimizerConfig:
-    name: str = key(MISSING, one_of("sgd", "adamw"))
-    """`sgd` (Nesterov momentum) or `adamw`."""
+    name: str = MISSING
+    """Class of `torch.optim`, in any case: `adamw`, `sgd`, `radam`, `muon` (matrices only) and others."""
+
+    kwargs: dict[str, Any] = key({})
+    """Further arguments of the class, such as `momentum`."""
 
     lr: float = key(MISSING, ABOVE_0)
     """Peak learning rate, reached at the end of the warm-up."""
 
     weight_decay: float = key(0.0, FROM_0)
-    """L2 penalty (`sgd`) or decoupled decay (`adamw`)."""
+    """L2 penalty or decoupled decay, as the class defines it."""
 
-    momentum: float = key(0.9, BELOW_1)
-    """`sgd` only."""
+    decay_norms_and_biases: bool = True
+    """Apply `weight_decay` to parameters with fewer than two dimensions, too."""
 
     warmup_epochs: float = key(0.0, FROM_0)
-    """Epochs of linear warm-up from 1 % of `lr`; then a cosine to 0 at the end of the last epoch."""
+    """Epochs of linear warm-up from 1 % of `lr`."""
+
+    warmup_steps: int | None = key(None, FROM_0)
+    """Steps of the warm-up, instead of `warmup_epochs`."""
+
+    schedule: str = key("cosine", one_of("cosine", "linear", "constant", "step"))
+    """Learning rate after the warm-up: `cosine` or `linear` (to 0 at the end of the last epoch), `constant`, or
+    `step` (times `step_factor` after every `step_epochs` epochs)."""
+
+    step_epochs: int = key(30, FROM_1)
+    """step: epochs between two changes of the learning rate."""
+
+    step_factor: float = key(0.1, ABOVE_0)
+    """step: factor of each change."""
 
     backbone_lr_scale: float = key(1.0, ABOVE_0)
     """Learning rate of all layers but the head, divided by `lr`; 0.1, for example, for fine-tuning."""
@@ -411,6 +428,19 @@ class LogConfig:
     """Progress bar on a terminal; false, or without a terminal: plain lines."""
 
 
+@dataclass  # part: profile
+class ProfileConfig:
+    steps: list[int] | None = key(
+        None,
+        Allowed(
+            "[skip, record] with 0 or more and 1 or more",
+            lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1,
+        ),
+    )
+    """[skip, record], such as [10,5]: after so many steps of the process, write a trace of so many further ones
+    on each rank, for Perfetto; null: none."""
+
+
 @dataclass
 class Config:
     data: DataConfig = MISSING
@@ -425,6 +455,7 @@ class Config:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)  # part: ranks
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)  # part: profile
 
     name: str = "${run_stamp:}"
     """Name of the run; default: its start time."""

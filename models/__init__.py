@@ -15,6 +15,7 @@ from conf.errors import UserError, unknown_name
 from conf.schema import ModelConfig
 from models.nafnet import NAFNet
 from models.small_cnn import SmallCNN
+from models.timm_models import timm_model
 from models.torchvision_models import torchvision_model
 from models.unet import UNet
 from models.weights import freeze_backbone
@@ -24,6 +25,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "nafnet": NAFNet,
     "unet": UNet,
     "torchvision": torchvision_model,
+    "timm": timm_model,
 }
 
 
@@ -61,7 +63,7 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
         del given["arch"]
     elif "arch" not in parameters:
         raise UserError(
-            f"model.arch={cfg.arch}: model={cfg.name} is one architecture; use model=torchvision"
+            f"model.arch={cfg.arch}: model={cfg.name} is one architecture; leave model.arch out"
         )
 
     model = MODELS[cfg.name](**given, **cfg.kwargs)

@@ -1,9 +1,10 @@
 """The classification models of torchvision, by the name of their architecture."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conf.errors import UserError, unknown_name
 
@@ -46,3 +47,24 @@ def torchvision_model(
             new.weight.normal_().mul_(old.weight.std())
         model.set_submodule(name, new)
     return model
+
+
+def torchvision_weights(arch: str) -> dict[str, Tensor]:
+    """Load torchvision's newest weights of its model `arch`, and download them the first time.
+
+    Raises:
+        UserError: they could not be downloaded; the message says where to put the file.
+    """
+    from torchvision.models import get_model_weights
+
+    weights = get_model_weights(arch).DEFAULT
+    folder = Path(torch.hub.get_dir(), "checkpoints")
+    file = folder / weights.url.rpartition("/")[2]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return weights.get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"model.weights=imagenet: {file} is not there, or not whole, and could not be downloaded "
+            f"({error}); download {weights.url} and put it there"
+        ) from error

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from conf.errors import UserError, first_few
 from conf.schema import ModelConfig
+from models.timm_models import timm_weights
+from models.torchvision_models import torchvision_weights
 
 log = logging.getLogger(__name__)
 
@@ -67,21 +70,33 @@ def fitting_weights(
     return fitting
 
 
-def read_weights(source: str, arch: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors by name from `imagenet`, a `.safetensors` or `.pt` file, or the folder of a run.
+def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `cfg.weights` names, as `read_weights()`, or load `imagenet` weights of the model.
 
-    Args:
-        source: `model.weights`.
-        arch: `model.arch`, whose weights `imagenet` means.
+    Raises:
+        UserError: as `read_weights()`, or the model has no such weights, or they could not be downloaded.
+    """
+    if cfg.weights != "imagenet":
+        return read_weights(str(cfg.weights))
+    if cfg.name == "torchvision":  # part: torchvision
+        return torchvision_weights(str(cfg.arch)), {}
+    if cfg.name == "timm":  # part: timm
+        return timm_weights(cfg, in_channels), {}
+    raise UserError(
+        f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file or the folder "
+        "of a run, or use model=torchvision or model=timm"
+    )
+
+
+def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read tensors by name from a `.safetensors` or `.pt` file, or the folder of a run.
 
     Returns:
         The tensors, and the values of `FACTS` that a run has written with them; {} for any other file.
 
     Raises:
-        UserError: there is no such file, it could not be downloaded, or it holds no weights.
+        UserError: there is no such file, or it holds no weights.
     """
-    if source == "imagenet":
-        return imagenet(arch), {}
     path = Path(source)
     if path.is_dir():
         path = weights_in(path)
@@ -138,48 +153,22 @@ def weights_in(run: Path) -> Path:
     )
 
 
-def imagenet(arch: str | None) -> dict[str, Tensor]:
-    """Load torchvision's newest weights of its model `arch`, and download them the first time.
-
-    Raises:
-        UserError: torchvision has no such model, or they could not be downloaded; the message says where
-            to put the file.
-    """
-    import torchvision.models  # here: importing it takes seconds, and other models do not need it
-
-    if arch not in torchvision.models.list_models():
-        raise UserError(
-            f"model.weights=imagenet: torchvision has no weights for model.arch={arch}; use "
-            "model=torchvision, or the weights of a run"
-        )
-    weights = torchvision.models.get_model_weights(arch).DEFAULT
-    folder = Path(torch.hub.get_dir(), "checkpoints")
-    file = folder / weights.url.rpartition("/")[2]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return weights.get_state_dict(progress=False, check_hash=True)
-    except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"model.weights=imagenet: {file} is not there, or not whole, and could not be downloaded "
-            f"({error}); download {weights.url} and put it there"
-        ) from error
-
-
-def head_of(model: nn.Module) -> str:
-    """Return the name of the head: the model's `head_name`, or else its last layer with parameters."""
-    if isinstance(named := getattr(model, "head_name", None), str):
-        return named
+def head_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the head's modules: the model's `head_name`, a name or a tuple of names, or else its
+    last layer with parameters."""
+    if named := getattr(model, "head_name", ""):
+        return (named,) if isinstance(named, str) else tuple(named)
     with_parameters = (
         name
         for name, module in model.named_modules()
         if next(module.parameters(recurse=False), None) is not None
     )
-    return list(with_parameters)[-1]
+    return tuple(with_parameters)[-1:]
 
 
-def is_in(name: str, module: str) -> bool:
-    """Return True if the parameter or module `name` is the module, or lies in it."""
-    return f"{name}.".startswith(f"{module}.")
+def is_in(name: str, modules: Iterable[str]) -> bool:
+    """Return True if the parameter or module `name` is one of the modules, or lies in one."""
+    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def first_convolution(model: nn.Module) -> str:
@@ -204,7 +193,8 @@ def _train_head(model: nn.Module, mode: bool = True) -> nn.Module:
     head = head_of(model)
     for name, module in model.named_modules():
         # The modules around the head keep the mode: it is how a model tells training from evaluation.
-        if not is_in(name, head) and not is_in(head, name) and name:
+        is_around = any(is_in(part, [name]) for part in head)
+        if not is_in(name, head) and not is_around and name:
             module.training = False
     return model
 

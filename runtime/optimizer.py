@@ -1,17 +1,30 @@
 """Optimizer and learning-rate schedule."""
 
+import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from conf.errors import UserError, unknown_name
 from models.weights import head_of, is_in
 
 if TYPE_CHECKING:
-    from conf.schema import Config
+    from conf.schema import Config, OptimizerConfig
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    name.lower(): value
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type) and issubclass(value, Optimizer)
+    # The base class, one whose step calls the model, and one for sparse gradients.
+    if name not in ("Optimizer", "LBFGS", "SparseAdam")
+}
+
+FUSED = ("adam", "adamw", "sgd")
+"""Optimizers with one kernel for all weights on every device, which can also skip a step on the device."""
 
 
 def build_optimizer(
@@ -19,59 +32,109 @@ def build_optimizer(
 ) -> tuple[Optimizer, "Schedule"]:
     """Build the optimizer and its schedule, which is stepped once per optimizer step.
 
-    The learning rate rises linearly from 1 % of its peak during `optimizer.warmup_epochs` and then
-    follows a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR").
+    Frozen weights are left out. The learning rate rises linearly from 1 % of its peak during the warm-up and then
+    follows `optimizer.schedule`, such as a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and Hutter
+    2017, "SGDR").
 
-    The optimizers are fused: one kernel for all weights, which can also skip a step on the device. PyTorch has
-    no fused SGD for weights that FSDP has sharded. Frozen weights are left out.
+    Raises:
+        UserError: torch.optim has no such class, it does not take these arguments or weights, or the warm-up is
+            as long as the training.
     """
     options = cfg.optimizer
-    groups = parameter_groups(model, options.lr, options.backbone_lr_scale)
-    optimizer: Optimizer
-    if options.name == "sgd":
-        optimizer = SGD(
-            groups,
-            lr=options.lr,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            nesterov=options.momentum > 0,
-            fused=not any(hasattr(p, "to_local") for p in model.parameters()),
-        )
-        for parameter in (p for group in groups for p in group["params"]):
-            # The fused kernel would leave it uninitialised if the very first step is skipped.
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    else:
-        optimizer = AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=True)
-
     total_steps = cfg.epochs * steps_per_epoch
-    warmup_steps = round(options.warmup_epochs * steps_per_epoch)
-    cosine_steps = max(1, total_steps - warmup_steps)  # none if less than half a step is left
+    warmup_steps = options.warmup_steps
+    if warmup_steps is None:
+        warmup_steps = round(options.warmup_epochs * steps_per_epoch)
+    elif warmup_steps >= total_steps:
+        raise UserError(
+            f"optimizer.warmup_steps={warmup_steps} leaves nothing of the {total_steps} steps of "
+            f"epochs={cfg.epochs}; use a smaller value"
+        )
+    steps_left = max(1, total_steps - warmup_steps)  # none if less than half a step is left
 
     def share_of_peak(step: int) -> float:
         if step < warmup_steps:
             return 0.01 + 0.99 * step / warmup_steps
-        return (1 + math.cos(math.pi * (step - warmup_steps) / cosine_steps)) / 2
+        if options.schedule == "cosine":
+            return (1 + math.cos(math.pi * (step - warmup_steps) / steps_left)) / 2
+        if options.schedule == "linear":
+            return 1 - (step - warmup_steps) / steps_left
+        if options.schedule == "step":
+            return options.step_factor ** (step // (options.step_epochs * steps_per_epoch))
+        return 1.0
 
+    optimizer = new_optimizer(options, model)
     return optimizer, Schedule(optimizer, share_of_peak)
 
 
-def parameter_groups(model: nn.Module, lr: float, backbone_scale: float) -> list[dict[str, Any]]:
-    """Groups of the weights that are trained: all with the rate `lr`, or the head with `lr` and the others with
-    `backbone_scale * lr`.
+def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
+    """The optimizer `options.name` of the weights that are trained, fused where PyTorch can.
+
+    PyTorch has no fused SGD for weights that FSDP has sharded.
+
+    Raises:
+        UserError: as `build_optimizer()`.
+    """
+    name = options.name.lower()
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer.name", options.name, OPTIMIZERS)
+    accepted = inspect.signature(OPTIMIZERS[name]).parameters.keys() - {"params"}
+    own = {"lr", "weight_decay"}
+    if unknown := sorted(options.kwargs.keys() - (accepted - own)):
+        raise UserError(
+            f"optimizer.kwargs has {', '.join(unknown)}, which optimizer.name={options.name} does not take; "
+            f"use only: {', '.join(sorted(accepted - own))}"
+        )
+    arguments: dict[str, Any] = {"lr": options.lr}
+    if "weight_decay" in accepted:
+        arguments["weight_decay"] = options.weight_decay
+    elif options.weight_decay:
+        raise UserError(
+            f"optimizer.weight_decay={options.weight_decay} is not possible with optimizer.name="
+            f"{options.name}, which has no weight decay; use 0"
+        )
+    if name in FUSED and not options.kwargs.get("foreach"):
+        is_sharded = any(hasattr(p, "to_local") for p in model.parameters())
+        arguments["fused"] = name != "sgd" or not is_sharded
+    try:
+        optimizer = OPTIMIZERS[name](parameter_groups(model, options), **arguments | options.kwargs)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"optimizer.name={options.name} with optimizer.kwargs={options.kwargs} does not fit: {error}"
+        ) from error
+    if name == "sgd" and optimizer.defaults["momentum"]:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            # The fused kernel would leave it uninitialised if the very first step is skipped.
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def parameter_groups(model: nn.Module, options: "OptimizerConfig") -> list[dict[str, Any]]:
+    """Groups of the weights that are trained, by learning rate and weight decay.
 
     The head comes first: its rate is logged.
     """
-    learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if backbone_scale == 1:
-        return [{"params": [p for _, p in learning]}]
+    scale = options.backbone_lr_scale
     head = head_of(model)
-    backbone = [p for name, p in learning if not is_in(name, head)]
-    groups: list[dict[str, Any]] = [{"params": [p for name, p in learning if is_in(name, head)]}]
-    return groups + ([{"params": backbone, "lr": lr * backbone_scale}] if backbone else [])
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_slow = scale != 1 and not is_in(name, head)
+            is_undecayed = parameter.ndim < 2 and not options.decay_norms_and_biases
+            groups.setdefault((is_slow, is_undecayed), []).append(parameter)
+    return [
+        {"params": groups[key]}
+        | ({"lr": options.lr * scale} if key[0] else {})
+        | ({"weight_decay": 0.0} if key[1] else {})
+        for key in sorted(groups)
+    ]
 
 
 class Schedule(LambdaLR):
-    """Schedule that a resumed run follows from its first step on, also if its `epochs` have changed."""
+    """Schedule that a resumed run follows from its first step on, also if its `epochs` have changed.
+
+    The rate depends on the number of the step alone, as no other of PyTorch's schedulers does it.
+    """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """To be called after the optimizer's, whose state holds the rate at that time."""

@@ -20,6 +20,7 @@ from runtime.checkpoint import FORMAT, CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
+from runtime.profile import ProfiledTiming
 from runtime.recorder import VERSIONS, Recorder
 from runtime.run_dir import REQUEUE_MARKER, acquire_run_dir
 from runtime.state import on_host, restore, rng_state, start_from
@@ -102,6 +103,8 @@ class Run:
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
         self.timing = Timing(device, clock)
+        if cfg.profile.steps is not None:  # part: profile
+            self.timing = ProfiledTiming(cfg, self.model, self.run_dir, self.group.rank, device)
         self.recorder = Recorder(cfg, self.loader, self.run_dir, self.group, self.timing, device)
         self.writer = CheckpointWriter(cfg.checkpoint, self.run_dir / "checkpoints")
         self.clock = clock
@@ -201,6 +204,7 @@ class Run:
         Raises:
             UserError: `max_bad_steps` steps in a row were bad.
         """
+        self.timing.phase("optimizer")  # part: profile
         self.guard.check(grad_norm, scaler)
 
     def record_micro_batch(self, loss: Tensor) -> None:
@@ -220,6 +224,7 @@ class Run:
         Raises:
             SystemExit: with `preemption.EXIT_CODE`, after saving.
         """
+        self.timing.phase("record")  # part: profile
         self.step_number += 1
         self.recorder.add_loss(loss)
         self.recorder.end_step(self.step_number, grad_norm)

@@ -13,7 +13,7 @@ from conf.credentials import masked
 from conf.errors import UserError
 from loaders import Loader
 from loaders.batch import map_leaves
-from models.weights import fitting_weights, read_weights
+from models.weights import fitting_weights, initial_weights
 from runtime.group import SingleProcess
 from runtime.trained import check_facts, differences, facts_of, refuse_differences
 
@@ -33,7 +33,8 @@ COMPARED = (
 
 MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
-    *("model.freeze", "optimizer.backbone_lr_scale"),  # decide the optimizer's groups of weights
+    # These decide the optimizer's groups of weights.
+    *("model.freeze", "optimizer.backbone_lr_scale", "optimizer.decay_norms_and_biases"),
 )
 """Keys with the same value as in the checkpoint."""
 
@@ -155,12 +156,13 @@ def start_from(cfg: "Config", model: nn.Module, loader: Loader, group: SinglePro
     """Load those of `cfg.model.weights` that fit into the model, and the head only if its outputs are the same.
 
     Raises:
-        UserError: as `read_weights()` and `fitting_weights()`.
+        UserError: as `initial_weights()` and `fitting_weights()`.
     """
-    source, arch = str(cfg.model.weights), cfg.model.arch
-    saved, facts = group.broadcast_from_rank0(lambda: read_weights(source, arch))
+    saved, facts = group.broadcast_from_rank0(
+        lambda: initial_weights(cfg.model, loader.in_channels)
+    )
     if facts:
-        check_facts(facts, source)
+        check_facts(facts, str(cfg.model.weights))
     differing = differences(facts, facts_of(loader)).keys() if facts else set()
     fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
     load_into(model, model.state_dict() | fitting, group)

@@ -67,6 +67,9 @@ class Timing:
         if "first_step" in self.seconds:
             self.num_images += num_images
 
+    def phase(self, name: str) -> None:  # part: profile
+        """Begin a phase of a step, as a trace shows it."""
+
     def end_step(self) -> None:
         """End a step on the host.
 

@@ -172,6 +172,6 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
         ) from error
     check_facts(facts, folder / "run.json")
     path = weights_in(folder)
-    weights, of_weights = read_weights(str(path), cfg.model.arch)
+    weights, of_weights = read_weights(str(path))
     check_facts(facts | of_weights, path)
     return TrainedRun(cfg, facts | of_weights, weights, path)

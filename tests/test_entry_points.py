@@ -335,7 +335,8 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_
         free[:3], rel=0.05
     )
     clipped = tmp_path / "run"
-    limit, options = 1e-3, ["optimizer=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0"]
+    limit, options = 1e-3, ["optimizer=sgd", "optimizer.kwargs={momentum:0,nesterov:false}"]
+    options += ["optimizer.weight_decay=0"]
     options += [f"clip_grad_norm={limit}", "optimizer.warmup_epochs=0", "max_steps=3"]
     options += ["checkpoint.every_steps=1", "checkpoint.keep=3"]
     train("train.py", clipped, *TWENTY_STEPS, *options)

@@ -33,7 +33,8 @@ def test_every_family_takes_other_channels_and_outputs(arch: str) -> None:
         assert model.training  # in which some return a tuple by default
         assert model(torch.empty(2, 5, 224, 224)).shape == (2, 7)
     assert model.get_parameter(first_convolution(model)).shape[1] == 5
-    assert model.get_submodule(head_of(model)).weight.shape[0] == 7
+    [head] = head_of(model)
+    assert model.get_submodule(head).weight.shape[0] == 7
 
 
 def test_for_three_channels_it_is_torchvisions_and_follows_the_seed() -> None:

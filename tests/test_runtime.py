@@ -24,7 +24,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 from torch.overrides import TorchFunctionMode
 
 from conf.errors import UserError
@@ -48,36 +47,6 @@ from runtime.timing import verdict
 from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config
 
 MIB = 1 << 20
-
-
-@pytest.mark.parametrize("warmup_epochs", [0.0, 0.5])
-def test_the_schedule_is_that_of_pytorchs_own_parts(warmup_epochs: float) -> None:
-    cfg = make_config("epochs=2", f"optimizer.warmup_epochs={warmup_epochs}", "optimizer.lr=0.3")
-    optimizer, schedule = build_optimizer(cfg, nn.Linear(1, 1), steps_per_epoch=10)
-    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
-    warmup_steps = int(10 * warmup_epochs)
-    cosine = CosineAnnealingLR(other, 20 - warmup_steps)
-    expected: LRScheduler = cosine
-    if warmup_steps:
-        warmup = LinearLR(other, start_factor=0.01, total_iters=warmup_steps)
-        expected = SequentialLR(other, [warmup, cosine], milestones=[warmup_steps])
-    for _ in range(20):
-        assert schedule.get_last_lr() == pytest.approx(expected.get_last_lr(), abs=1e-12)
-        for one, its_schedule in [(optimizer, schedule), (other, expected)]:
-            one.step()
-            its_schedule.step()
-    assert schedule.get_last_lr() == [0]
-
-
-def test_a_warmup_up_to_the_last_step_is_one() -> None:
-    cfg = make_config("epochs=1", "optimizer.warmup_epochs=0.95", "optimizer.lr=1")
-    optimizer, schedule = build_optimizer(cfg, nn.Linear(1, 1), steps_per_epoch=8)
-    rates = []
-    for _ in range(8):
-        rates += schedule.get_last_lr()
-        optimizer.step()
-        schedule.step()
-    assert rates == pytest.approx([0.01 + 0.99 * step / 8 for step in range(8)])
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from conf.errors import UserError
 from conf.schema import Config
 from models import MODELS, build_model
-from models.weights import first_convolution, fitting_weights, head_of, read_weights
+from models.weights import first_convolution, fitting_weights, head_of, initial_weights
 from runtime import build_optimizer
 from tests.helpers import REPOSITORY, checkpoint_of, make_config, summary_of, train
 
@@ -45,7 +45,7 @@ def started(cfg: Config, in_channels: int, num_classes: int) -> nn.Module:
     """A model with what fits of `model.weights`."""
     model = build_model(cfg.model, in_channels, num_classes)
     if cfg.model.weights is not None:
-        saved, _ = read_weights(cfg.model.weights, cfg.model.arch)
+        saved, _ = initial_weights(cfg.model, in_channels)
         fitting = fitting_weights(model, cfg.model, saved)
         model.load_state_dict(model.state_dict() | fitting)
     return model
@@ -181,7 +181,7 @@ def test_imagenet_weights_that_lie_in_their_place_are_loaded(tmp_path, monkeypat
 
 
 def test_imagenet_weights_of_a_model_that_has_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="model.weights=imagenet: torchvision has no weights"):
+    with pytest.raises(ValueError, match="model.weights=imagenet: .*model=small_cnn"):
         small("model.weights=imagenet")
 
 
@@ -199,10 +199,12 @@ def test_every_model_has_a_head(name: str, head: str) -> None:
         pytest.skip(f"{name} was deleted")
     cfg = make_config(f"model={name}")
     model = build_model(cfg.model, 3, 3 if name == "nafnet" else 10)
-    assert head_of(model) == head
+    assert head_of(model) == (head,)
     assert first_convolution(model) in model.state_dict()
     model.head_name = "features"  # type: ignore[assignment]  # a model may say so itself
-    assert head_of(model) == "features"
+    assert head_of(model) == ("features",)
+    model.head_name = ("tail", "head")  # type: ignore[assignment]
+    assert head_of(model) == ("tail", "head")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -1,0 +1,128 @@
+"""Optimizers of torch.optim by name, their groups of weights, and the learning rate of each step."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as schedulers
+
+from conf.errors import UserError
+from runtime import build_optimizer
+from tests.helpers import make_config
+
+STEPS_PER_EPOCH = 10
+CLASSES = [
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "muon", "nadam"),
+    *("radam", "rmsprop", "rprop", "sgd"),
+]
+
+
+def rates(num_steps: int, *overrides: str) -> list[float]:
+    """The learning rate of each step of two epochs."""
+    cfg = make_config("epochs=2", "optimizer.lr=0.3", *overrides)
+    optimizer, schedule = build_optimizer(cfg, nn.Linear(1, 1), STEPS_PER_EPOCH)
+    found = []
+    for _ in range(num_steps):
+        found += map(float, schedule.get_last_lr())
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("warmup", ["optimizer.warmup_epochs=0", "optimizer.warmup_steps=5"])
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant", "step"])
+def test_schedules_are_pytorchs_own(name: str, warmup: str) -> None:
+    warmup_steps = int(warmup[-1])
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    after = {
+        "cosine": lambda: schedulers.CosineAnnealingLR(other, 20 - warmup_steps),
+        "linear": lambda: schedulers.LinearLR(other, 1.0, 0.0, 20 - warmup_steps),
+        "constant": lambda: schedulers.ConstantLR(other, 1.0),
+        # Epochs count from the beginning of the training.
+        "step": lambda: schedulers.MultiStepLR(other, [10 - warmup_steps, 20 - warmup_steps]),
+    }
+    parts = [schedulers.LinearLR(other, 0.01, total_iters=5)] if warmup_steps else []
+    expected = schedulers.SequentialLR(other, [*parts, after[name]()], [warmup_steps][: len(parts)])
+    steps = rates(21, f"optimizer.schedule={name}", warmup, "optimizer.step_epochs=1")
+    for step, rate in enumerate(steps):
+        assert rate == pytest.approx(other.param_groups[0]["lr"], abs=1e-12), step
+        other.step()
+        expected.step()
+
+
+def test_a_warmup_in_epochs_is_one_in_steps() -> None:
+    assert rates(20, "optimizer.warmup_epochs=0.5") == rates(20, "optimizer.warmup_steps=5")
+
+
+def test_a_warmup_up_to_the_last_step_is_one() -> None:
+    for warmup in ("optimizer.warmup_epochs=1.96", "optimizer.warmup_steps=19"):
+        assert rates(20, warmup)[:19] == sorted(rates(20, warmup)[:19])
+    with pytest.raises(UserError, match="optimizer.warmup_steps=20 leaves nothing of the 20 steps"):
+        rates(20, "optimizer.warmup_steps=20")
+
+
+@pytest.mark.parametrize("name", [*CLASSES, "RMSprop"])
+def test_any_class_of_torch_lowers_a_loss(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8, bias=False)
+    inputs = torch.rand(16, 8)
+    decay = "optimizer.weight_decay=0"
+    cfg = make_config(f"optimizer.name={name}", "optimizer.schedule=constant", decay)
+    optimizer, schedule = build_optimizer(cfg, model, STEPS_PER_EPOCH)
+    assert type(optimizer).__name__.lower() == name.lower()
+    losses = []
+    for _ in range(20):
+        losses.append((model(inputs) - inputs).square().mean())
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    assert losses[-1] < losses[0]
+    again, _ = build_optimizer(cfg, model, STEPS_PER_EPOCH)
+    again.load_state_dict(optimizer.state_dict())
+
+
+def test_arguments_are_passed_on() -> None:
+    options = ["optimizer=sgd", "optimizer.kwargs.momentum=0.5", "optimizer.weight_decay=0.25"]
+    optimizer, _ = build_optimizer(make_config(*options), nn.Linear(2, 2), STEPS_PER_EPOCH)
+    facts = optimizer.defaults
+    assert (facts["momentum"], facts["nesterov"], facts["weight_decay"]) == (0.5, True, 0.25)
+    betas = make_config("+optimizer.kwargs.betas=[0.8,0.9]")
+    optimizer, _ = build_optimizer(betas, nn.Linear(2, 2), STEPS_PER_EPOCH)
+    assert tuple(optimizer.defaults["betas"]) == (0.8, 0.9)
+    assert optimizer.defaults["fused"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["optimizer.name=adamx"], "optimizer.name=adamx is unknown; did you mean adamax?"),
+        (["optimizer.name=lbfgs"], "optimizer.name=lbfgs is unknown"),
+        (["optimizer=sgd", "optimizer.kwargs.momentum=-1"], "momentum': -1.*Invalid momentum"),
+        (["+optimizer.kwargs.momentum=1"], "kwargs has momentum, which optimizer.name=adamw"),
+        (["+optimizer.kwargs.lr=1"], "kwargs has lr"),
+        (["optimizer.name=rprop"], "optimizer.weight_decay=0.01"),
+        (["optimizer.name=muon"], "optimizer.name=muon .*2D parameters"),
+    ],
+)
+def test_what_a_class_does_not_take_is_refused(options: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_optimizer(make_config(*options), nn.Linear(2, 2), STEPS_PER_EPOCH)
+
+
+@pytest.mark.parametrize("scale", [1, 0.1])
+def test_norms_and_biases_can_do_without_weight_decay(scale: float) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
+    options = ["optimizer.weight_decay=0.5", "optimizer.decay_norms_and_biases=false"]
+    options += ["optimizer.lr=0.2", f"optimizer.backbone_lr_scale={scale}"]
+    optimizer, _ = build_optimizer(make_config(*options), model, STEPS_PER_EPOCH)
+    found = {
+        id(p): (group["initial_lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert len(found) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        rate, decay = found[id(parameter)]
+        assert rate == pytest.approx(0.2 if name.startswith("3.") else 0.2 * scale), name
+        assert decay == (0.5 if name in ("0.weight", "3.weight") else 0), name
+    assert optimizer.param_groups[0]["initial_lr"] == 0.2  # which is logged
