@@ -1,16 +1,21 @@
 """Base class of tasks: the interface that the training scripts and `runtime/` use."""
 
+from typing import Any
+
 import numpy as np
 from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
+from loaders.batch import num_samples
 from tasks.sums import divide_by_count
 
 
 class Task:
     """Base class of all tasks: a loss, metrics as sums, and predictions.
+
+    Outputs and targets are batches, see `loaders.batch`: tensors, or dicts, tuples and lists of them.
 
     Attributes:
         target_kind: kind of targets (`loaders.targets.Target.kind`) of the task; empty: any.
@@ -37,14 +42,16 @@ class Task:
     palette: np.ndarray | None = None
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
-        """Build the task for the data of the training loader; raise UserError for settings that do not fit."""
-        raise NotImplementedError
+        """Build the task for the data of the training loader; raise UserError for settings that do not fit.
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        This one reads neither.
+        """
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Return the mean loss over the images of the batch, a float32 scalar."""
         return self.loss_per_image(outputs, targets).mean()
 
-    def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss_per_image(self, outputs: Any, targets: Any) -> Tensor:
         """Return the loss of each image, (N,) float32, for outputs of any float dtype.
 
         Raises:
@@ -52,7 +59,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def sums(self, outputs: Any, targets: Any) -> Tensor:
         """Return the sums from which `metrics()` are computed: [images, sum of losses, ...].
 
         (num_sums,) float64, on the device of the outputs, without waiting for it. The sums of batches and ranks
@@ -64,24 +71,24 @@ class Task:
         """Return the metrics by name; raise ValueError if the totals are of no images."""
         return divide_by_count(self.metric_names, totals)
 
-    def predictions(self, outputs: Tensor) -> Tensor:
+    def predictions(self, outputs: Any) -> Tensor:
         """Return the predictions of an exported model, float32; images as (N, H, W, C)."""
         return outputs.float()
 
-    def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
+    def table_rows(self, outputs: Any) -> list[tuple[str | float, ...]]:
         """Return the values of `columns` for each image; by default, `predictions()`."""
         if not self.columns:
-            return [()] * len(outputs)
+            return [()] * num_samples(outputs)
         return [tuple(row) for row in self.predictions(outputs).tolist()]
 
-    def images(self, outputs: Tensor) -> np.ndarray | None:
+    def images(self, outputs: Any) -> np.ndarray | None:
         """Return an image for each prediction, to be written to a file, if the task `makes_images`.
 
         (N, H, W) or (N, H, W, C) uint8, or indices (N, H, W) of uint8 or uint16.
         """
         return None
 
-    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(self, inputs: Tensor, outputs: Any, targets: Any) -> dict[str, Tensor]:
         """Draw a few images with their targets and predictions for the loggers.
 
         Args:

@@ -18,6 +18,7 @@ SLOW = {
     "test_deblurring_improves_the_image",
     "test_fine_tuning_from_a_run_beats_starting_from_scratch",
     "test_memory_is_kept_for_the_next_step_on_a_cpu",
+    "test_nested_batches_run_in_every_script",
     "test_no_thread_of_gloo_is_left_when_python_ends",
     "test_no_worker_outlives_a_killed_training",
     "test_the_guides_path_leads_from_photos_to_predictions",

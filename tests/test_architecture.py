@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loaders.own": {"conf", *FOR_ALL},
     "loaders": {"conf", *GROUND, *FOR_ALL, *(f"loaders.{part}" for part in ABOVE)},
     "models": {"conf"},
-    "tasks": {"conf", "loaders", "loaders.targets"},
+    "tasks": {"conf", "loaders", *COMMON},
     "runtime": {"conf", "loaders", *COMMON, "models", "tasks"},
 }
 # Hydra reads its registries before it calls a script's main function; Pillow's limit is replaced by data.max_pixels.

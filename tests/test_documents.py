@@ -33,7 +33,7 @@ def test_every_promise_names_a_file_of_tests() -> None:
 
 
 def test_every_link_of_the_documents_leads_to_a_file() -> None:
-    for document in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")]:
+    for document in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]:
         links = re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text())
         for link in links:
             assert (document.parent / link).exists(), f"{document.name}: {link}"

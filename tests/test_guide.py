@@ -163,26 +163,5 @@ def test_the_guides_path_leads_from_photos_to_predictions(tmp_path: Path) -> Non
     assert (project / "outputs" / "mine.onnx").exists()
 
 
-@pytest.mark.timeout(600)
-def test_a_text_model_is_two_files_and_runs_with_every_technique(tmp_path: Path) -> None:
-    page = (REPOSITORY / "docs" / "own_data.md").read_text().partition("## Data that")[0]
-    places = re.findall(r"`((?:mine|tasks)/\w+\.py)` ", page)
-    places += [f"{folder}/__init__.py" for folder in ("loaders/own", "models", "tasks")]
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert sum(len(block.splitlines()) for block in blocks) <= 100
-    project = tmp_path / "mine"
-    assert make_project(clone_template(tmp_path / "template"), project).returncode == 0
-    add_own_parts(project, dict(zip(places, blocks, strict=True)))
-    (project / "GUIDE.md").write_text(GUIDE)
-    [commands] = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
-    for line in commands.replace("\\\n", " ").splitlines():
-        follow(project, shlex.split(line))
-    one, two = (summary_of(project / "outputs" / name) for name in ("text", "text_ddp"))
-    assert one["val/perplexity"] < 40  # of a guess: 256
-    assert two["val/perplexity"] == pytest.approx(one["val/perplexity"], rel=0.05)  # bfloat16
-    with (project / "outputs" / "text.csv").open() as file:
-        assert len(list(csv.DictReader(file))) > 20
-
-
 def last_train_loss(printed: str) -> float:
     return float(re.findall(r"train/loss ([\d.]+)", printed)[-1])

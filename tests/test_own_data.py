@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from torchvision.transforms import v2
+from torchvision.tv_tensors import KeyPoints
 
 from conf.errors import UserError
-from loaders import build_loaders
+from loaders import Loader, build_loaders
 from loaders.batch import num_samples, part, tensors_of
+from loaders.epoch import EpochLoader
 from loaders.own import OWN
 from tests.helpers import (
     DEVICES,
@@ -58,10 +61,17 @@ def broken_photos(data: Any) -> tuple[Dataset, Dataset]:
     return Photos(64, frozenset(BAD)), Photos(13, frozenset(BAD))
 
 
+def mixed(data: Any) -> tuple[Dataset, Dataset]:
+    """One sample has another shape than the others."""
+    items = [(torch.zeros(2 + (number == 40)), number) for number in range(64)]
+    return Items(items), Items(items)
+
+
 @pytest.fixture(autouse=True)
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OWN, "photos", photos)
     monkeypatch.setitem(OWN, "broken_photos", broken_photos)
+    monkeypatch.setitem(OWN, "mixed", mixed)
 
 
 def loaders_of(*overrides: str, rank: int = 0, world_size: int = 1, device: str = "cpu") -> Any:
@@ -96,7 +106,10 @@ def whole() -> list[dict[int, Tensor]]:
 
 def test_an_epoch_has_each_sample_once_and_the_next_one_has_others(whole: Any) -> None:
     assert sorted(number for batch in whole for number in batch) == list(range(64))
-    assert not are_equal(items_of(loaders_of()[0], 4), whole)
+    next_ones = items_of(loaders_of()[0], 4)
+    assert [batch.keys() for batch in next_ones] != [batch.keys() for batch in whole]
+    images, next_images = ({k: v for b in e for k, v in b.items()} for e in (whole, next_ones))
+    assert not any(torch.equal(images[number], next_images[number]) for number in images)
     train_loader, val_loader = loaders_of()
     train_loader.set_epoch(3)
     assert are_equal(items_of(val_loader), items_of(val_loader))  # the same in each validation
@@ -174,6 +187,101 @@ def test_any_nesting_of_a_batch_is_counted_and_split() -> None:
     assert num_samples({"rate": 0.5}) == 0
 
 
+class Items(Dataset):
+    """A Dataset of a list; its `collate_fn` is a function of the list's items."""
+
+    def __init__(self, items: list[Any], collate_fn: Any = None) -> None:
+        self.items = items
+        if collate_fn is not None:
+            self.collate_fn = collate_fn
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.items[number]
+
+
+def loader_of(monkeypatch: pytest.MonkeyPatch, items: list[Any], *overrides: str) -> Any:
+    monkeypatch.setitem(OWN, "items", lambda data: (Items(items), Items(items)))
+    return loaders_of("data.name=items", *overrides)[1]
+
+
+def test_numbers_texts_and_tuples_of_any_kind_make_a_batch(monkeypatch: Any) -> None:
+    texts = ["a", b"b", np.str_("c")]
+    pair = Pair(np.float32(2), (np.arange(2), *texts))
+    inputs = {"pair": pair, "points": KeyPoints(torch.ones(3, 2), canvas_size=(4, 4))}
+    loader = loader_of(monkeypatch, [(inputs, np.int64(number)) for number in range(9)])
+    [batch, last] = loader
+    assert batch[1].tolist() == list(range(8))
+    assert last[1].tolist() == [8]
+    left, (array, *columns) = batch[0]["pair"]
+    assert isinstance(batch[0]["pair"], Pair)
+    assert left.tolist() == [2] * 8
+    assert array.shape == (8, 2)
+    assert columns == [[text] * 8 for text in texts]
+    assert batch[0]["points"].shape == (8, 3, 2)
+    assert part(batch, 6, 8)[0]["pair"].right[1] == ["a", "a"]
+
+
+@dataclass
+class Sample:
+    image: Tensor
+
+
+IMAGE = torch.zeros(3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("items", "named"),
+    [
+        ([], "0 samples"),
+        ([(IMAGE, 0)] * 4, "4 samples"),
+        ([(IMAGE, Sample(IMAGE))] * 9, "Sample"),
+        ([(IMAGE, None)] * 9, "NoneType"),
+        ([(IMAGE, 0, 1)] * 9, "tuple"),
+        ([{"image": IMAGE}] * 9, "dict"),
+        ([(IMAGE, 0)] * 5 + [(IMAGE[:1], 0)] * 4, r"float32 \(1, 8, 8\)"),
+        ([({"a": IMAGE}, 0)] * 5 + [({"b": IMAGE}, 0)] * 4, "'b'"),
+        ([(IMAGE, (0, 1))] * 5 + [(IMAGE, (0,))] * 4, "sample"),
+        ([("text", {1})] * 9, "set"),
+    ],
+)
+def test_samples_that_make_no_batch_are_refused(items: Any, named: str, monkeypatch: Any) -> None:
+    with pytest.raises(UserError, match=named):
+        list(loader_of(monkeypatch, items))
+
+
+def test_what_a_collate_fn_raises_or_returns_is_told(monkeypatch: Any) -> None:
+    def broken(items: list[Any]) -> Any:
+        raise KeyError("mask")
+
+    for function, named in ((broken, "mask"), (lambda items: (IMAGE, Sample(IMAGE)), "Sample")):
+        data = Items([(IMAGE, 0)] * 9, function)
+        monkeypatch.setitem(OWN, "items", lambda cfg, data=data: (data, data))
+        with pytest.raises(UserError, match=named):
+            list(loaders_of("data.name=items")[0])
+
+
+class Streamed(IterableDataset):
+    def __iter__(self) -> Any:
+        yield IMAGE, 0
+
+
+@pytest.mark.parametrize(
+    "returned", [Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (Streamed(), Streamed()), None]
+)
+def test_a_function_that_returns_something_else_is_refused(returned: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(OWN, "items", lambda data: returned)
+    with pytest.raises(UserError, match="data.name=items"):
+        loaders_of("data.name=items")
+
+
+def test_two_workers_tell_of_samples_that_make_no_batch() -> None:
+    with pytest.raises(UserError, match="mixed/train.*sample"):
+        items_of(loaders_of("data.name=mixed", "loader.num_workers=2")[0])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_inputs_of_any_nesting_come_to_the_device_in_channels_last(device: str) -> None:
     loader, _ = loaders_of("loader.channels_last=true", device=device)
@@ -215,9 +323,17 @@ def test_every_script_trains_on_ordinary_datasets_and_goes_on_in_mid_epoch(tmp_p
     assert summary_of(tmp_path / "parts")["bad_samples"] == {"train": 0, "val": 0}
 
 
+def test_a_loader_has_at_most_12_names() -> None:
+    names = [n for n in vars(Loader) if not n.startswith("_") or n in ("__iter__", "__len__")]
+    assert len(names) <= 12
+    assert all(hasattr(EpochLoader, name) for name in names if name != "info")
+
+
 def test_a_loader_of_ones_own_trains_evaluates_and_goes_on_on_two_ranks(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "own_data.md").read_text().partition("## Data that streams")[2]
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    loader = code.partition("class Stream")[2].partition("\n\n\n")[0]
+    assert len([line for line in loader.splitlines() if line]) <= 30
     for script in ("train.py", "train_ddp.py"):
         project = folder_with(tmp_path / f"with-{script}", script)
         (project / "mine").mkdir()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import starmap
 from typing import Any
 
@@ -21,6 +22,10 @@ from loaders.targets import Labels, Target
 
 Read = Callable[[DataConfig], tuple]
 """Returns the training Dataset, the validation Dataset and, if it likes, the kind of the targets."""
+
+
+LEAVES = (Tensor, int, float, str, bytes, type(None))
+"""Types of values in a batch besides dicts, tuples and lists."""
 
 
 class OwnLoader(EpochLoader):
@@ -67,6 +72,8 @@ class OwnLoader(EpochLoader):
             while batch.bad:
                 self.sampler.set_aside(batch.bad)
                 batch = self.dataset.__getitems__(self.sampler.without_bad(batch.rows))
+            if batch.misfit:
+                raise UserError(batch.misfit)
             if len(batch.rows):
                 yield batch.rows, batch.items
 
@@ -83,24 +90,30 @@ class OwnLoader(EpochLoader):
         return pinned.to(self.device, non_blocking=True)
 
     def _info(self, sampler: EpochSampler, target: Target | None) -> DataInfo:
-        """What the first good sample tells."""
+        """What follows from the first good sample.
+
+        Raises:
+            UserError: it is no pair of inputs and targets that can be moved to a device and split.
+        """
         rows = sampler.plan(np.arange(1))
         while (batch := self.dataset.__getitems__(rows)).bad:
             sampler.set_aside(batch.bad)
             rows = sampler.without_bad(batch.rows)
             if not len(rows):
                 rows = sampler.plan(np.arange(len(sampler.bad), len(sampler.bad) + 1))
+        if batch.misfit:
+            raise UserError(batch.misfit)
         if not isinstance(batch.items, tuple | list) or len(batch.items) != 2:
             raise UserError(
                 f"{sampler.name}: an item is no pair but {type(batch.items).__name__}; return "
                 "(inputs, targets) from __getitem__ or collate_fn"
             )
+        map_leaves(partial(_check_leaf, sampler.name), batch.items)
         inputs = batch.items[0]
         first = next(tensors_of(inputs), torch.zeros(0))
-        is_image = isinstance(inputs, Tensor) and inputs.ndim == 4
         info = DataInfo(
             target=target,
-            in_channels=inputs.shape[1] if is_image else 1,
+            in_channels=first.shape[1] if first.ndim == 4 else 1,
             dtype=str(first.dtype).removeprefix("torch."),
             num_samples=sampler.count,
             num_dropped=sampler.count - sampler.num_rows,
@@ -124,8 +137,19 @@ def make_loaders(
             "data=own use loader=pytorch and a number of workers"
         )
     with limits_explained():
-        train, val, *targets = read(cfg.data)
-    target = targets[0] if targets else None
+        datasets = read(cfg.data)
+    if not isinstance(datasets, tuple) or len(datasets) not in (2, 3):
+        raise UserError(
+            f"the function of data.name={name} returned {type(datasets).__name__}; return (train, val) or "
+            "(train, val, kind of the targets)"
+        )
+    train, val, target = (*datasets, None)[:3]
+    for data in (train, val):
+        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+            raise UserError(
+                f"data.name={name}: {type(data).__name__} has no __getitem__ and __len__; for data that "
+                "streams, write a loader (docs/own_data.md)"
+            )
     batches = cfg.global_batch_size, rank, world_size
     samplers = [
         EpochSampler(f"{name}/{split}", len(data), cfg.data, cfg.seed, *batches, split == "train")
@@ -141,12 +165,22 @@ def make_loaders(
 
 
 def pictures(inputs: Any) -> Tensor | None:
-    """Inputs (B, 1 or 3, H, W) with their smallest value black and their largest one white; None for others."""
-    if not isinstance(inputs, Tensor) or inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
+    """The first tensor of the inputs with its smallest value black and its largest one white; None if it is not
+    (B, 1 or 3, H, W)."""
+    first = next(tensors_of(inputs), torch.zeros(0))
+    if first.ndim != 4 or first.shape[1] not in (1, 3):
         return None
-    inputs = inputs.float()
-    low, high = inputs.amin(), inputs.amax()
-    return (inputs - low) / (high - low).clamp(min=1e-6)
+    first = first.float()
+    low, high = first.amin(), first.amax()
+    return (first - low) / (high - low).clamp(min=1e-6)
+
+
+def _check_leaf(name: str, value: Any) -> None:
+    if not isinstance(value, LEAVES):
+        raise UserError(
+            f"{name}: a batch has a value of type {type(value).__name__}; use tensors, numbers and texts in "
+            "dicts, tuples and lists"
+        )
 
 
 def _channels_last(value: Any) -> Any:

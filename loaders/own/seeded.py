@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from loaders.batch import tensors_of
+from loaders.batch import map_leaves, tensors_of
 
 MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
 """Errors that are no sample's fault."""
@@ -24,9 +24,11 @@ class LoadedBatch(NamedTuple):
     rows: np.ndarray
     """Of dtype `loaders.epoch.SAMPLE`."""
     items: Any
-    """(inputs, targets) on the CPU; None if any sample is bad."""
+    """(inputs, targets) on the CPU; None if any sample is bad, or if they fit into no batch."""
     bad: dict[int, str]
     """Reasons why samples cannot be loaded."""
+    misfit: str
+    """Reason why the samples fit into no batch; empty if they do."""
 
 
 class SeededDataset(Dataset[LoadedBatch]):
@@ -38,7 +40,7 @@ class SeededDataset(Dataset[LoadedBatch]):
 
     def __init__(self, data: Any, name: str) -> None:
         self.data, self.name = data, name
-        self.collate_fn = getattr(data, "collate_fn", collate)
+        self.collate_fn = getattr(data, "collate_fn", None) or collate
 
     def __getitems__(self, rows: np.ndarray) -> LoadedBatch:
         items, bad = [], {}
@@ -51,15 +53,33 @@ class SeededDataset(Dataset[LoadedBatch]):
                 try:
                     items.append(self.data[sample])
                 except Exception as error:  # a Dataset may raise errors of any type
-                    if isinstance(error, MemoryError) or getattr(error, "errno", 0) in MACHINE:
+                    if _is_of_machine(error):
                         raise
                     bad[sample] = f"{self.name}: sample {sample} cannot be loaded ({_told(error)})"
-            batch = self.collate_fn(items) if items and not bad else None
+            batch, misfit = None, ""
+            if items and not bad:
+                try:
+                    batch = self.collate_fn(items)
+                except Exception as error:
+                    if _is_of_machine(error):
+                        raise
+                    misfit = self._misfit(rows["sample"].tolist(), items, error)
         if get_worker_info() is not None:
             for tensor in tensors_of(batch):
                 # The DataLoader's queue would move it in a thread, where a full /dev/shm loses the batch.
                 tensor.share_memory_()
-        return LoadedBatch(rows, batch, bad)
+        return LoadedBatch(rows, batch, bad, misfit)
+
+    def _misfit(self, samples: list[int], items: list[Any], error: Exception) -> str:
+        shapes = [str(map_leaves(_shape_of, item)) for item in items]
+        other = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        described = f"sample {samples[0]} is {shapes[0]}"
+        if other:
+            described += f", sample {samples[other]} is {shapes[other]}"
+        return (
+            f"{self.name}: the samples fit into no batch ({_told(error)}): {described}; return the same "
+            "dicts, tuples and shapes of tensors for each sample, or give the Dataset a collate_fn"
+        )
 
 
 def collate(items: list[Any]) -> Any:
@@ -72,9 +92,17 @@ def _with_tuples(item: Any, batch: Any) -> Any:
         return {key: _with_tuples(item[key], batch[key]) for key in batch}
     if isinstance(item, str | bytes):
         return list(batch)
-    if isinstance(item, tuple | list) and not hasattr(item, "_fields"):
-        return tuple(map(_with_tuples, item, batch))
+    if isinstance(item, tuple | list):
+        values = map(_with_tuples, item, batch)
+        return type(item)(*values) if hasattr(item, "_fields") else tuple(values)
     return batch
+
+
+def _shape_of(value: Any) -> str:
+    """`float32 (3, 32, 32)` of a tensor or an array, else the name of the type."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 @contextmanager
@@ -86,6 +114,10 @@ def _generators_kept() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+def _is_of_machine(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or getattr(error, "errno", 0) in MACHINE
 
 
 def _told(error: Exception) -> str:
