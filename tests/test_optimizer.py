@@ -20,7 +20,7 @@ def rates(num_steps: int, *overrides: str) -> list[float]:
     """The learning rate of each step of two epochs."""
     cfg = make_config("epochs=2", "optimizer.lr=0.3", *overrides)
     optimizer, schedule = build_optimizer(cfg, nn.Linear(1, 1), STEPS_PER_EPOCH)
-    found = []
+    found: list[float] = []
     for _ in range(num_steps):
         found += map(float, schedule.get_last_lr())
         optimizer.step()
