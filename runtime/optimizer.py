@@ -1,5 +1,6 @@
 """Optimizer and learning-rate schedule."""
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from models.weights import head_of, is_in
 if TYPE_CHECKING:
     from conf.schema import Config
 
+log = logging.getLogger(__name__)
+
 
 def build_optimizer(
     cfg: "Config", model: nn.Module, steps_per_epoch: int
@@ -22,12 +25,15 @@ def build_optimizer(
     The learning rate rises linearly from 1 % of its peak during `optimizer.warmup_epochs` and then
     follows a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR").
 
-    The optimizers are fused: one kernel for all weights, which can also skip a step on the device. PyTorch has
-    no fused SGD for weights that FSDP has sharded. Frozen weights are left out.
+    The optimizers are fused: one kernel for all weights, which can also skip a step on the device, except SGD with
+    weights that FSDP has sharded, for which PyTorch has none. Frozen weights are left out.
     """
     options = cfg.optimizer
     groups = parameter_groups(model, options.lr, options.backbone_lr_scale)
     optimizer: Optimizer
+    is_fused = options.name != "sgd" or not any(hasattr(p, "to_local") for p in model.parameters())
+    if not is_fused:
+        log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
     if options.name == "sgd":
         optimizer = SGD(
             groups,
@@ -35,13 +41,13 @@ def build_optimizer(
             momentum=options.momentum,
             weight_decay=options.weight_decay,
             nesterov=options.momentum > 0,
-            fused=not any(hasattr(p, "to_local") for p in model.parameters()),
+            fused=is_fused,
         )
         for parameter in (p for group in groups for p in group["params"]):
             # The fused kernel would leave it uninitialised if the very first step is skipped.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     else:
-        optimizer = AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=True)
+        optimizer = AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=is_fused)
 
     total_steps = cfg.epochs * steps_per_epoch
     warmup_steps = round(options.warmup_epochs * steps_per_epoch)

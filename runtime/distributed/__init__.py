@@ -21,11 +21,12 @@ from runtime.distributed.launch import (
 )
 from runtime.distributed.models import (
     convert_sync_batchnorm,
+    place_like,
     set_gradient_sync,
     shard,
-    shard_like,
     sync_buffers,
 )
+from runtime.distributed.shards import read_whole
 
 __all__ = [
     "FLIGHT_RECORD",
@@ -39,10 +40,11 @@ __all__ = [
     "interface_to",
     "leave_process_group",
     "local_rank",
+    "place_like",
+    "read_whole",  # part: fsdp
     "run_stamp",
     "set_gradient_sync",
     "shard",
-    "shard_like",
     "sizes_that_do_not_divide",
     "sync_buffers",
 ]
