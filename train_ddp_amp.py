@@ -77,7 +77,9 @@ def main(cfg: Config) -> None:
     run.precision = dtype
 
     # new #: average the gradients over all ranks during backward; buffers matter in validation only
-    model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    model = nn.parallel.DistributedDataParallel(
+        model, broadcast_buffers=False, gradient_as_bucket_view=True
+    )
 
     # your own: loggers, callbacks
 

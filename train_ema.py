@@ -16,7 +16,7 @@ from models import build_model
 from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: how the average follows
-from runtime.distributed import shard_like
+from runtime.distributed import place_like
 from runtime.ema import EMA
 from tasks import build_task
 
@@ -36,7 +36,7 @@ def main(cfg: Config) -> None:
     model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
     # new #: a copy that will follow the weights slowly
-    ema = EMA(model, cfg.ema.decay, device)
+    ema = EMA(model, cfg.ema.decay)
 
     model = model.to(device)
 
@@ -45,8 +45,8 @@ def main(cfg: Config) -> None:
 
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
-    # new #: the average is part of it, and split over the ranks where the model is
-    shard_like(ema.module, model)
+    # new #: the average is part of it, on the same device and split over the ranks where the model is
+    place_like(ema.module, model)
     state["ema"] = ema
 
     # run: logs, guards, saves

@@ -4,8 +4,8 @@ Start with `torchrun --standalone --nproc_per_node=2 train_fsdp.py`.
 Combines with every technique but `dp` and `ddp`, which also split the batch over the GPUs.
 
 When to use it: where weights, gradients and optimizer state do not fit on each device. A block of the
-model is gathered when it computes: more is sent than with `train_ddp.py`. Checkpoints hold full tensors,
-and any other script reads them.
+model is gathered when it computes: more is sent than with `train_ddp.py`. Each rank saves its shards;
+`python -m runtime.whole run=DIR` makes whole files of the checkpoints of a run, which other scripts read.
 """
 
 import hydra
@@ -47,14 +47,15 @@ def main(cfg: Config) -> None:
     task = build_task(cfg, train_loader)
     model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
-    model = model.to(device)
-
     # new #: BatchNorm statistics over the global batch
     model = convert_sync_batchnorm(cfg, model, device)
-    # new #: each rank keeps a shard of every weight; gradients are averaged over all ranks in backward
+    # new #: block by block to the device, where each rank keeps a shard of every weight; gradients are
+    # averaged over all ranks in backward
     model = shard(model, device)
     # new #: the ranks have the same weights, but from here on draw other dropout masks
     seed_everything(cfg.seed, group.rank)
+
+    model = model.to(device)
 
     # optimizer
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))

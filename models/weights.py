@@ -122,6 +122,11 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"model.weights={source}: {path} cannot be read ({reason}); give a .safetensors file, or a .pt "
             "file that holds tensors by name"
         ) from error
+    if isinstance(saved, dict) and "shards" in saved:  # part: fsdp
+        raise UserError(
+            f"model.weights={source}: the weights of {path} are in shards; make whole files of the checkpoints "
+            "of its run: python -m runtime.whole run=DIR"
+        )
     if isinstance(saved, dict) and isinstance(saved.get("facts"), dict):
         facts = saved["facts"]
     for key in ("model", "state_dict"):  # of a checkpoint

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.files import sync_folder, write_atomically
+from runtime.shards import check_shards, remove_shards
 from runtime.state import num_bytes
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class CheckpointWriter:
 
         Args:
             state: `state["step"]` names the file; `state["facts"]` are the metadata of the weights.
-            best_weights: weights to be published, if the state is the best so far.
+            best_weights: weights to be published, if the state is the best so far; empty where they are in
+                shards.
 
         Raises:
             OSError: the earlier one could not be written, and `checkpoint.on_error` is `raise`.
@@ -81,11 +83,10 @@ class CheckpointWriter:
     def _write(self, state: dict[str, Any], best_weights: dict[str, Tensor] | None) -> None:
         path = self.folder / f"step-{state['step']:08d}.pt"
         writes: dict[Path, Callable[[Path], None]] = {path: partial(torch.save, state)}
-        if best_weights is not None and self.options.best:
-            weights = {name: tensor.contiguous() for name, tensor in best_weights.items()}
-            metadata = {key: json.dumps(fact) for key, fact in state["facts"].items()}
-            published = self.folder / "model.safetensors"
-            writes[published] = partial(save_file, weights, metadata=metadata)
+        is_best = best_weights is not None and self.options.best
+        published = self.folder / "model.safetensors"
+        if is_best and best_weights:
+            writes[published] = partial(publish, best_weights, state["facts"])
         file = path
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -95,9 +96,11 @@ class CheckpointWriter:
             with ExitStack() as stack:  # all are written before the first gets its name
                 for file, write in writes.items():
                     write(stack.enter_context(write_atomically(file)))
-            _link(path, self.folder / "last.pt")
-            if len(writes) > 1:
-                _link(path, self.folder / "best.pt")
+            link(path, self.folder / "last.pt")
+            if is_best:
+                link(path, self.folder / "best.pt")
+            if is_best and not best_weights:  # part: fsdp
+                published.unlink(missing_ok=True)  # of an earlier best state
             if best_weights is not None:
                 self.best = state["run"]["best"], state["run"]["best_metrics"]
             files = newest_first(self.folder)
@@ -105,6 +108,7 @@ class CheckpointWriter:
             # Later steps are of an earlier attempt: the run has resumed before them.
             for old in files[:place] + files[place + self.options.keep :]:
                 old.unlink()
+            remove_shards(self.folder)  # part: fsdp
         except Exception as error:
             reason = str(error).partition("\n")[0] or repr(error)
             room = f"about {num_bytes([state, best_weights]) / 1e6:.1f} MB needed"
@@ -145,6 +149,7 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             if damage is not None:
                 raise ValueError(f"wrong checksum of {damage}")
             state = torch.load(file, map_location="cpu", weights_only=True)
+            check_shards(state, file.parent)  # part: fsdp
         except Exception as error:  # damaged bytes raise errors of any type
             reason = str(error).partition("\n")[0][:200]
             log.warning("%s is damaged or no checkpoint (%s)", file, reason)
@@ -167,7 +172,13 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.pt"), reverse=True)
 
 
-def _link(path: Path, name: Path) -> None:
+def publish(weights: dict[str, Tensor], facts: dict[str, Any], file: Path) -> None:
+    """Write weights as safetensors with facts about their data as metadata."""
+    metadata = {key: json.dumps(fact) for key, fact in facts.items()}
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, file, metadata)
+
+
+def link(path: Path, name: Path) -> None:
     """Replace `name` by a link to `path`."""
     temporary = name.with_name(f".{name.name}")
     temporary.unlink(missing_ok=True)

@@ -1,11 +1,12 @@
 """Exponential moving average of a model's weights."""
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 class EMA(AveragedModel):
@@ -16,11 +17,11 @@ class EMA(AveragedModel):
     ExponentialMovingAverage with `num_updates`). The first update copies.
     """
 
-    def __init__(self, model: nn.Module, decay: float, device: torch.device) -> None:
-        """Copy the model to the device."""
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        """Copy the model to where it is."""
         super().__init__(model, use_buffers=True)
         self.decay = decay
-        self.module.to(device)
+        self.num_updates = 0  # of `n_averaged`, without reading a tensor
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
@@ -28,16 +29,25 @@ class EMA(AveragedModel):
 
         The method of PyTorch copies the number of updates to the device in each step, and waits for that.
         """
-        n = int(self.n_averaged)  # lies on the host
-        step = 1 - min(self.decay, (1 + n) / (10 + n)) if n else 1.0
+        n = self.num_updates
+        decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0
         averages = chain(self.module.parameters(), self.module.buffers())
         weights = chain(model.parameters(), model.buffers())
-        for average, weight in zip(map(_local, averages), map(_local, weights), strict=True):
-            if average.is_floating_point():
-                average.lerp_(weight, step)
-            else:  # a count, such as BatchNorm's
+        pairs = list(zip(map(_local, averages), map(_local, weights), strict=True))
+        following = [pair for pair in pairs if pair[0].is_floating_point()]
+        if following:  # in one kernel
+            get_ema_multi_avg_fn(decay)(*map(list, zip(*following, strict=True)), n)
+        for average, weight in pairs:
+            if not average.is_floating_point():  # a count, such as BatchNorm's
                 average.copy_(weight)
         self.n_averaged += 1
+        self.num_updates += 1
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        self.num_updates = int(state_dict["n_averaged"])
+        return super().load_state_dict(state_dict, strict, assign)
 
 
 def _local(tensor: Any) -> Tensor:

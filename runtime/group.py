@@ -1,7 +1,8 @@
 """Exchange of small values between the processes of a run, for a run of one process."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -43,10 +44,30 @@ class SingleProcess:
         """Return the mean over all ranks."""
         return tensor
 
-    def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
+    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
+        """Return this rank's shard of a tensor if `example` is sharded, else the tensor."""
         return tensor
 
-    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
-        """Return this rank's shard of a full tensor if `example` is sharded, else the tensor."""
-        return tensor
+    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Write the tensors that are sharded over the ranks to a folder in `folder`; every rank calls it.
+
+        Returns:
+            What is left of the nested values, with facts about those tensors as `shards` if there were any.
+
+        Raises:
+            OSError: on all ranks, where one of them could not write.
+        """
+        return state
+
+    def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:
+        """Return `saved[key]` of a checkpoint, with the tensors that `write_shards()` wrote; every rank calls it.
+
+        Args:
+            saved: checkpoint with its `path`.
+            key: of a part of the state.
+            example: a parameter of the model, sharded over the ranks that read.
+
+        Raises:
+            UserError: a rank cannot read them.
+        """
+        return saved[key]

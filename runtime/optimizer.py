@@ -1,6 +1,7 @@
 """Optimizer and learning-rate schedule."""
 
 import inspect
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 FUSED = ("adam", "adamw", "sgd")
 """Optimizers with one kernel for all weights on every device, which can also skip a step on the device."""
+
+log = logging.getLogger(__name__)
 
 
 def build_optimizer(
@@ -96,6 +99,8 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
     if name in FUSED and not options.kwargs.get("foreach"):
         is_sharded = any(hasattr(p, "to_local") for p in model.parameters())
         arguments["fused"] = name != "sgd" or not is_sharded
+        if not arguments["fused"]:
+            log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
     try:
         optimizer = OPTIMIZERS[name](parameter_groups(model, options), **arguments | options.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -41,7 +41,10 @@ CHECKPOINTED_FIELDS = (
 )
 """Attributes of a run that its checkpoints hold."""
 
-RESERVED_KEYS = {"guard", "run", "format", "step", "rng", "config", "facts", "versions", "path"}
+RESERVED_KEYS = {
+    *("guard", "run", "format", "step", "rng", "config", "facts", "versions", "path"),
+    *("weights", "shards"),
+}
 """Keys of a checkpoint that are no parts of a script's state."""
 
 
@@ -333,7 +336,7 @@ class Run:
         """Save the current state.
 
         Every rank calls this. Rank 0 copies the state to the host and writes in the background, after
-        an earlier write has ended.
+        an earlier write has ended; before that, each rank writes its shards.
 
         Args:
             value: of the metric that chooses the best epoch, the higher, the better; None: not after a validation.
@@ -349,13 +352,20 @@ class Run:
                 self.best, self.best_metrics = value, self.metrics
         self.recorder.loggers.flush()  # the log reaches at least as far as the checkpoint
         self.timing.finished()
-        state = {name: on_host(part.state_dict(), self.group) for name, part in self.state.items()}
-        weights = state["model"]
+        state = {name: part.state_dict() for name, part in self.state.items()}
         if is_best and self.eval_model is not self.model:
-            weights = on_host(self.eval_model.state_dict(), self.group)
+            state["weights"] = self.eval_model.state_dict()
+        try:
+            state = self.group.write_shards(state, self.writer.folder)
+        except OSError as error:
+            self.writer.error = error
+            self.writer.wait()
+            return
         rng = self.group.gather(rng_state())
         self.last_save = self.clock()
         if self.group.rank == 0:
+            state = on_host(state)
+            weights = {} if "shards" in state else state.pop("weights", state["model"])
             state |= {
                 "format": FORMAT,
                 "step": self.step_number,

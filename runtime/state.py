@@ -42,17 +42,11 @@ INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
 """Keys that decide what inputs the weights are for."""
 
 
-def on_host(state: Any, group: SingleProcess) -> Any:
-    """Copy nested values, with full tensors on the CPU, for a thread that writes them.
-
-    Every rank calls this; on ranks other than 0 tensors become None.
-    """
+def on_host(state: Any) -> Any:
+    """Copy nested values, with tensors on the CPU, for a thread that writes them."""
 
     def copied(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        full = group.full_tensor(value.detach())
-        return full.to("cpu", copy=True) if group.rank == 0 else None
+        return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
     return map_leaves(copied, state)
 
@@ -65,7 +59,7 @@ def num_bytes(state: Any) -> int:
 
 
 def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
-    """Load a part's `state_dict()` that `on_host` copied, on any number of ranks, into a part like it.
+    """Load a part's `state_dict()` that was saved on any number of ranks into a part like it.
 
     Raises:
         RuntimeError: the part is a module that the saved tensors do not fit.
@@ -99,6 +93,8 @@ def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
     """
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
+    if hasattr(value, "to_local"):  # part: fsdp
+        return value  # has that layout already
     empty = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
     return empty.copy_(group.shard_like(value, parameter))
 
@@ -120,6 +116,12 @@ def restore(
             plan differs, or other weights of the model were learning.
     """
     path, loader = saved["path"], state["loader"]
+    example = next(state["model"].parameters())
+    if "shards" in saved and not hasattr(example, "to_local"):  # part: fsdp
+        raise UserError(
+            f"{path} is in shards, which train_fsdp.py alone resumes from; make whole files of the checkpoints of "
+            "its run: python -m runtime.whole run=DIR"
+        )
     refuse_differences(
         saved["facts"],
         facts_of(loader),
@@ -127,7 +129,7 @@ def restore(
         "use that data again, or start another run with model.weights, whose head starts fresh then",
     )
     try:
-        load_into(state["model"], saved["model"], group)
+        load_into(state["model"], group.read_part(saved, "model", example), group)
     except RuntimeError as error:
         raise UserError(
             f"{path} holds another model than model={cfg.model.name} "
@@ -143,11 +145,11 @@ def restore(
         if name in ("model", "loader"):
             continue
         if saved.get(name):
-            load_into(part, saved[name], group)
+            load_into(part, group.read_part(saved, name, example), group)
         elif part.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
             if isinstance(part, AveragedModel):
-                load_into(part.module, saved["model"], group)
+                load_into(part.module, group.read_part(saved, "model", example), group)
     if group.rank < len(saved["rng"]):
         _set_rng_state(saved["rng"][group.rank])
 

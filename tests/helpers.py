@@ -25,6 +25,8 @@ from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
 from runtime import evaluate
+from runtime.distributed import read_whole  # part: fsdp
+from runtime.whole import make_whole
 from tasks import build_task
 
 REPOSITORY = Path(__file__).parents[1]
@@ -162,7 +164,11 @@ def workers_of(training: psutil.Process) -> list[psutil.Process]:
 
 
 def checkpoint_of(output_dir: Path, name: str = "last.pt") -> dict[str, Any]:
-    return torch.load(output_dir / "checkpoints" / name, weights_only=True)
+    path = output_dir / "checkpoints" / name
+    state = torch.load(path, weights_only=True)
+    if "shards" in state:  # part: fsdp
+        state = read_whole(state, path)
+    return state
 
 
 def summary_of(output_dir: Path) -> dict[str, Any]:
@@ -181,6 +187,8 @@ def scalars_of(output_dir: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def published(run: Path) -> dict[str, Tensor]:
+    if any((run / "checkpoints").glob("shards-*")):  # part: fsdp
+        make_whole(run)
     return load_file(run / "checkpoints" / "model.safetensors")
 
 

@@ -334,7 +334,7 @@ def test_each_rank_and_each_seed_draws_other_numbers() -> None:
 def test_the_average_follows_by_its_definition() -> None:
     """At most (1 + n) / (10 + n) stays after n steps; counts are those of the model."""
     model = nn.BatchNorm1d(2)
-    average = EMA(model, 0.3, torch.device("cpu"))
+    average = EMA(model, 0.3)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     for n, decay in enumerate([None, 2 / 11, 3 / 12, 0.3, 0.3]):
         with torch.no_grad():
@@ -363,7 +363,7 @@ class OneDeviceOnly(TorchFunctionMode):
 def test_an_update_of_the_average_does_not_wait_for_the_device(device: str) -> None:
     """Tensors on the meta device have no values, and reading one fails."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to(device)
-    average = EMA(model, 0.3, torch.device(device))
+    average = EMA(model, 0.3)
     with OneDeviceOnly():
         for _ in range(3):
             average.update_parameters(model)

@@ -1,5 +1,6 @@
 """The entry points differ in marked places only, and all sets of techniques merge, train and resume."""
 
+import linecache
 import os
 import re
 import runpy
@@ -11,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
 import compose as composer
 from compose import MergeError, allowed_sets, compose, find_techniques, unmarked_differences
@@ -22,6 +25,7 @@ from tests.helpers import (
     SCRIPTS,
     checkpoint_of,
     free_port,
+    published,
     start,
     summary_of,
     train,
@@ -132,6 +136,47 @@ def test_composites_in_the_repository_are_the_merge_of_their_parts() -> None:
     assert (REPOSITORY / "train_ddp_amp.py").read_text() == compose(["ddp", "amp"])
 
 
+class HostReads(TorchFunctionMode):
+    """Places in the steps of a script where the host reads a tensor, which on a GPU it would wait for.
+
+    Allowed are what lies on the host, where norms do here and the flags of the ranks everywhere, and log points.
+    """
+
+    FUNCTIONS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+    ALLOWED = (("guard.py", "check"), ("group.py", "pending_flags"), ("recorder.py", "log_point"))
+
+    def __init__(self, script: str) -> None:
+        super().__init__()
+        self.script = script
+        self.places: list[str] = []
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        if getattr(function, "__name__", "") in self.FUNCTIONS:
+            frames = traceback.extract_stack()
+            names = {(Path(frame.filename).name, frame.name) for frame in frames}
+            steps = [frame.line for frame in frames if self.is_step(frame)]
+            if not names & set(self.ALLOWED):
+                self.places += [f"{function} in {line}" for line in steps]
+        return function(*arguments, **(options or {}))
+
+    def is_step(self, frame: traceback.FrameSummary) -> bool:
+        """Whether a line of the script's `main` lies in the body of its training loop."""
+        line = linecache.getline(frame.filename, frame.lineno or 0)
+        is_main = (Path(frame.filename).name, frame.name) == (self.script, "main")
+        return is_main and line.startswith(" " * 12)
+
+
+def test_a_read_in_a_step_is_found() -> None:
+    def main() -> None:
+        for _ in range(1):
+            for value in [torch.ones(())]:
+                _ = value.item()
+
+    with HostReads(Path(__file__).name) as reads:
+        main()
+    assert len(reads.places) == 1
+
+
 # What all sets are put through, a whole group in one process (or two ranks) that imports only once.
 
 
@@ -150,7 +195,9 @@ def run_scripts(folder: Path, runs: list[list[str]], env: dict[str, str]) -> Non
             os.environ["MASTER_PORT"] = str(int(env["MASTER_PORT"]) + number)
         sys.argv = arguments
         try:
-            runpy.run_path(str(folder / arguments[0]), run_name="__main__")
+            with HostReads(arguments[0]) as reads:
+                runpy.run_path(str(folder / arguments[0]), run_name="__main__")
+            assert not reads.places, reads.places
         except BaseException:
             Path(folder, f"{arguments[0]}.failed").write_text(traceback.format_exc())
         finally:
@@ -198,6 +245,8 @@ def workshop(tmp_path_factory) -> Path:
         for process in processes:
             process.join(280)
             process.kill()
+        for output in folder.glob("runs/*fsdp*"):
+            published(output)  # makes whole files, for the baseline
     return folder
 
 

@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +15,14 @@ from PIL import Image
 from torch import Tensor
 
 from runtime.preemption import EXIT_CODE
+from runtime.whole import make_whole
 from tests.faults import assert_same, assert_same_state, run_to_end, script_with
 from tests.helpers import (
+    ENVIRONMENT,
+    REPOSITORY,
     checkpoint_of,
     folder_with,
+    free_port,
     published,
     scalars_of,
     summary_of,
@@ -293,8 +301,8 @@ def test_sharded_training_takes_inputs_in_channels_last(runs) -> None:
     assert difference(plain, last) < 1e-5
 
 
-def test_a_sharded_checkpoint_is_that_of_one_process(runs) -> None:
-    """Names, types, shapes and nesting, and no file holds more than its rank 0 has seen."""
+def test_whole_files_of_sharded_checkpoints_are_those_of_one_process(runs, tmp_path) -> None:
+    """Names, types, shapes and nesting."""
 
     def shape_of(value):
         if isinstance(value, Tensor):
@@ -306,12 +314,20 @@ def test_a_sharded_checkpoint_is_that_of_one_process(runs) -> None:
 
     for optimizer in (SGD, ["optimizer=adamw"]):
         one, two = (runs(script, *TWENTY, *optimizer) for script in ("train.py", "train_fsdp.py"))
-        first, second = checkpoint_of(one), checkpoint_of(two)
+        copy = tmp_path / optimizer[0]
+        shutil.copytree(two, copy)
+        sharded = {name: checkpoint_of(copy, name) for name in ("last.pt", "best.pt")}
+        make_whole(copy)
+        assert not list(copy.glob("checkpoints/shards-*"))
+        for name, state in sharded.items():
+            whole = torch.load(copy / "checkpoints" / name, weights_only=True)
+            assert_same(whole["model"], state["model"])
+            assert whole["step"] == state["step"]
+        first = checkpoint_of(one)
         for name in ("model", "optimizer", "scheduler", "loader", "guard", "run"):
-            assert shape_of(first[name]) == shape_of(second[name]), name
-        assert {name: value.shape for name, value in published(two).items()} == {
-            name: value.shape for name, value in published(one).items()
-        }
+            assert shape_of(first[name]) == shape_of(sharded["last.pt"][name]), name
+        assert_same(published(copy), sharded["best.pt"]["model"])
+        assert shape_of(published(copy)) == shape_of(published(one))
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ["optimizer=adamw"]], ids=["sgd", "adamw"])
@@ -321,12 +337,86 @@ def test_a_run_goes_on_sharded_and_whole_in_turn(optimizer, runs, data, tmp_path
     scripts = ["train.py", "train_fsdp.py", "train_ddp.py", "train_fsdp.py", "train.py"]
     for script, last_step in zip(scripts, (4, 8, 12, 16, 20), strict=True):
         options = [*data, *TWENTY, *optimizer, f"max_steps={last_step}", "resume=auto"]
+        if last_step == 12:
+            codes, prints = run_to_end(script, run, *options)
+            assert codes == [2, 2]
+            assert "python -m runtime.whole" in prints[0]
+        if script != "train_fsdp.py" and last_step > 4:
+            assert make_whole(run)
         printed = train(script, run, *options)
         assert ("resumed from" in printed) == (last_step > 4)
         assert checkpoint_of(run)["step"] == last_step
     whole = runs("train.py", *TWENTY, *optimizer)
     assert difference(run, whole) < (1e-5 if optimizer is SGD else 1e-3)
     assert values_of(run, "train/loss") == pytest.approx(values_of(whole, "train/loss"), abs=1e-4)
+
+
+def test_a_sharded_run_goes_on_with_other_ranks_and_keeps_what_its_checkpoints_name(
+    runs, data, tmp_path
+) -> None:
+    """First the newest checkpoint is damaged: it goes on from the one before."""
+    run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    options = [*data, *TWENTY, *SGD, "checkpoint.every_steps=2", "resume=auto"]
+
+    def folders() -> list[Path]:
+        return sorted(checkpoints.glob("shards-*"))
+
+    train("train_fsdp.py", run, *options, "max_steps=6")
+    states = [torch.load(path, weights_only=True) for path in sorted(checkpoints.glob("step-*.pt"))]
+    assert [state["step"] for state in states] == [4, 6]
+    assert folders() == sorted(checkpoints / state["shards"]["folder"] for state in states)
+    file = max((checkpoints / states[1]["shards"]["folder"]).iterdir())
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    codes, prints = run_to_end("train_fsdp.py", run, *options, "max_steps=20", num_ranks=4)
+    assert codes == [0] * 4, prints
+    assert f"wrong checksum of {file.relative_to(checkpoints)}" in prints[0]
+    assert "resumed from" in prints[0]
+    assert difference(run, runs("train.py", *TWENTY, *SGD)) < 1e-5
+    named = {
+        torch.load(path, weights_only=True)["shards"]["folder"] for path in checkpoints.glob("*.pt")
+    }
+    assert {path.name for path in folders()} == named
+
+
+SHARDED_IN_PART = """
+import resource, sys, threading
+import torch
+import torch.distributed as dist
+from torch import nn
+from runtime.distributed import shard
+
+rank, world_size, port = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+SIDE, BLOCKS = 2048, 16  # 16 MiB each
+blocks = [nn.Linear(1, 1, bias=False) for _ in range(BLOCKS)]
+for block in blocks:  # of one number until they are moved
+    block.weight = nn.Parameter(torch.ones(()).expand(SIDE, SIDE))
+shard(nn.Sequential(nn.Linear(1, 1)), torch.device("cpu"))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = shard(nn.Sequential(*blocks), torch.device("cpu"))
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+block = SIDE * SIDE * 4 / 2**20
+assert all(p.to_local().eq(1).all() for p in model.parameters())
+assert grown < BLOCKS * block / world_size + 2.5 * block, grown
+dist.destroy_process_group()
+"""
+
+
+def test_no_rank_holds_more_than_its_shards_and_a_block_when_a_model_is_sharded() -> None:
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARDED_IN_PART, str(rank), "4", port],
+            cwd=REPOSITORY,
+            # Memory that is freed goes back at once.
+            env={**os.environ, **ENVIRONMENT, "MALLOC_MMAP_THRESHOLD_": "1000000"},
+        )
+        for rank in range(4)
+    ]
+    assert [rank.wait(240) for rank in ranks] == [0] * 4
 
 
 @pytest.mark.parametrize("script", ["train_fsdp.py", "train_ddp.py"])

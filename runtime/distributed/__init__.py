@@ -21,12 +21,13 @@ from runtime.distributed.launch import (
 )
 from runtime.distributed.models import (
     convert_sync_batchnorm,
+    place_like,
     set_gradient_sync,
     shard,
-    shard_like,
     sync_buffers,
 )
 from runtime.distributed.private import backend_name
+from runtime.distributed.shards import read_whole
 
 __all__ = [
     "FLIGHT_RECORD",
@@ -41,10 +42,11 @@ __all__ = [
     "interface_to",
     "leave_process_group",
     "local_rank",
+    "place_like",
+    "read_whole",  # part: fsdp
     "run_stamp",
     "set_gradient_sync",
     "shard",
-    "shard_like",
     "sizes_that_do_not_divide",
     "sync_buffers",
 ]

@@ -1,6 +1,7 @@
 """Exchange of small values between the ranks of a run."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path  # part: fsdp
 from typing import Any, TypeVar
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loaders.batch import map_leaves
+from runtime.distributed.shards import read_shards, write_shards
 from runtime.group import SingleProcess
 
 T = TypeVar("T")
@@ -58,11 +60,21 @@ class ProcessGroup(SingleProcess):
         dist.all_reduce(tensor)
         return tensor / self.world_size
 
+    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
+        return write_shards(state, folder)
+
+    def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:  # part: fsdp
+        if "shards" not in saved:
+            return saved[key]
+        assert isinstance(example, DTensor)
+        return read_shards(saved, key, example.device_mesh)
+
     def full_tensor(self, tensor: Tensor) -> Tensor:
+        """Full tensor of one that is sharded over the ranks; every rank calls it."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
-        if not isinstance(example, DTensor):
+        if not isinstance(example, DTensor) or isinstance(tensor, DTensor):
             return tensor
         # Every rank has the full tensor: nothing has to be sent.
         full = tensor.to(example.device)

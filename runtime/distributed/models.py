@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from runtime.guard import BATCH_NORMS
@@ -20,6 +21,12 @@ log = logging.getLogger(__name__)
 
 ENOUGH_SAMPLES = 16
 """Samples per device from which BatchNorm's own statistics are usually as good as synchronised ones."""
+
+NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
+LISTS = (*NOT_CALLED, nn.Sequential)
+
+LARGE, SMALL = 0.1, 0.01
+"""Share of a model's parameters above which FSDP divides a block, and up to which it gathers it with the model."""
 
 
 def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device) -> nn.Module:
@@ -52,34 +59,47 @@ def sync_buffers(state: dict[str, Any]) -> None:
 
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """Let each rank keep its shard of every parameter of the model; a block is gathered while it computes.
+    """Move a model to the device block by block, where each rank keeps its shard of every parameter.
 
-    The blocks are the model's children, and those of a ModuleList. They have to be called as modules:
-    outside its `forward`, a block's parameters are shards. Weights in channels_last become contiguous, as FSDP
-    needs them; inputs and activations may stay channels_last.
+    A block is gathered while it computes. Blocks are the model's children and those of a ModuleList; a child with
+    many parameters is divided at the ModuleLists and Sequentials inside it. They have to be called as modules:
+    outside its `forward`, a block's parameters are shards. Children with few parameters are gathered with the
+    model's own.
+
+    Weights in channels_last become contiguous, as FSDP needs them; inputs and activations may stay channels_last.
     """
-    model.to(memory_format=torch.contiguous_format)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in _blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for block in [*_blocks(model, _num_parameters(model)), model]:
+        for parameter in block.parameters():
+            if not isinstance(parameter, DTensor):  # those of blocks inside it are
+                parameter.data = parameter.data.contiguous()
+        fully_shard(block, mesh=mesh)  # moves it, too
     return model
 
 
-def shard_like(copy: nn.Module, model: nn.Module) -> None:
-    """Shard a copy of a model as the model is; does nothing without FSDP."""
+def place_like(copy: nn.Module, model: nn.Module) -> None:
+    """Move a copy of a model to the model's device, sharded over the ranks where the model is."""
+    device = next(model.parameters()).device
     if isinstance(model, FSDPModule):
-        shard(copy, next(model.parameters()).device)
+        shard(copy, device)
+    copy.to(device)
 
 
-def _blocks(module: nn.Module) -> list[nn.Module]:
+def _blocks(module: nn.Module, total: int) -> list[nn.Module]:
+    """Blocks inside a module of a model with `total` parameters."""
     blocks = []
     for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            blocks += _blocks(child)
-        elif next(child.parameters(), None) is not None:
+        size = _num_parameters(child)
+        has_list = any(isinstance(inner, LISTS) for inner in child.modules())
+        if isinstance(child, NOT_CALLED) or (has_list and size > LARGE * total):
+            blocks += _blocks(child, total)
+        elif size > SMALL * total:
             blocks.append(child)
     return blocks
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def set_gradient_sync(model: nn.Module, syncs: bool) -> None:

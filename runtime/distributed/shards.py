@@ -1,0 +1,128 @@
+"""Checkpoints of sharded models: each rank writes and reads its own shards, by torch.distributed.checkpoint.
+
+The file `step-00000123.pt` of such a run holds all but the sharded tensors, which lie in a folder `shards-*`
+in the same place. All ranks have to see this folder. Its table of contents is a pickle, which can run code: use
+checkpoints that you trust only.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, empty
+
+from conf.errors import UserError
+from conf.files import sync_folder
+from runtime.shards import check_shards, checksum
+
+
+def write_shards(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the sharded tensors of nested values into a new folder inside `folder`; every rank calls it.
+
+    Returns:
+        The values as they are if no tensor is sharded; else with None in place of these tensors, and `shards`:
+        the name of the folder, and the checksums of the files in it.
+
+    Raises:
+        OSError: a rank could not write.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def without_shards(name: str, value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        tensors[name] = value
+        return None
+
+    state = map_named(without_shards, state)
+    if not tensors:
+        return state
+    names = [f"shards-{uuid4().hex[:8]}"]
+    dist.broadcast_object_list(names, src=0)
+    path = folder / names[0]
+    try:
+        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(path))
+    except dcp.CheckpointException as error:  # a BaseException, on all ranks
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise OSError(f"{path} could not be written on rank {rank} ({reason!r})") from error
+    files = sorted(path.iterdir())[dist.get_rank() :: dist.get_world_size()]
+    checksums: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(checksums, {file.name: checksum(file) for file in files})
+    sync_folder(path)
+    of_files = {name: value for part in checksums for name, value in part.items()}
+    return state | {"shards": {"folder": names[0], "files": of_files}}
+
+
+def read_shards(saved: dict[str, Any], key: str, mesh: DeviceMesh) -> Any:
+    """Read `saved[key]` with this rank's shards of its sharded tensors; every rank calls it.
+
+    Args:
+        saved: checkpoint with its `path`, as `write_shards()` returned it.
+        key: of a part of the state.
+        mesh: of all ranks, whose number may differ from the one that wrote.
+
+    Raises:
+        UserError: a rank cannot read the files.
+    """
+    path = Path(saved["path"]).parent / saved["shards"]["folder"]
+
+    new = partial(empty, device_mesh=mesh, placements=[Shard(0)])
+    try:
+        return _read(path, saved[key], f"/{key}", new)
+    except (OSError, dcp.CheckpointException) as error:
+        raise UserError(
+            f"{path} cannot be read on all ranks ({str(error).splitlines()[-1]}); they need a common file system"
+        ) from error
+
+
+def read_whole(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Read the checkpoint `path` in one process: its state, with whole tensors in place of shards.
+
+    Raises:
+        UserError: the shards are damaged.
+    """
+    try:
+        check_shards(state, path.parent)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); remove it to go on without it") from error
+    others = {key: value for key, value in state.items() if key != "shards"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that torch.distributed is not in use
+        return _read(path.parent / state["shards"]["folder"], others, "", torch.empty, True)
+
+
+def _read(
+    path: Path,
+    values: Any,
+    name: str,
+    new: Callable[..., Tensor],
+    is_alone: bool = False,
+) -> Any:
+    """Read the tensors below `name` into `new` ones, and put them into their places in nested values."""
+    reader = dcp.FileSystemReader(path)
+    tensors = {
+        key: new(about.size, dtype=about.properties.dtype)
+        for key, about in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(about, dcp.TensorStorageMetadata) and f"{key}/".startswith(f"{name}/")
+    }
+    if tensors:
+        dcp.load(tensors, storage_reader=reader, no_dist=is_alone)
+    return map_named(lambda key, value: tensors.get(key, value), values, name)
+
+
+def map_named(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
+    """Nested dicts and lists with `function(name, value)` in place of each other value, such as `/model/conv.bias`."""
+    if isinstance(tree, dict):
+        return {key: map_named(function, value, f"{name}/{key}") for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        values = [map_named(function, value, f"{name}/{n}") for n, value in enumerate(tree)]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return function(name, tree)

@@ -1,0 +1,54 @@
+"""Files of the tensors that `train_fsdp.py` leaves sharded: a folder `shards-*` for each checkpoint that names it."""
+
+import shutil
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CHUNK = 1 << 24  # bytes
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's content."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def check_shards(state: dict[str, Any], folder: Path) -> None:
+    """Compare the files of a checkpoint's sharded tensors with their checksums.
+
+    Args:
+        state: of the checkpoint; one without shards is right.
+        folder: where the checkpoint lies.
+
+    Raises:
+        ValueError: a file has other content.
+        OSError: a file cannot be read.
+    """
+    if "shards" not in state:
+        return
+    expected = {
+        folder / state["shards"]["folder"] / name: value
+        for name, value in state["shards"]["files"].items()
+    }
+    with ThreadPoolExecutor() as pool:
+        for path, value in zip(expected, pool.map(checksum, expected), strict=True):
+            if value != expected[path]:
+                raise ValueError(f"wrong checksum of {path.relative_to(folder)}")
+
+
+def remove_shards(folder: Path) -> None:
+    """Remove the shards that no checkpoint in the folder names."""
+    unnamed = set(folder.glob("shards-*"))
+    for path in folder.glob("[!.]*.pt") if unnamed else ():
+        state = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
+        if "shards" in state:
+            unnamed.discard(folder / state["shards"]["folder"])
+    for path in unnamed:
+        shutil.rmtree(path)

@@ -1,0 +1,58 @@
+"""Make whole files of the checkpoints of a finished run of `train_fsdp.py`, which every script reads.
+
+    python -m runtime.whole run=outputs/mine
+
+Its `step-*.pt` and `best.pt` then hold their sharded tensors themselves, and `model.safetensors` the best weights. That
+needs as much memory as the tensors of one checkpoint.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from conf.cli import parse_options, user_errors
+from conf.errors import UserError
+from conf.files import write_atomically
+from runtime.checkpoint import link, newest_first, publish
+from runtime.distributed import read_whole
+from runtime.shards import remove_shards
+
+
+def make_whole(run: Path) -> list[Path]:
+    """Replace the sharded checkpoints of a run; returns their paths.
+
+    Raises:
+        UserError: there is no checkpoint, or one is damaged.
+    """
+    folder = run / "checkpoints"
+    files = newest_first(folder)
+    if not files:
+        raise UserError(f"run={run}: there is no checkpoint in {folder}")
+    replaced = []
+    for path in [*files, *folder.glob("best.pt")]:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if "shards" not in state:
+            continue
+        state = read_whole(state, path)
+        weights = state.pop("weights", state["model"])
+        with write_atomically(path) as file:
+            torch.save(state, file)
+        if path.name == "best.pt":
+            with write_atomically(folder / "model.safetensors") as file:
+                publish(weights, state["facts"], file)
+        replaced.append(path)
+    link(files[0], folder / "last.pt")
+    remove_shards(folder)
+    return replaced
+
+
+def main() -> None:
+    options, _ = parse_options(__doc__, sys.argv[1:], run=None)
+    for path in make_whole(Path(options["run"])):
+        print(path)
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()
