@@ -58,5 +58,3 @@ def with_launcher(text: str, launcher: str) -> str:
     arguments = ", ".join(f'"{word}"' for word in launcher.split())
     text = text.replace('"python", "train.py"', f'{arguments}, "train.py"')
     return re.sub(r"script=train\.py(?! ranks| is)", "script=train.py ranks=2", text)
-
-

@@ -4,12 +4,14 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
 DECLARATION = Path(__file__).with_name("parts.toml")
+WITHOUT = re.compile(r"^( *)# without (\w+): (.*)$")
 MARK = re.compile(r" *(?:<!--|#) part: ([\w| ]+?)(?: -->)?$")
 PRODUCT = (".py", ".yaml", ".sbatch")
 CLOSING = (")", "]", "}")
@@ -37,10 +39,15 @@ def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
 
 
 def with_needs(names: list[str]) -> set[str]:
-    """Parts with all that they need; `core` stands for none, no name at all for all of them."""
+    """Parts with all that they need; `core` stands for none, no name at all for all of them.
+
+    `images` is one of them, unless there is data of one's own in its place.
+    """
     parts, _ = read_parts()
     chosen: set[str] = set()
     waiting = [name for name in names if name != "core"] if names else list(parts)
+    if "own" not in waiting:  # without images, it is the only data
+        waiting.append("images")
     while waiting:
         name = waiting.pop()
         if name not in parts:
@@ -56,9 +63,13 @@ def left_out(chosen: set[str]) -> list[str]:
     """Paths that a project with these parts does not have."""
     parts, together = read_parts()
     paths = [path for name in parts.keys() - chosen for path in parts[name].paths]
-    return sorted(
-        paths + [path for path, names in together.items() if not chosen.issuperset(names)]
-    )
+    paths += [path for path, names in together.items() if not are_there(names, chosen)]
+    return sorted(paths)
+
+
+def are_there(names: list[str], chosen: set[str]) -> bool:
+    """True if all of these parts are chosen; of `a|b`, one of the two."""
+    return all(chosen & set(some.split("|")) for some in names)
 
 
 def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
@@ -84,6 +95,8 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
     without_names(texts, {module_of(Path(path)) for path in gone if path.endswith(".py")})
     for path, text in texts.items():
         if text != before[path]:
+            if path.suffix == ".py":
+                text = without_unused(text, names_used(before[path]))
             (folder / path).write_text(text)
 
 
@@ -92,9 +105,13 @@ def without_marks(text: str, chosen: set[str]) -> str:
     lines, kept = text.split("\n"), list[str]()
     number = 0
     while number < len(lines):
+        if (other := WITHOUT.match(lines[number])) is not None:
+            kept += [other[1] + other[3]] * (other[2] not in chosen)
+            number += 1
+            continue
         mark = MARK.search(lines[number])
         line = MARK.sub("", lines[number])
-        wanted = mark is None or all(chosen & set(some.split("|")) for some in mark[1].split())
+        wanted = mark is None or are_there(mark[1].split(), chosen)
         if mark is None or (wanted and line):
             kept.append(line)
         number += 1
@@ -128,7 +145,8 @@ def end_of_block(lines: list[str], number: int, first: str) -> int:
     indent = len(first) - len(first.lstrip())
     opens = first.rstrip().endswith((":", "(", "[", "{"))
     number += 1
-    if lines[number : number + 1] and re.match(r' *"""', lines[number]):  # of a configuration key
+    is_key = not opens and bool(lines[number : number + 1])
+    if is_key and re.match(r' *"""', lines[number]):  # of a configuration key
         while not lines[number].endswith('"""') or lines[number].strip() == '"""':
             number += 1
         return number + 1
@@ -214,30 +232,66 @@ def without_names(texts: dict[Path, str], gone: set[str]) -> None:
 
 def without_imports(text: str, gone: set[str], lost: dict[str, set[str]]) -> tuple[str, set[str]]:
     """The text without imports of what is gone, and the names that they brought."""
+
+    def is_gone(module: str, name: str) -> bool:
+        return module in gone or f"{module}.{name}" in gone or name in lost.get(module, ())
+
+    return with_fewer_imports(
+        text, lambda module, name: bool(module) and is_gone(module, name.name)
+    )
+
+
+def names_used(text: str) -> set[str]:
+    """Names in the code of a module, and words in its strings that are no docstrings."""
+    nodes = list(ast.walk(ast.parse(text)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    strings = [
+        str(node.value)
+        for node in nodes
+        if isinstance(node, ast.Constant) and id(node) not in docstrings
+    ]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | set(re.findall(r"\w+", " ".join(strings)))
+
+
+def without_unused(text: str, used_before: set[str]) -> str:
+    """The text without imports of names that it used before, and now does not."""
+    lost = used_before - names_used(text)
+    return with_fewer_imports(
+        text, lambda module, name: (name.asname or name.name.partition(".")[0]) in lost
+    )[0]
+
+
+def with_fewer_imports(
+    text: str, is_gone: Callable[[str, ast.alias], bool]
+) -> tuple[str, set[str]]:
+    """The text without some of the names that it imports, and these names.
+
+    Args:
+        text: of a module.
+        is_gone: for a module (empty in `import a`) and a name that is imported from it.
+    """
     lines, names = text.split("\n"), set[str]()
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
     for node in sorted(nodes, key=lambda node: -node.lineno):
-        module = node.module or ""
-        here = {
-            name.asname or name.name
-            for name in node.names
-            if module in gone
-            or f"{module}.{name.name}" in gone
-            or name.name in lost.get(module, ())
-        }
-        if here:
-            kept = [a for a in node.names if (a.asname or a.name) not in here]
-            names |= here
-            lines[node.lineno - 1 : node.end_lineno] = shown_import(node, kept)
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        kept = [name for name in node.names if not is_gone(module, name)]
+        if len(kept) < len(node.names):
+            names |= {name.asname or name.name for name in node.names if name not in kept}
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            around = [*lines[first - 1 : first], *lines[last : last + 1]]
+            last += not kept and around == ["", ""]  # a section less
+            lines[first:last] = shown_import(node, kept)
     return "\n".join(lines), names
 
 
-def shown_import(node: ast.ImportFrom, names: list[ast.alias]) -> list[str]:
+def shown_import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> list[str]:
     """Lines of an import as the formatter writes it."""
     if not names:
         return []
     shown = [ast.unparse(name) for name in names]
-    start = " " * node.col_offset + f"from {node.module} import "
+    start = " " * node.col_offset
+    start += f"from {node.module} import " if isinstance(node, ast.ImportFrom) else "import "
     if len(line := start + ", ".join(shown)) <= 100:
         return [line]
     inner = " " * (node.col_offset + 4)

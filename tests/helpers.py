@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from compose import compose  # part: compose
+from compose import compose
 from conf.cli import load_config
 from conf.schema import Config
 from loaders import build_loaders

@@ -58,11 +58,8 @@ def plan(
         return uniform(positions, stream_key(column, seed, epoch), num)
 
     samples = positions
-    if train and data.shuffle == "window":
-        assert index.shards is not None  # checked by the sampler
-        samples = block_shuffle(positions, index.shards, data.shuffle_window, seed, epoch)
-    elif train:
-        samples = random_permutation(positions, len(index), stream_key("sample", seed, epoch))
+    if train:
+        samples = shuffled_samples(index, data, seed, epoch, positions)
     index.check(samples)
     rows = neutral_rows(samples)
     rows["position"] = positions
@@ -74,6 +71,16 @@ def plan(
     for augmentation in augmentations:
         augmentation.draw(rows, sizes, data, random)
     return rows
+
+
+def shuffled_samples(
+    index: Index, data: DataConfig, seed: int, epoch: int, positions: np.ndarray
+) -> np.ndarray:
+    """(len(positions),) int64: the samples at these positions of an epoch of training."""
+    if data.shuffle == "window":  # part: shards
+        assert index.shards is not None  # checked by the sampler
+        return block_shuffle(positions, index.shards, data.shuffle_window, seed, epoch)
+    return random_permutation(positions, len(index), stream_key("sample", seed, epoch))
 
 
 def neutral_rows(samples: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ class PlanSampler(EpochSampler):
     ) -> None:
         batches = global_batch_size, rank, world_size
         super().__init__(index.name, len(index), data, seed, *batches, train)
-        if train and data.shuffle == "window" and index.shards is None:
+        if train and data.shuffle == "window" and index.shards is None:  # part: shards
             raise UserError(
                 f"data.shuffle=window needs shards, and {index.name} has none; use data.shuffle=full, "
                 "or write shards with python -m loaders.pack format=shards"
@@ -75,18 +75,17 @@ class PlanSampler(EpochSampler):
         """Everything that the plan of an epoch depends on: equal descriptions give equal plans."""
         keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
-        order, shards = ORDER, self.index.shards
-        if self.train and self.data.shuffle == "window" and shards is not None:
-            order += f", windows of {self.data.shuffle_window} shards of {shards.fingerprint}"
-        files = self.index.fingerprint
-        return {"files": files, "seed": str(self.seed), "order": order} | settings
+        order, index = ORDER, self.index
+        if self.train and self.data.shuffle == "window" and index.shards:  # part: shards
+            order += f", windows of {self.data.shuffle_window} shards of {index.shards.fingerprint}"
+        return {"files": index.fingerprint, "seed": str(self.seed), "order": order} | settings
 
-    def __iter__(self) -> Iterator[np.ndarray]:
+    def __iter__(self) -> Iterator[np.ndarray]:  # part: shards
         for rows in super().__iter__():
             self._fetch(rows)
             yield rows
 
-    def _fetch(self, rows: np.ndarray) -> None:
+    def _fetch(self, rows: np.ndarray) -> None:  # part: shards
         """Wait until the shards of a batch can be read, and start to fetch the following ones."""
         shards, count = self.index.shards, self.data.shuffle_window
         if shards is None:
