@@ -20,9 +20,8 @@ from pathlib import Path
 
 from compose import MergeError
 from template.merged import merge_scripts, merged_script, techniques_of
-from template.parts import cut, left_out, listing, refuse, with_needs
+from template.parts import TEMPLATE, cut, left_out, listing, parts_table, refuse, with_needs
 
-TEMPLATE = Path(__file__).resolve().parents[1]
 NAME = "distributed-training-template"
 MESSAGE = "Template at "
 PARTS, SCRIPT = "Parts: ", "Script: "
@@ -40,7 +39,9 @@ OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 def main() -> None:
     """Command line: the folder of the project, the names of its parts in one argument, and `each` or `merged`."""
     if sys.argv[1:] == ["--list"]:
-        print(listing(TEMPLATE))
+        out = tuple(LEFT_OUT)
+        files = git(TEMPLATE, "ls-files").splitlines()
+        print(listing(TEMPLATE, [file for file in files if not file.startswith(out)]))
         return
     folder, parts, script = [*sys.argv[1:], "", "", ""][:3]
     if not folder:
@@ -148,7 +149,8 @@ def export(name: str, chosen: set[str], files: Path) -> None:
             path.unlink()
 
     readme = git(TEMPLATE, "show", "HEAD:template/README.md")
-    (files / "README.md").write_text(readme.replace("NAME", name) + "\n")
+    readme = readme.replace("\nPARTS\n", "\n" + parts_table(chosen, files), 1)
+    (files / "README.md").write_text(readme.replace("NAME", name, 1) + "\n")
     kept = {str(path.relative_to(files)) for path in files.rglob("*")}
     requirements = dependencies(files / "pyproject.toml")
     cut(files, chosen, sorted(set(git(TEMPLATE, "ls-files").splitlines()) - kept))

@@ -55,7 +55,10 @@ def make_config(*overrides: str) -> Config:
 
 
 def has_ranks(script: str) -> bool:
-    """Whether torchrun starts the script."""
+    """True if torchrun starts the script."""
+    path = REPOSITORY / script
+    if path.exists():
+        return "torchrun" in path.read_text()
     return "ddp" in script or "fsdp" in script
 
 
