@@ -17,7 +17,6 @@ from loaders.batch import num_samples, part
 from runtime import preemption, report
 from runtime.checkpoint import FORMAT, CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
-from runtime.facts import facts_of
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
 from runtime.recorder import VERSIONS, Recorder

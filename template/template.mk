@@ -11,4 +11,4 @@ parts:  ## list the parts of a project
 	@$(PYTHON) -m template.project --list
 
 project:  ## make a project of your own in a new folder: make project DIR=../mine PARTS="ddp amp" SCRIPT=merged
-	@$(PYTHON) -m template.project "$$DIR" "$$PARTS" "$$SCRIPT"
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m template.project "$$DIR" "$$PARTS" "$$SCRIPT"

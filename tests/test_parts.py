@@ -128,7 +128,7 @@ def problems(template: Path, names: str, script: str = "") -> list[str]:
         done = subprocess.run(ruff, cwd=project, capture_output=True, text=True)
         found += done.stdout.splitlines()
     return [
-        f"{owner_of(re.split('[: ]', line)[0])} needs {', '.join(needed(line, template, gone))}: {line}"
+        f"{owner_of(re.split('[: ]', line)[0])} needs {', '.join(sorted(needed(line, template, gone)))}: {line}"
         for line in found
     ]
 
@@ -141,12 +141,13 @@ def needed(line: str, template: Path, gone: list[str]) -> set[str]:
         keys = [re.search(rf"^    {key}: .*# part: (\w+)", schema, re.M) for key in word.split(".")]
         return {key[1] for key in keys if key}
     defined = re.compile(rf"^(?:class |def ){word}\b|^{word}\b.* = ", re.MULTILINE)
-    return {
+    owners = {
         owner_of(path)
         for path in gone
         if path.endswith(f"/{word}")
         or (path.endswith(".py") and defined.search((template / path).read_text()))
     }
+    return owners - {"core"}
 
 
 def new_project(template: Path, names: str, script: str = "") -> Path:
@@ -236,8 +237,8 @@ FAULTS = {
     ),
     "docs/installation.md": ("# ", "See [DDP](ddp.md).\n\n# ", "ddp"),
     "models/__init__.py": (
-        '    "small_cnn": SmallCNN,\n',
-        '    "small_cnn": SmallCNN,\n    **{name: UNet for name in ("a", "b")},\n',
+        "    if cfg.name not in MODELS:\n",
+        "    if cfg.name == 'double':\n        return UNet(in_channels, num_outputs)\n    if cfg.name not in MODELS:\n",
         "unet",
     ),
 }

@@ -6,7 +6,6 @@ needs. Facts about whole columns are written with them.
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
