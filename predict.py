@@ -55,11 +55,11 @@ def main() -> None:
         task = build_task(cfg, train_loader)
     elif split:
         raise UserError(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
-    elif cfg.data.layout in LOADERS:
+    elif cfg.data.layout in LOADERS or "images" not in LOADERS:
         raise UserError(f"data.layout={cfg.data.layout} has no folder of images; use split=val")
-    elif not any(override.startswith("data.root=") for override in overrides):
+    elif not any(override.startswith("data.root=") for override in overrides):  # part: images
         raise UserError("data.root= is missing; give the folder of the images, or split=val")
-    else:
+    else:  # part: images
         from loaders.prediction import build_prediction_loader  # a project may have no images
 
         loader, broken = build_prediction_loader(

@@ -56,7 +56,7 @@ def check_combinations(cfg: Config) -> None:
         raise UserError(
             "loader=packed needs loader.pack=DIR, made by python -m loaders.pack ... out=DIR"
         )
-    if "://" in data.root and data.index is not None:
+    if "://" in data.root and data.index is not None:  # part: shards
         raise UserError(
             f"data.index={data.index} is an index of files; with shards, which have their own, leave it out"
         )

@@ -51,7 +51,7 @@ def is_pair(values: Any, high: float = math.inf) -> bool:
     return are_numbers(values, 2) and 0 < values[0] <= values[1] <= high
 
 
-def is_size(value: Any) -> bool:
+def is_size(value: Any) -> bool:  # part: images
     """Return True for a length in pixels, and for [height, width]."""
     sizes = value if are_numbers(value, 2) else [value]
     return all(type(size) is int and size >= 1 for size in sizes)
@@ -63,8 +63,8 @@ ABOVE_0 = Allowed("a number above 0", lambda x: 0 < x < math.inf)
 SHARE = Allowed("a number in [0, 1]", lambda x: 0 <= x <= 1)
 BELOW_1 = Allowed("a number in [0, 1)", lambda x: 0 <= x < 1)
 BETWEEN_0_AND_1 = Allowed("a number in (0, 1)", lambda x: 0 < x < 1)
-SIZE = Allowed("an int or [height, width] in pixels", is_size)
-SHARES = Allowed("[low, high] with 0 < low <= high <= 1", lambda x: is_pair(x, 1))
+SIZE = Allowed("an int or [height, width] in pixels", is_size)  # part: images
+SHARES = Allowed("[low, high] with 0 < low <= high <= 1", lambda x: is_pair(x, 1))  # part: images
 VALUE_RANGE = Allowed("[0, 1] or [-1, 1], for example", lambda x: are_numbers(x, 2) and x[0] < x[1])
 MEAN = Allowed("one number for each channel", are_numbers)
 STD = Allowed("one number above 0 for each channel", lambda x: are_numbers(x) and min(x) > 0)
@@ -104,7 +104,7 @@ class DataConfig:
     """Folder of the data set, relative to the folder that the script is started in, or place of its shards:
     a folder, `http(s)://`, `s3://` or `gs://`."""
 
-    cache_dir: str = "data/cache"
+    cache_dir: str = "data/cache"  # part: images
     """Folder of derived files: image sizes and copies of shards."""
 
     cache_gb: float | None = key(None, FROM_0)  # part: shards
@@ -116,21 +116,21 @@ class DataConfig:
     """Seconds for which requests to a web server or bucket are repeated when it fails or does not answer, before
     the run ends; an object that is forbidden or missing ends it at once."""
 
-    index: str | None = None
+    index: str | None = None  # part: images
     """Folder that `python -m loaders.index ... out=DIR` wrote: training starts without listing the data set;
     null: list it at each start."""
 
-    check_files: bool = True
+    check_files: bool = True  # part: images
     """Compare the size and modification time of every file with the index at the start; false: only when the
     file is read."""
 
     val_fraction: float = key(0.1, BETWEEN_0_AND_1)
     """Share of the samples used for validation, if there are no folders `train` and `val` (or `test`)."""
 
-    val_count: int | None = key(None, FROM_1)
+    val_count: int | None = key(None, FROM_1)  # part: images
     """Number of samples used for validation, instead of `val_fraction`."""
 
-    split_seed: int = key(0, FROM_0)
+    split_seed: int = key(0, FROM_0)  # part: images
     """Seed of the split; separate from `seed`, for runs with different seeds to have the same split."""
 
     input_dir: str = "input"  # part: pairs
@@ -159,14 +159,14 @@ class DataConfig:
     ignore_index: int = -100
     """masks: index of pixels that belong to no class, often 255; -100, which no mask holds: none."""
 
-    shuffle: str = key("full", one_of("full", "window"))
+    shuffle: str = key("full", one_of("full", "window"))  # part: shards
     """Training order: `full` (any sample may follow any other) or, for shards, `window`: the shards are
     shuffled, and then the samples within each window of `shuffle_window` shards."""
 
-    shuffle_window: int = key(8, FROM_1)
+    shuffle_window: int = key(8, FROM_1)  # part: shards
     """Number of shards in a window with `shuffle=window`."""
 
-    max_pixels: int = key(100_000_000, FROM_1)
+    max_pixels: int = key(100_000_000, FROM_1)  # part: images
     """Largest number of pixels of an image; protects against decompression bombs."""
 
     on_error: str = key("raise", one_of("raise", "skip"))
@@ -177,28 +177,28 @@ class DataConfig:
     """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes, before the
     run stops; `summary.json` counts them."""
 
-    resize: Any = key(None, SIZE)
+    resize: Any = key(None, SIZE)  # part: images
     """Size before the crop, in pixels: null (keep), an int (length of the shorter side) or [height, width]."""
 
-    reduced_decoding: bool = True
+    reduced_decoding: bool = True  # part: images
     """Decode a JPEG at 1/2, 1/4 or 1/8 of its size if the cropped region is much larger than the output (packing
     and loader=pytorch). Its pixels then differ from those of full decoding by 0.5 of 255 on average."""
 
-    crop: Any = key(None, SIZE)
+    crop: Any = key(None, SIZE)  # part: images
     """Size of the model's input in pixels, [height, width] or an int for a square; null: the whole (resized)
     image."""
 
-    random_crop: bool = False
+    random_crop: bool = False  # part: images
     """Crop at a random position in training; false: at the centre, as in evaluation."""
 
-    random_resized_crop: Any = key(None, SHARES)
+    random_resized_crop: Any = key(None, SHARES)  # part: images
     """Crop a random share of the image's area in training, [low, high] in (0, 1], with an aspect ratio
     in [3/4, 4/3], and resize it to `crop`; null: off."""
 
-    hflip: float = key(0.0, SHARE)
+    hflip: float = key(0.0, SHARE)  # part: images
     """Probability of a left-right flip in training."""
 
-    vflip: float = key(0.0, SHARE)
+    vflip: float = key(0.0, SHARE)  # part: images
     """Probability of an upside-down flip in training."""
 
     colour_jitter: list[float] = key([0.0, 0.0, 0.0], JITTER)  # part: colour
@@ -251,7 +251,7 @@ class LoaderConfig:
     prefetch_factor: int = key(2, FROM_1)
     """pytorch, packed: batches that each worker prepares ahead."""
 
-    num_threads: int = key(0, FROM_0)
+    num_threads: int = key(0, FROM_0)  # part: images
     """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the
     machine, divided among its ranks and their workers."""
 

@@ -7,6 +7,7 @@ import importlib
 
 import torch
 
+from conf.errors import unknown_name
 from conf.schema import Config
 from loaders.loader import DataInfo, Loader
 
@@ -33,6 +34,8 @@ def build_loaders(
         LimitError: the machine has run out of file handles; the message names the setting to change.
     """
     kind = cfg.data.layout if cfg.data.layout in LOADERS else "images"
+    if kind not in LOADERS:  # of a project without images
+        raise unknown_name("data.layout", cfg.data.layout, LOADERS)
     module, _, name = LOADERS[kind].rpartition(".")
     build = getattr(importlib.import_module(module), name)
     return build(cfg, device, rank, world_size)

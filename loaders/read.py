@@ -21,7 +21,7 @@ def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:
         OSError, MemoryError: there are no file handles or no memory left.
     """
     try:
-        if index.shards is not None:
+        if index.shards is not None:  # part: shards
             return index.shards.read(sample, side)
         with open(index.files[side][sample], "rb", buffering=0) as file:
             stat = os.fstat(file.fileno())
@@ -110,7 +110,7 @@ def read_raw_batch(index: Index, samples: np.ndarray) -> tuple[np.ndarray, dict[
     starts, bad = index.headers[0]["raw_offset"][samples].tolist(), {}
     for sample, start, image in zip(samples.tolist(), starts, images, strict=True):
         try:
-            if index.shards is not None:
+            if index.shards is not None:  # part: shards
                 image[:] = read_image(index, sample)
                 continue
             with open(index.files[0][sample], "rb", buffering=0) as file:

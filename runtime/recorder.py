@@ -16,11 +16,11 @@ from loaders import Loader
 from loaders.batch import part
 from runtime import report
 from runtime.evaluate import Shown
+from runtime.facts import facts_of
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers
 from runtime.run_dir import REQUEUE_MARKER, SUMMARY
 from runtime.timing import Timing
-from runtime.trained import facts_of
 from tasks import Task
 
 log = logging.getLogger(__name__)

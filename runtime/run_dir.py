@@ -1,7 +1,7 @@
 """The folder of a run: one run at a time writes to it, and does not mix with an earlier one."""
 
 import logging
-import os  # part: ranks
+import os
 from pathlib import Path
 
 from filelock import FileLock, Timeout

@@ -37,7 +37,7 @@ def setup(cfg: "Config", local_rank: int | None = None) -> torch.device:
         script = Path(sys.argv[0]).name
         raise UserError(
             f"{script} is for one process, but torchrun has started {os.environ['WORLD_SIZE']}; start it "
-            f"with python {script}, or use torchrun with train_ddp.py"
+            f"with python {script}, or use a script of several processes"
         )
     device = resolve_device(cfg.device, local_rank or 0)
     if device.type == "cpu":

@@ -14,8 +14,8 @@ from conf.errors import UserError
 from loaders import Loader
 from loaders.batch import map_leaves
 from models.weights import fitting_weights, initial_weights
+from runtime.facts import check_facts, differences, facts_of, refuse_differences
 from runtime.group import SingleProcess
-from runtime.trained import check_facts, differences, facts_of, refuse_differences
 
 if TYPE_CHECKING:
     from conf.schema import Config

@@ -4,13 +4,20 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-DECLARATION = Path(__file__).with_name("parts.toml")
+from template.cut_tests import parse, without_tests
+
+TEMPLATE = Path(__file__).resolve().parents[1]
+DECLARATION = TEMPLATE / "template" / "parts.toml"
+WITHOUT = re.compile(r"^( *)# without (\w+): (.*)$")
 MARK = re.compile(r" *(?:<!--|#) part: ([\w| ]+?)(?: -->)?$")
+CHOICE = r"(?:^| )(\w+)=(\w+)"
 PRODUCT = (".py", ".yaml", ".sbatch")
 CLOSING = (")", "]", "}")
 
@@ -29,6 +36,7 @@ def refuse(message: str) -> NoReturn:
     sys.exit(f"make project: {message}")
 
 
+@cache
 def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
     """The parts by name, and paths with the parts that all have to be there for them."""
     declared = tomllib.loads(DECLARATION.read_text())
@@ -37,10 +45,15 @@ def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
 
 
 def with_needs(names: list[str]) -> set[str]:
-    """Parts with all that they need; `core` stands for none, no name at all for all of them."""
+    """Parts with all that they need; `core` stands for none, no name at all for all of them.
+
+    `images` is one of them, unless there is data of one's own in its place.
+    """
     parts, _ = read_parts()
     chosen: set[str] = set()
     waiting = [name for name in names if name != "core"] if names else list(parts)
+    if "own" not in waiting:  # without images, it is the only data
+        waiting.append("images")
     while waiting:
         name = waiting.pop()
         if name not in parts:
@@ -56,9 +69,13 @@ def left_out(chosen: set[str]) -> list[str]:
     """Paths that a project with these parts does not have."""
     parts, together = read_parts()
     paths = [path for name in parts.keys() - chosen for path in parts[name].paths]
-    return sorted(
-        paths + [path for path, names in together.items() if not chosen.issuperset(names)]
-    )
+    paths += [path for path, names in together.items() if not are_there(names, chosen)]
+    return sorted(paths)
+
+
+def are_there(names: list[str], chosen: set[str]) -> bool:
+    """True if all of these parts are chosen; of `a|b`, one of the two."""
+    return all(chosen & set(some.split("|")) for some in names)
 
 
 def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
@@ -81,10 +98,79 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
         texts[path] = without_marks(text, chosen)
         if path.suffix == ".md":
             texts[path] = without_commands(without_rows(texts[path], path.parent, gone), gone)
-    without_names(texts, {module_of(Path(path)) for path in gone if path.endswith(".py")})
+    modules = {module_of(Path(path)) for path in gone if path.endswith(".py")}
+    without_names(texts, modules)
+    cut_tests(texts, before, gone, modules)
     for path, text in texts.items():
-        if text != before[path]:
+        if not text and before[path]:
+            (folder / path).unlink()
+        elif text != before[path]:
+            if path.suffix == ".py":
+                text = without_unused(text, names_used(before[path]))
             (folder / path).write_text(text)
+
+
+def cut_tests(
+    texts: dict[Path, str], before: dict[Path, str], gone: list[str], modules: set[str]
+) -> None:
+    """Take tests, and rows of their tables, that name what is gone; modules without any test become empty.
+
+    Args:
+        texts: of all files.
+        before: the same in the template.
+        gone: files.
+        modules: that are gone.
+    """
+    schema = Path("conf/schema.py")
+    keys = sorted(keys_of(before[schema]) - keys_of(texts[schema]))
+    key = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, keys)) or '(?!)'})\b(?!\.)")
+    choices = {Path(path).stem for path in gone if re.fullmatch(r"conf/\w+/\w+\.yaml", path)}
+    names = {
+        path: imported_names(before[path]) - imported_names(text)
+        for path, text in texts.items()
+        if path.suffix == ".py" and path.parts[0] == "tests"
+    }
+    modules, lost = set(modules), dict[str, set[str]]()
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for path in names:
+            text, imported = without_imports(texts[path], modules, lost)
+            names[path] |= imported
+            text, names[path] = without_tests(
+                text, names[path], lambda s: bool(key.search(s)) or gone_of(s, gone), choices
+            )
+            had_tests = re.search(r"^def test_", before[path], re.MULTILINE)
+            if had_tests and not re.search(r"^def test_", text, re.MULTILINE):
+                text = ""
+                modules.add(module_of(path))
+            if text != texts[path]:
+                texts[path], is_changed = text, True
+                lost[module_of(path)] = names[path]
+
+
+def keys_of(schema: str) -> set[str]:
+    """Keys of the configuration whose group has a prefix, and those of no group."""
+    keys = set()
+    for node in ast.parse(schema).body:
+        if isinstance(node, ast.ClassDef):
+            prefix = re.search(
+                r'^    prefix = "(.*)"', ast.get_source_segment(schema, node) or "", re.M
+            )
+            fields = [f.target for f in node.body if isinstance(f, ast.AnnAssign)]
+            if prefix or node.name == "Config":
+                keys |= {(prefix[1] if prefix else "") + ast.unparse(field) for field in fields}
+    return keys
+
+
+def imported_names(text: str) -> set[str]:
+    nodes = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
+    return {bound_name(name) for node in nodes for name in node.names}
+
+
+def bound_name(name: ast.alias) -> str:
+    """Name that an import defines."""
+    return name.asname or name.name.partition(".")[0]
 
 
 def without_marks(text: str, chosen: set[str]) -> str:
@@ -92,9 +178,13 @@ def without_marks(text: str, chosen: set[str]) -> str:
     lines, kept = text.split("\n"), list[str]()
     number = 0
     while number < len(lines):
+        if (other := WITHOUT.match(lines[number])) is not None:
+            kept += [other[1] + other[3]] * (other[2] not in chosen)
+            number += 1
+            continue
         mark = MARK.search(lines[number])
         line = MARK.sub("", lines[number])
-        wanted = mark is None or all(chosen & set(some.split("|")) for some in mark[1].split())
+        wanted = mark is None or are_there(mark[1].split(), chosen)
         if mark is None or (wanted and line):
             kept.append(line)
         number += 1
@@ -119,6 +209,8 @@ def end_of_block(lines: list[str], number: int, first: str) -> int:
         return next(ends, len(lines))
     if not first:  # a mark above a paragraph, a list or a fenced block
         number += 1
+        if lines[number].startswith(("@", "def ", "class ")):
+            return end_of_block(lines, number, lines[number])
         is_code = lines[number].startswith("```")
         while lines[number].strip() or is_code:
             number += 1
@@ -128,7 +220,8 @@ def end_of_block(lines: list[str], number: int, first: str) -> int:
     indent = len(first) - len(first.lstrip())
     opens = first.rstrip().endswith((":", "(", "[", "{"))
     number += 1
-    if lines[number : number + 1] and re.match(r' *"""', lines[number]):  # of a configuration key
+    is_key = not opens and bool(lines[number : number + 1])
+    if is_key and re.match(r' *"""', lines[number]):  # of a configuration key
         while not lines[number].endswith('"""') or lines[number].strip() == '"""':
             number += 1
         return number + 1
@@ -185,9 +278,11 @@ def without_commands(text: str, gone: list[str]) -> str:
 def gone_of(command: str, gone: list[str]) -> bool:
     """Whether a command names a script, module or choice of the configuration that is gone."""
     names = re.findall(r"[\w./]+\.(?:py|sbatch)\b", command)
-    names += [name.replace(".", "/") + ".py" for name in re.findall(r"-m ([\w.]+)", command)]
-    names += [f"conf/{key}/{value}.yaml" for key, value in re.findall(r" (\w+)=(\w+)", command)]
-    return any(name in gone for name in names)
+    modules = re.findall(r"(?:-m|from|import) ([\w.]+)", command)
+    names += [name.replace(".", "/") + end for name in modules for end in (".py", "/__init__.py")]
+    names += [f"conf/{key}/{value}.yaml" for key, value in re.findall(CHOICE, command)]
+    made = any(n.startswith("train_") and not (TEMPLATE / n).exists() for n in names)
+    return any(name in gone for name in names) or (made and "compose.py" in gone)
 
 
 def module_of(path: Path) -> str:
@@ -214,30 +309,58 @@ def without_names(texts: dict[Path, str], gone: set[str]) -> None:
 
 def without_imports(text: str, gone: set[str], lost: dict[str, set[str]]) -> tuple[str, set[str]]:
     """The text without imports of what is gone, and the names that they brought."""
+
+    def is_gone(module: str, name: str) -> bool:
+        return module in gone or f"{module}.{name}" in gone or name in lost.get(module, ())
+
+    return with_fewer_imports(text, lambda module, name: is_gone(module or name.name, name.name))
+
+
+def names_used(text: str) -> set[str]:
+    """Names in the code of a module, also those in strings that are annotations or in `__all__`."""
+    nodes = list(ast.walk(parse(text)))
+    strings = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+    annotations = [s for s in strings if re.fullmatch(r"[A-Za-z_]\w*(\.\w+|\[.*\])*( \| None)?", s)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | set(re.findall(r"\w+", " ".join(annotations)))
+
+
+def without_unused(text: str, used_before: set[str]) -> str:
+    """The text without imports of names that it used before, and now does not."""
+    lost = used_before - names_used(text)
+    return with_fewer_imports(text, lambda module, name: bound_name(name) in lost)[0]
+
+
+def with_fewer_imports(
+    text: str, is_gone: Callable[[str, ast.alias], bool]
+) -> tuple[str, set[str]]:
+    """The text without some of the names that it imports, and these names.
+
+    Args:
+        text: of a module.
+        is_gone: for a module (empty in `import a`) and a name that is imported from it.
+    """
     lines, names = text.split("\n"), set[str]()
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    nodes = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
     for node in sorted(nodes, key=lambda node: -node.lineno):
-        module = node.module or ""
-        here = {
-            name.asname or name.name
-            for name in node.names
-            if module in gone
-            or f"{module}.{name.name}" in gone
-            or name.name in lost.get(module, ())
-        }
-        if here:
-            kept = [a for a in node.names if (a.asname or a.name) not in here]
-            names |= here
-            lines[node.lineno - 1 : node.end_lineno] = shown_import(node, kept)
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        kept = [name for name in node.names if not is_gone(module, name)]
+        if len(kept) < len(node.names):
+            names |= {bound_name(name) for name in node.names if name not in kept}
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            around = [*lines[first - 1 : first], *lines[last : last + 1]]
+            last += not kept and around == ["", ""]  # a section less
+            lines[first:last] = shown_import(node, kept)
     return "\n".join(lines), names
 
 
-def shown_import(node: ast.ImportFrom, names: list[ast.alias]) -> list[str]:
+def shown_import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> list[str]:
     """Lines of an import as the formatter writes it."""
     if not names:
         return []
     shown = [ast.unparse(name) for name in names]
-    start = " " * node.col_offset + f"from {node.module} import "
+    start = " " * node.col_offset
+    start += f"from {node.module} import " if isinstance(node, ast.ImportFrom) else "import "
     if len(line := start + ", ".join(shown)) <= 100:
         return [line]
     inner = " " * (node.col_offset + 4)
@@ -247,7 +370,7 @@ def shown_import(node: ast.ImportFrom, names: list[ast.alias]) -> list[str]:
 def without_entries(text: str, names: set[str], gone: set[str]) -> str:
     """The text without the lines of tables at its top level that name something that is gone."""
     doomed = set[int]()
-    for statement in ast.parse(text).body:
+    for statement in parse(text).body:
         table = getattr(statement, "value", None)
         if not isinstance(statement, ast.Assign | ast.AnnAssign):
             continue
@@ -268,24 +391,40 @@ def without_entries(text: str, names: set[str], gone: set[str]) -> str:
     return "\n".join(line for n, line in enumerate(text.split("\n")) if n not in doomed)
 
 
-def listing(root: Path) -> str:
-    """The parts by group: name, lines of product, what it is, and what it needs."""
-    parts, _ = read_parts()
-    lines = []
+def listing(root: Path, files: list[str]) -> str:
+    """The core and the parts by group: name, lines of product, what it is, and what it needs.
+
+    Args:
+        root: folder of the template.
+        files: of a project with all parts.
+    """
+    parts, together = read_parts()
+    num_lines = {"core": 0, **dict.fromkeys(parts, 0)}
+    for file in files:
+        if file.endswith(PRODUCT) and not file.startswith("tests/") and file not in together:
+            num_lines[owner_of(file)] += len((root / file).read_text().splitlines())
+    lines = ["", f"{'core':16}{num_lines['core']:6,}  what every project has"]
     for group in dict.fromkeys(part.group for part in parts.values()):
         lines += ["", group]
         for name, part in parts.items():
             if part.group == group:
                 needs = f" (needs {', '.join(part.needs)})" if part.needs else ""
-                lines.append(f"  {name:14}{num_lines(root, part.paths):6,}  {part.about}{needs}")
+                lines.append(f"  {name:14}{num_lines[name]:6,}  {part.about}{needs}")
     return "\n".join(["part        lines of product", *lines])
 
 
-def num_lines(root: Path, paths: list[str]) -> int:
-    """Lines of product, which is neither a test nor a document, in files and folders."""
-    files = [file for path in paths for file in [root / path, *(root / path).rglob("*")]]
-    return sum(
-        len(file.read_text().splitlines())
-        for file in files
-        if file.suffix in PRODUCT and file.is_file()
-    )
+def parts_table(chosen: set[str], files: Path) -> str:
+    """Rows of the table of a project's parts: name, what it is, and its files."""
+    rows = []
+    for name, part in read_parts()[0].items():
+        if name in chosen:
+            paths = ", ".join(f"`{path}`" for path in part.paths if (files / path).exists())
+            rows.append(f"| {name} | {part.about} | {paths} |\n")
+    return "".join(rows) or "| none | | |\n"
+
+
+def owner_of(file: str) -> str:
+    """The part that a file belongs to; `core` if it belongs to none."""
+    paths = {path: name for name, part in read_parts()[0].items() for path in part.paths}
+    around = [path for path in paths if f"{file}/".startswith(f"{path}/")]
+    return paths[max(around, key=len)] if around else "core"

@@ -5,7 +5,8 @@ and nothing else, and `main`, which starts there. Run again, the script adds a c
 `main` nor a file of the project is touched until its owner says `git merge template`.
 
 `PARTS` names the parts that it has besides the core (`make parts` lists them; default: those that it had, in a
-new project all). The messages of the commits on `template` hold them.
+new project all). `SCRIPT=merged` makes one `train.py` of its techniques, `SCRIPT=each` a script for each, which is the
+default in a new project. The messages of the commits on `template` hold both.
 """
 
 import os
@@ -17,12 +18,13 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
-from template.parts import cut, left_out, listing, refuse, with_needs
+from compose import MergeError
+from template.merged import merge_scripts, merged_script, techniques_of
+from template.parts import TEMPLATE, cut, left_out, listing, parts_table, refuse, with_needs
 
-TEMPLATE = Path(__file__).resolve().parents[1]
 NAME = "distributed-training-template"
 MESSAGE = "Template at "
-PARTS = "Parts: "
+PARTS, SCRIPT = "Parts: ", "Script: "
 # What measures, shows or makes the template, the published experiments, and the tests of these.
 LEFT_OUT = [
     *("template", "benchmarks", "conf/experiment"),
@@ -35,27 +37,30 @@ OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def main() -> None:
-    """Command line: the folder of the project, and the names of its parts."""
+    """Command line: the folder of the project, the names of its parts in one argument, and `each` or `merged`."""
     if sys.argv[1:] == ["--list"]:
-        print(listing(TEMPLATE))
+        out = tuple(LEFT_OUT)
+        files = git(TEMPLATE, "ls-files").splitlines()
+        print(listing(TEMPLATE, [file for file in files if not file.startswith(out)]))
         return
-    folder, *parts = sys.argv[1:] or [""]
+    folder, parts, script = [*sys.argv[1:], "", "", ""][:3]
     if not folder:
         refuse("DIR is missing; write make project DIR=../mine")
     try:
-        print(make_project(Path(folder).expanduser().resolve(), " ".join(parts).split()))
-    except OSError as error:
+        print(make_project(Path(folder).expanduser().resolve(), parts.split(), script))
+    except (OSError, MergeError) as error:
         refuse(str(error))
     except subprocess.CalledProcessError as error:
         refuse(f"git {error.cmd[3]} failed: {' '.join(error.stderr.split())}")
 
 
-def make_project(folder: Path, names: list[str]) -> str:
+def make_project(folder: Path, names: list[str], script: str) -> str:
     """Make the project, or bring the template's last commit to its branch `template`.
 
     Args:
         folder: of the project.
         names: of its parts; empty: those that it had, in a new project all.
+        script: `each` or `merged`; empty: as it was, in a new project `each`.
 
     Returns:
         What was done, and the command that comes next.
@@ -70,14 +75,24 @@ def make_project(folder: Path, names: list[str]) -> str:
         refuse(f"DIR={folder} is a file; use a folder that does not exist yet")
     is_new = not folder.exists() or not any(folder.iterdir())
     name, previous = (folder.name, "") if is_new else last_version(folder)
-    if previous and not names:
-        body = git(folder, "log", "-1", "--format=%b", previous)
-        names = body.partition(PARTS)[2].split()
+    if previous:
+        body = git(folder, "log", "-1", "--format=%b", previous).splitlines()
+        names = names or next((x.removeprefix(PARTS).split() for x in body if PARTS in x), [])
+        script = script or next((x.removeprefix(SCRIPT) for x in body if SCRIPT in x), "")
+    if script not in ("", "each", "merged"):
+        refuse(f"SCRIPT={script} is not possible; use each or merged")
     chosen = with_needs(names)
+    if script == "merged":
+        chosen.discard("compose")
+        if not techniques_of(chosen):
+            refuse("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
+        merged_script(techniques_of(chosen))
 
     with tempfile.TemporaryDirectory() as temporary:
         files, index = Path(temporary, "files"), Path(temporary, "index")
         export(name, chosen, files)
+        if script == "merged":
+            merge_scripts(files, techniques_of(chosen))
         if is_new:
             folder.mkdir(parents=True, exist_ok=True)
             git(folder, "init", "--quiet")
@@ -91,7 +106,8 @@ def make_project(folder: Path, names: list[str]) -> str:
 
     version = git(TEMPLATE, "log", "-1", "--date=short", "--format=%h (%ad)")
     parent = ("-p", previous) if previous else ()
-    message = ["-m", MESSAGE + version, *(["-m", PARTS + " ".join(names)] if names else [])]
+    facts = [PARTS + " ".join(names)] * bool(names) + [SCRIPT + script] * bool(script)
+    message = ["-m", MESSAGE + version, *(["-m", "\n".join(facts)] if facts else [])]
     commit = git(folder, "commit-tree", tree, *parent, *message)
     git(folder, "update-ref", "refs/heads/template", commit)
     if not is_new:
@@ -133,7 +149,8 @@ def export(name: str, chosen: set[str], files: Path) -> None:
             path.unlink()
 
     readme = git(TEMPLATE, "show", "HEAD:template/README.md")
-    (files / "README.md").write_text(readme.replace("NAME", name) + "\n")
+    readme = readme.replace("\nPARTS\n", "\n" + parts_table(chosen, files), 1)
+    (files / "README.md").write_text(readme.replace("NAME", name, 1) + "\n")
     kept = {str(path.relative_to(files)) for path in files.rglob("*")}
     requirements = dependencies(files / "pyproject.toml")
     cut(files, chosen, sorted(set(git(TEMPLATE, "ls-files").splitlines()) - kept))

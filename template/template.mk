@@ -10,5 +10,5 @@ gpu-check: setup  ## check on this machine's GPUs what only they can show, withi
 parts:  ## list the parts of a project
 	@$(PYTHON) -m template.project --list
 
-project:  ## make a project of your own in a new folder: make project DIR=../mine PARTS="ddp unet"
-	@$(PYTHON) -m template.project "$$DIR" "$$PARTS"
+project:  ## make a project of your own in a new folder: make project DIR=../mine PARTS="ddp amp" SCRIPT=merged
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m template.project "$$DIR" "$$PARTS" "$$SCRIPT"

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from compose import compose  # part: compose
+from compose import compose
 from conf.cli import load_config
 from conf.schema import Config
 from loaders import build_loaders
@@ -57,7 +57,10 @@ def make_config(*overrides: str) -> Config:
 
 
 def has_ranks(script: str) -> bool:
-    """Whether torchrun starts the script."""
+    """True if torchrun starts the script."""
+    path = REPOSITORY / script
+    if path.exists():
+        return "torchrun" in path.read_text()
     return "ddp" in script or "fsdp" in script
 
 

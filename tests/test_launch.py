@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from torch.distributed import run
+from torch.distributed.run import parse_args
 
 from launch import rendezvous
 from runtime.distributed import interface_to, run_stamp, sizes_that_do_not_divide
@@ -189,9 +189,9 @@ def test_another_entry_point_and_no_gpus(tmp_path):
     finish(start_job(tmp_path, "exit 0", env=env))
     arguments = lines_of(tmp_path / "srun.txt")
     assert "--nproc_per_node=1" in arguments
-    assert arguments[-3:] == [
-        *("train_ddp_amp.py", "output_dir=outputs/train_ddp_amp/4711", "resume=auto")
-    ]
+    script, *options = arguments[-3:]
+    assert script == "train_ddp_amp.py"
+    assert options == ["output_dir=outputs/train_ddp_amp/4711", "resume=auto"]
     assert "OMP_NUM_THREADS=1" in lines_of(tmp_path / "environment.txt")
 
 
@@ -432,7 +432,7 @@ def test_the_trainjob_is_consistent_with_its_runtime_the_image_and_the_batch_scr
     python, script, port = meeting["command"]
     assert (python, script) == ("python", "launch/rendezvous.py")
     assert container["command"][:2] == ["python", "launch/elastic_torchrun.py"]
-    options = run.parse_args(container["command"][2:])
+    options = parse_args(container["command"][2:])
     # Pods are named JOBSET-JOB-JOB'S NUMBER-POD'S NUMBER, and the JobSet as the TrainJob.
     assert options.rdzv_endpoint == f"{name}-rendezvous-0-0.{name}:{port}"
     assert options.nnodes.partition(":")[2] == str(job["spec"]["trainer"]["numNodes"])

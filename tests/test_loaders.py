@@ -71,7 +71,7 @@ def test_an_epoch_that_was_left_can_end_in_any_thread() -> None:
     assert results.get(timeout=60) == "ended"
 
 
-@pytest.mark.parametrize("resize", ["null", "[16,16]"])
+@pytest.mark.parametrize("resize", ["null", "[16,16]"])  # part: dali
 def test_digits_are_the_same_by_every_backend(resize: str) -> None:
     """Equal without a resize. With one, within 0.5 of 255 on average: DALI's antialiasing filter leaves
     out the last tap now and then, which shows at hard edges."""

@@ -22,14 +22,14 @@ def train_in_two_parts(name: str, tmp_path: Path) -> Path:
     return run
 
 
-def test_csv_has_one_row_per_number_and_step(tmp_path) -> None:
+def test_csv_has_one_row_per_number_and_step(tmp_path) -> None:  # part: csv
     with (train_in_two_parts("csv", tmp_path) / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows if row["name"] == "train/loss"] == [1, 2, 3, 4, 5]
     assert all(float(row["value"]) >= 0 for row in rows if row["name"] == "val/loss")
 
 
-def test_mlflow_has_one_run(tmp_path, monkeypatch) -> None:
+def test_mlflow_has_one_run(tmp_path, monkeypatch) -> None:  # part: mlflow
     mlflow = pytest.importorskip("mlflow")
     uri = f"file:{tmp_path}/mlruns"
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -45,7 +45,7 @@ def test_mlflow_has_one_run(tmp_path, monkeypatch) -> None:
     assert client.list_artifacts(run.info.run_id)
 
 
-def test_wandb_has_one_run(tmp_path, monkeypatch) -> None:
+def test_wandb_has_one_run(tmp_path, monkeypatch) -> None:  # part: wandb
     pytest.importorskip("wandb")
     monkeypatch.setitem(ENVIRONMENT, "WANDB_MODE", "offline")
     run = train_in_two_parts("wandb", tmp_path)

@@ -159,7 +159,7 @@ def test_train_learns_to_segment_and_shows_it(squares: list[str], tmp_path) -> N
     assert tags == ["train/inputs", "val/image", "val/mask", "val/prediction"]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS)  # part: compose
 def test_every_entry_point_segments(script: str, squares: list[str], tmp_path) -> None:
     options = [*squares, "epochs=1", "max_steps=2", "model.kwargs.num_levels=3"]
     train(script, tmp_path / "run", *options)
@@ -172,7 +172,7 @@ def test_every_entry_point_segments(script: str, squares: list[str], tmp_path) -
     assert tags == ["train/inputs", "val/image", "val/mask", "val/prediction"]
 
 
-def test_two_ranks_segment_like_one_process(squares: list[str], tmp_path) -> None:
+def test_two_ranks_segment_like_one_process(squares: list[str], tmp_path) -> None:  # part: compose
     """And their 9 validation images, 5 and 4 of them, give the metrics of all 9."""
     options = [*squares, "model.kwargs.batch_norm=false", "epochs=2", "optimizer.lr=0.001"]
     for script in ("train.py", "train_ddp.py"):

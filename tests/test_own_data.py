@@ -307,6 +307,7 @@ OPTIONS = [
 ]
 
 
+# part: compose
 def test_every_script_trains_on_ordinary_datasets_and_goes_on_in_mid_epoch(tmp_path: Path) -> None:
     options = [*OPTIONS, "data=own", "data.name=digits", "max_steps=12"]
     for script in ("train.py", "train_ddp.py"):
@@ -329,6 +330,7 @@ def test_a_loader_has_at_most_12_names() -> None:
     assert all(hasattr(EpochLoader, name) for name in names if name != "info")
 
 
+# part: compose
 def test_a_loader_of_ones_own_trains_evaluates_and_goes_on_on_two_ranks(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "own_data.md").read_text().partition("## Data that streams")[2]
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

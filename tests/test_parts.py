@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from template.parts import left_out, read_parts, with_needs
+from template.parts import left_out, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
 from tests.helpers import REPOSITORY
-from tests.test_project import clone_template, git, make_project
+from tests.test_project import clone_template, commit, git, make_project
 
 PARTS, TOGETHER = read_parts()
 COMMIT = git(REPOSITORY, "rev-parse", "HEAD").strip()
@@ -24,7 +24,10 @@ SETS = {
     "segmentation": "masks segmentation unet spatial predict",
     "deblurring": "pairs restoration nafnet",
     "a billion samples from a bucket": "ddp amp shards",
+    "own Datasets": "own amp",
 }
+SLOWLY = [pytest.param(names, marks=pytest.mark.slow) for names in SETS.values() if names != "core"]
+MERGED = "ddp amp runs sweep predict slurm"
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,13 @@ def unresolved(root: Path) -> list[str]:
     return found
 
 
+def keys_of(root: Path) -> set[str]:
+    """Keys and groups of a project's configuration."""
+    table = (root / "docs" / "configuration.md").read_text()
+    keys = set(re.findall(r"^\| `([\w.]+)`", table, re.MULTILINE))
+    return keys | {key.partition(".")[0] for key in keys if "." in key}
+
+
 def mentions(root: Path, gone: list[str]) -> list[str]:
     """Places in documents that name files, or choices of the configuration, that a project does not have."""
     choices = [re.fullmatch(r"conf/(\w+)/(\w+)\.yaml", path) for path in gone]
@@ -80,43 +90,83 @@ def mentions(root: Path, gone: list[str]) -> list[str]:
     ]
     pattern = re.compile("|".join(words) or "(?!)")
     found = []
-    for path in sorted(root.rglob("*")):
-        if path.suffix == ".md":
-            for line in path.read_text().splitlines():
-                found += [f"{path.relative_to(root)}: {m[0]}" for m in pattern.finditer(line)]
+    for path in sorted(root.rglob("*.md")):
+        text, name = path.read_text(), path.relative_to(root)
+        found += [f"{name} names {match[0]}" for match in pattern.finditer(text)]
+        for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", text):
+            if not (path.parent / link).exists():
+                found.append(f"{name} links to {link}")
     return found
 
 
-def problems(template: Path, names: str) -> list[str]:
-    """What is wrong with a project that has these parts."""
-    project = template.with_name(f"project-{len(list(template.parent.iterdir()))}")
-    made = make_project(template, project, names)
-    assert made.returncode == 0, made.stderr
-    gone = [
-        path
-        for path in git(template, "ls-files").splitlines()
-        if any(
-            path == out or path.startswith(f"{out}/") for out in left_out(with_needs(names.split()))
-        )
-    ]
+def uses_of_keys(root: Path, keys: set[str]) -> list[str]:
+    """Places in the product that read configuration keys of other parts."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        if path.relative_to(root).parts[0] == "tests":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                used = ast.unparse(node).removeprefix("self.").removeprefix("cfg.")
+                if used in keys and (ast.unparse(node) != used or "." in used):
+                    found.append(f"{path.relative_to(root)} reads {used}")
+    return found
+
+
+def problems(template: Path, names: str, script: str = "") -> list[str]:
+    """What is wrong with a project that has these parts: the part and the file, and what it needs."""
+    project = new_project(template, names, script)
+    out = left_out(with_needs(names.split()))
+    files = git(template, "ls-files").splitlines()
+    gone = [path for path in files if any(f"{path}/".startswith(f"{other}/") for other in out)]
+    if script:
+        gone += ["compose.py", *(path for path in files if path.startswith("train_"))]
     found = unresolved(project) + mentions(project, gone)
+    found += uses_of_keys(project, keys_of(template) - keys_of(project))
     for command in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--output-format=concise"]
         done = subprocess.run(ruff, cwd=project, capture_output=True, text=True)
         found += done.stdout.splitlines()
-    return found
+    return [
+        f"{owner_of(re.split('[: ]', line)[0])} needs {', '.join(sorted(needed(line, template, gone)))}: {line}"
+        for line in found
+    ]
+
+
+def needed(line: str, template: Path, gone: list[str]) -> set[str]:
+    """The parts whose name, key or file a problem is about."""
+    word = re.findall(r"[\w./]+", line)[-1]
+    if line.endswith(f"reads {word}"):
+        schema = (template / "conf" / "schema.py").read_text()
+        keys = [re.search(rf"^    {key}: .*# part: (\w+)", schema, re.M) for key in word.split(".")]
+        return {key[1] for key in keys if key}
+    defined = re.compile(rf"^(?:class |def ){word}\b|^{word}\b.* = ", re.MULTILINE)
+    owners = {
+        owner_of(path)
+        for path in gone
+        if path.endswith(f"/{word}")
+        or (path.endswith(".py") and defined.search((template / path).read_text()))
+    }
+    return owners - {"core"}
+
+
+def new_project(template: Path, names: str, script: str = "") -> Path:
+    project = template.with_name(f"project-{len(list(template.parent.iterdir()))}")
+    made = make_project(template, project, names, script)
+    assert made.returncode == 0, made.stderr
+    return project
 
 
 def test_every_path_of_a_part_is_there_and_in_one_part_only() -> None:
     paths = [path for part in PARTS.values() for path in part.paths] + list(TOGETHER) + LEFT_OUT
     for path in paths:
         assert (REPOSITORY / path).exists(), path
-        others = [other for other in paths if f"{path}/".startswith(f"{other}/")]
-        assert others == [path], path
+        others = {owner_of(other) for other in paths if f"{path}/".startswith(f"{other}/")}
+        assert len(others - {"images"}) <= 1, path  # parts of images lie in its folders
     for name, part in PARTS.items():
         assert set(part.needs) <= PARTS.keys(), name
     for path, names in TOGETHER.items():
-        assert set(names) <= PARTS.keys(), path
+        assert set("|".join(names).split("|")) <= PARTS.keys(), path
 
 
 def without(name: str) -> str:
@@ -124,7 +174,85 @@ def without(name: str) -> str:
     return " ".join(other for other in PARTS if name not in with_needs([other])) or "core"
 
 
-@pytest.mark.parametrize("names", [*SETS.values(), without(OF_THIS_COMMIT)])
+@pytest.mark.parametrize("names", [SETS["core"], without(OF_THIS_COMMIT), *SLOWLY])
 def test_a_project_of_some_parts_is_whole(names: str, template: Path) -> None:
     found = problems(template, names)
     assert not found, "\n".join([f"{names}:", *found])
+
+
+def test_a_project_with_one_merged_script_is_whole_and_names_no_other(template: Path) -> None:
+    found = problems(template, MERGED, "merged")
+    assert not found, "\n".join(found)
+    project = sorted(template.parent.glob("project-*"), key=lambda path: path.stat().st_ctime)[-1]
+    assert [path.name for path in project.glob("train*.py")] == ["train.py"]
+    script = (project / "train.py").read_text()
+    assert "# new #" not in script
+    assert "compose.py" not in script
+    assert "DistributedDataParallel(model" in script
+    assert "scaler.scale(loss).backward()" in script
+    [command] = re.findall(r"Start with `(.*?)`", script)
+    for name in ("README.md", "Makefile", "docs/use.md"):
+        text = (project / name).read_text()
+        assert "python train.py" not in text, name
+        assert name == "docs/use.md" or "torchrun --standalone --nproc_per_node=2 train.py" in text
+    assert "script=${SCRIPT:-train.py}" in (project / "launch" / "slurm.sbatch").read_text()
+    assert command == "torchrun --standalone --nproc_per_node=2 train.py"
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [("dali", "no technique"), ("ddp fsdp", "does not combine"), ("", "does not combine")],
+)
+def test_what_cannot_be_merged_is_refused(parts: str, message: str, template: Path) -> None:
+    made = make_project(template, template.with_name("none"), parts, "merged")
+    assert made.returncode == 1
+    assert message in made.stderr
+    assert not template.with_name("none").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [*SETS.values(), MERGED])
+def test_a_project_of_some_parts_trains(names: str, template: Path) -> None:
+    project = new_project(template, names, "merged" if names == MERGED else "")
+    command = [sys.executable, "train.py"]
+    if names == MERGED:
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["max_steps=2", "device=cpu", "output_dir=outputs/run", "log.images=0"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (project / "outputs" / "run" / "checkpoints" / "last.pt").exists()
+
+
+# file -> what is written in place of what, and the part that it then needs
+FAULTS = {
+    "tasks/classification.py": (
+        "        self.weights",
+        "        from runtime.ema import EMA\n\n        EMA(self)\n        self.weights",
+        "ema",
+    ),
+    "runtime/setup.py": (
+        "    set_numerics(cfg)\n",
+        "    set_numerics(cfg)\n    print(cfg.amp.dtype)\n",
+        "amp",
+    ),
+    "docs/installation.md": ("# ", "See [DDP](ddp.md).\n\n# ", "ddp"),
+    "models/__init__.py": (
+        "    if cfg.name not in MODELS:\n",
+        "    if cfg.name == 'double':\n        return UNet(in_channels, num_outputs)\n    if cfg.name not in MODELS:\n",
+        "unet",
+    ),
+}
+
+
+def test_a_part_that_is_woven_into_another_one_is_named(tmp_path: Path) -> None:
+    template = clone_template(tmp_path / "template")
+    for file, (old, new, *_) in FAULTS.items():
+        text = (template / file).read_text()
+        assert old in text
+        (template / file).write_text(text.replace(old, new, 1))
+    commit(template, "faults")
+    found = problems(template, "core")
+    for file, (*_, name) in FAULTS.items():
+        lines = [line for line in found if f": {file}" in line]
+        assert any(line.startswith(f"core needs {name}:") for line in lines), (file, found)
+    assert all(any(file in line for file in FAULTS) for line in found), found

@@ -42,10 +42,10 @@ def commit(folder: Path, message: str) -> None:
 
 
 def make_project(
-    template: Path, directory: str | Path, parts: str = ""
+    template: Path, directory: str | Path, parts: str = "", script: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """What `make project` runs; from the template's folder."""
-    command = [sys.executable, "-m", "template.project", str(directory), parts]
+    command = [sys.executable, "-m", "template.project", str(directory), parts, script]
     return subprocess.run(command, cwd=template, env=NOBODY, capture_output=True, text=True)
 
 
@@ -130,6 +130,75 @@ def replace(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
+
+
+def test_parts_come_and_go_later_and_an_edited_file_of_one_that_goes_is_a_conflict(
+    template: Path,
+) -> None:
+    project = template.parent / "mine"
+    assert make_project(template, project, "amp ema").returncode == 0
+    replace(project / "runtime" / "ema.py", '"""Exponential', '"""Mine. Exponential')
+    replace(project / "tasks" / "classification.py", 'best_metric = "top1"', 'best_metric = "top5"')
+    commit(project, "my average, my metric")
+
+    # More parts come beside the owner's edits.
+    assert make_project(template, project, "amp ema unet csv").returncode == 0
+    git(project, "merge", "--quiet", "--no-edit", "template")
+    for name in ("models/unet.py", "runtime/loggers/csv_file.py", "conf/model/unet.yaml"):
+        assert (project / name).exists()
+    assert '"unet": UNet' in (project / "models" / "__init__.py").read_text()
+    assert "Mine. " in (project / "runtime" / "ema.py").read_text()
+    assert 'best_metric = "top5"' in (project / "tasks" / "classification.py").read_text()
+
+    # One goes that was not edited, and one that was.
+    assert make_project(template, project, "amp csv").returncode == 0
+    merge = ["git", *IDENTITY, "merge", "--no-edit", "template"]
+    merged = subprocess.run(merge, cwd=project, capture_output=True, text=True)
+    assert merged.returncode == 1
+    assert git(project, "diff", "--name-only", "--diff-filter=U").split() == ["runtime/ema.py"]
+    assert "Mine. " in (project / "runtime" / "ema.py").read_text()
+    assert not (project / "models" / "unet.py").exists()
+    assert "unet" not in (project / "models" / "__init__.py").read_text()
+
+    # Without PARTS and SCRIPT, they stay as they are.
+    again = make_project(template, project)
+    assert again.stdout.endswith("branch template is up to date\n")
+
+
+def test_a_newer_template_leaves_own_parts_as_they_are(template: Path) -> None:
+    project = template.parent / "mine"
+    assert make_project(template, project, "amp ema").returncode == 0
+    own = {
+        "models/tiny_net.py": "class TinyNet: ...\n",
+        "tasks/focal.py": "class Focal: ...\n",
+        "loaders/index/scenes.py": "def scenes(data): ...\n",
+        "train_clip.py": (project / "train.py").read_text().replace("Baseline", "Clipping"),
+    }
+    tables = {
+        "models/__init__.py": ("MODELS: dict[str, Callable[..., nn.Module]] = {\n", "tiny_net"),
+        "tasks/__init__.py": ("TASKS: dict[str, type[Task]] = {\n", "focal"),
+        "loaders/index/datasets.py": (" = {\n", "scenes"),
+    }
+    for name, text in own.items():
+        (project / name).write_text(text)
+    for name, (start, entry) in tables.items():
+        replace(project / name, start, f'{start}    "{entry}": {entry},\n')
+    commit(project, "my own parts")
+
+    # The template goes on, and the project gets a part more.
+    replace(template / "train.py", "    seed_everything(cfg.seed)\n", "    seed_everything(1)\n")
+    replace(template / "models" / "__init__.py", "The models by name.", "All models by name.")
+    commit(template, "newer")
+    assert make_project(template, project, "amp ema unet segmentation table").returncode == 0
+    git(project, "merge", "--quiet", "--no-edit", "template")
+    for name, text in own.items():
+        assert (project / name).read_text() == text
+    for name, (_, entry) in tables.items():
+        assert f'    "{entry}": {entry},\n' in (project / name).read_text()
+    models = (project / "models" / "__init__.py").read_text()
+    assert "All models by name." in models
+    assert '"unet": UNet' in models
+    assert "seed_everything(1)" in (project / "train.py").read_text()
 
 
 def test_what_cannot_become_a_project_is_told_in_one_line(template: Path) -> None:

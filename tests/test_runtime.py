@@ -482,7 +482,7 @@ def test_a_use_of_torch_distributed_is_found(text: str) -> None:
     assert not uses_of_distributed(text.replace("distributed", "distributions"))
 
 
-def test_only_one_file_and_the_entry_points_know_torch_distributed() -> None:
+def test_only_one_file_and_the_entry_points_know_torch_distributed() -> None:  # part: compose
     users = {
         str(path.relative_to(REPOSITORY))
         for path in product_files()

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from conf.schema import Config
-from loaders.augment import Mixing, probabilities  # part: mixing
+from loaders.augment import Mixing, probabilities
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import Batch
 from loaders.plan import PlanSampler

@@ -6,7 +6,6 @@ needs. Facts about whole columns are written with them.
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from conf.schema import DataConfig
 from loaders.images import HEADER
 from loaders.index.header_cache import in_threads
 from loaders.index.index import Index, Paths, is_below
-from loaders.index.shards import Shards
 from loaders.index.store import open_column, replaced_folder, save_columns
 from loaders.targets import (
     Labels,
@@ -213,13 +211,7 @@ def open_target(facts: dict[str, Any], values: Path, count: int, where: str) -> 
     return target
 
 
-def open_columns(
-    folder: Path,
-    max_pixels: int,
-    root: str = "",
-    shards: Shards | None = None,
-    reopen: Callable[[], Index] | None = None,
-) -> Index:
+def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -> Index:
     """Open the index that `write_columns` wrote.
 
     Values of single samples are checked when these are used, see `Index.check`.
@@ -228,8 +220,7 @@ def open_columns(
         folder: that holds the columns.
         max_pixels: of an image.
         root: folder that the files are below now.
-        shards: that hold the content of the files.
-        reopen: the `Index.reopen` of an index with `shards`.
+        others: further fields of the `Index`, such as another `reopen`.
 
     Raises:
         UserError: a file of the folder is missing, or `write_columns` does not write such a file.
@@ -265,9 +256,8 @@ def open_columns(
             for side, below in enumerate(facts["folders"])
         ),
         headers=tuple(column(f"headers-{side}", HEADER, len(sizes)) for side in range(num_sides)),
-        shards=shards,
         folder=str(folder),
-        reopen=reopen or partial(open_columns, folder, max_pixels, root),
+        **{"reopen": partial(open_columns, folder, max_pixels, root)} | others,
     )
     if (folder / "offsets.npy").exists():
         pixels = tuple(

@@ -112,7 +112,7 @@ class Index:
     headers: tuple[np.ndarray, ...] = ()
     """Headers of the files of each side, of dtype `loaders.images.HEADER`."""
 
-    shards: Shards | None = None
+    shards: Shards | None = None  # part: shards
     """Shards that hold the files' content; None: the files themselves do."""
 
     resized: bool = False
@@ -212,7 +212,9 @@ class Index:
     @property
     def storage_order(self) -> Sequence[int]:
         """All samples, in the order in which they are stored."""
-        return range(len(self)) if self.shards is None else self.shards.order.tolist()
+        if self.shards is not None:  # part: shards
+            return self.shards.order.tolist()
+        return range(len(self))
 
     def check_file(self, sample: int, side: int, found: os.stat_result) -> None:
         """Compare size and time of change of a file with those that it had when it was indexed.
@@ -236,7 +238,9 @@ class Index:
     def changed(self, samples: np.ndarray) -> dict[int, str]:
         """Reasons why samples are bad of which a file has changed since it was indexed."""
         bad: dict[int, str] = {}
-        for side in range(len(self.files)) if self.shards is None else ():
+        if self.shards is not None:  # part: shards
+            return bad
+        for side in range(len(self.files)):
             for sample in samples.tolist():
                 try:
                     self.check_file(sample, side, os.stat(self.files[side][sample]))
@@ -254,13 +258,13 @@ class Index:
             return error
         path = self.files[side][sample]
         reason = reason_of(error, path)
-        if self.shards is None:
-            return BadFileError(f"{path} cannot be decoded ({reason}); repair or remove it")
-        place = self.shards.place(sample, side)
-        return BadFileError(
-            f"{place} ({path}) cannot be decoded ({reason}); pack the data again, or remove a copy of it "
-            "from data.cache_dir"
-        )
+        if self.shards is not None:  # part: shards
+            place = self.shards.place(sample, side)
+            return BadFileError(
+                f"{place} ({path}) cannot be decoded ({reason}); pack the data again, or remove a copy of it "
+                "from data.cache_dir"
+            )
+        return BadFileError(f"{path} cannot be decoded ({reason}); repair or remove it")
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -9,7 +9,7 @@ from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.augment import AUGMENTATIONS, active_augmentations
 from loaders.epoch import ORDER, EpochSampler, stream_key, uniform
-from loaders.index import Index, Shards
+from loaders.index import Index
 from loaders.plan.plan import (
     crop_shapes,
     distinct_shapes,
@@ -50,7 +50,7 @@ class PlanSampler(EpochSampler):
     ) -> None:
         batches = global_batch_size, rank, world_size
         super().__init__(index.name, len(index), data, seed, *batches, train)
-        if train and data.shuffle == "window" and index.shards is None:
+        if train and data.shuffle == "window" and index.shards is None:  # part: shards
             raise UserError(
                 f"data.shuffle=window needs shards, and {index.name} has none; use data.shuffle=full, "
                 "or write shards with python -m loaders.pack format=shards"
@@ -72,13 +72,9 @@ class PlanSampler(EpochSampler):
             )
         self.check_limit()
 
-    @property
-    def windows(self) -> Shards | None:
-        """The shards, if samples are shuffled in windows of them."""
-        return self.index.shards if self.train and self.data.shuffle == "window" else None
-
-    def order(self, positions: np.ndarray) -> np.ndarray:
-        if (shards := self.windows) is None:
+    def order(self, positions: np.ndarray) -> np.ndarray:  # part: shards
+        shards = self.index.shards
+        if shards is None or not self.train or self.data.shuffle != "window":
             return super().order(positions)
         return block_shuffle(positions, shards, self.data.shuffle_window, self.seed, self.epoch)
 
@@ -108,18 +104,17 @@ class PlanSampler(EpochSampler):
         """Everything that the plan of an epoch depends on: equal descriptions give equal plans."""
         keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
-        order = ORDER
-        if (shards := self.windows) is not None:
-            order += f", windows of {self.data.shuffle_window} shards of {shards.fingerprint}"
-        files = self.index.fingerprint
-        return {"files": files, "seed": str(self.seed), "order": order} | settings
+        order, index = ORDER, self.index
+        if self.train and self.data.shuffle == "window" and index.shards:  # part: shards
+            order += f", windows of {self.data.shuffle_window} shards of {index.shards.fingerprint}"
+        return {"files": index.fingerprint, "seed": str(self.seed), "order": order} | settings
 
-    def __iter__(self) -> Iterator[np.ndarray]:
+    def __iter__(self) -> Iterator[np.ndarray]:  # part: shards
         for rows in super().__iter__():
             self._fetch(rows)
             yield rows
 
-    def _fetch(self, rows: np.ndarray) -> None:
+    def _fetch(self, rows: np.ndarray) -> None:  # part: shards
         """Wait until the shards of a batch can be read, and start to fetch the following ones."""
         shards, count = self.index.shards, self.data.shuffle_window
         if shards is None:
@@ -130,5 +125,5 @@ class PlanSampler(EpochSampler):
         if not self.train:
             first = int(np.searchsorted(shards.starts, position, side="right"))
             shards.files.prefetch(range(first, len(shards.starts) - 1)[:count])
-        elif self.windows:
+        elif self.data.shuffle == "window":
             shards.files.prefetch(next_shards(position, shards, count, self.seed, self.epoch))

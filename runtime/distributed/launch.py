@@ -55,7 +55,7 @@ def local_rank() -> int:
     if "LOCAL_RANK" not in os.environ:
         raise UserError(
             "LOCAL_RANK is not set: start this script with torchrun, for example "
-            "torchrun --standalone --nproc_per_node=2 train_ddp.py"
+            f"torchrun --standalone --nproc_per_node=2 {Path(sys.argv[0]).name}"
         )
     return int(os.environ["LOCAL_RANK"])
 

@@ -40,7 +40,8 @@ def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device
     if cfg.model.compile:
         log.info("SyncBatchNorm splits a compiled model; distributed.sync_batchnorm=false does not")
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    size = cfg.global_batch_size // world_size // cfg.accumulate_steps
+    size = cfg.global_batch_size // world_size
+    size //= cfg.accumulate_steps  # part: accumulate
     if size >= ENOUGH_SAMPLES:
         log.info(
             "SyncBatchNorm waits for all ranks in each layer; with %d samples per device, statistics of each "
