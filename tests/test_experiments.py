@@ -68,7 +68,7 @@ def test_deblurring_improves_the_image(tmp_path: Path) -> None:
         "deblur",
         tmp_path / "deblur",
         "data.crop=[64,64]",
-        "epochs=20",
+        "epochs=30",
         "global_batch_size=8",
         "model.kwargs.width=8",
         "optimizer.lr=0.003",

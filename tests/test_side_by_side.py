@@ -129,7 +129,7 @@ def test_composites_in_the_repository_are_the_merge_of_their_parts() -> None:
 
 # What all sets are put through, all of one process and then all of two ranks in processes that import only once.
 
-STEP_BY_STEP = sorted(SETS, key=is_distributed)
+STEP_BY_STEP = sorted(SETS, key=lambda names: (is_distributed(names), "fsdp" in names))
 """All sets, each of which resumes from a checkpoint of the one before; the first one of train.py."""
 
 
