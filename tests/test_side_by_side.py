@@ -356,6 +356,15 @@ def test_a_script_that_differs_from_its_techniques_is_named(clone: Path) -> None
     assert "python compose.py ddp amp -o train_ddp_amp.py --force" in printed
 
 
+def test_an_unmarked_difference_is_refused_with_its_lines(clone: Path) -> None:
+    replace(clone / "train_amp.py", "scheduler.step()", "scheduler.step(None)")
+    done = start("compose.py", "amp", "ddp", folder=clone)
+    assert done.returncode == 1
+    assert "train_amp.py" in done.stderr
+    assert "scheduler.step(None)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_technique_of_a_users_own_merges_into_a_sound_script(clone: Path) -> None:
     """Its imports come where others have theirs; docstrings hold what a string must escape."""
     sam, mine = clone / "train_sam.py", clone / "mine.py"
