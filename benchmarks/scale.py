@@ -87,7 +87,8 @@ def sparse_index(count: int) -> Index:
         sizes=np.broadcast_to(np.array([28, 28], np.int32), (count, 2)),
         channels=1,
         target=Labels(np.broadcast_to(np.int64(0), count), ("all",)),
-        images=np.broadcast_to(np.zeros((28, 28, 1), np.uint8), (count, 28, 28, 1)),
+        pixels=(np.zeros(28 * 28, np.uint8),),
+        offsets=np.broadcast_to(np.int64(0), count),
     )
 
 

@@ -172,7 +172,8 @@ def test_threads_stop_when_an_epoch_is_left() -> None:
         sizes=np.full((60, 2), 8),
         channels=1,
         target=Labels(np.zeros(60, int), ("a",)),
-        images=np.zeros((60, 8, 8, 1), np.uint8).view(SlowImages),
+        pixels=(np.zeros(60 * 64, np.uint8).view(SlowImages),),
+        offsets=64 * np.arange(60),
     )
     options = ["data.resize=[4,4]", "loader.prefetch_factor=30", "loader.num_threads=2"]
     cfg = make_config(*options, "global_batch_size=2", "data.mean=null", "data.std=null")
