@@ -11,6 +11,8 @@ RUN apt-get update \
 # PyTorch for another CUDA, or without any, comes from the index that "Get started" on pytorch.org shows for it;
 # empty: the newest CUDA, with the versions of requirements.txt.
 ARG TORCH_INDEX=""
+# The user below cannot write bytecode: each start would compile torch.
+ARG UV_COMPILE_BYTECODE=1
 WORKDIR /workspace
 COPY pyproject.toml requirements.txt ./
 RUN if [ -n "$TORCH_INDEX" ]; then \

@@ -1,6 +1,8 @@
 # Every target sets up what it needs; uv is used if it is installed, pip otherwise.
 PYTHON ?= python3
 BIN := .venv/bin
+# Where it is set, every start of Python compiles what it imports again: 5 s for torch.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup train test test-fast lint requirements image
 

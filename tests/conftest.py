@@ -10,22 +10,30 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
-    *("test_entry_points.py", "test_launch.py", "test_side_by_side.py", "test_techniques.py"),
+    "test_a_heartbeat_to_the_last_moment_does_not_abort_python",
     "test_a_killed_worker_names_the_setting",
     "test_a_program_may_end_in_the_middle_of_an_epoch",
+    "test_a_project_of_some_parts_is_whole",
     "test_a_run_is_the_same_whether_it_measures_or_not",
-    "test_caltech256_beats_chance",
-    "test_deblurring_improves_the_image",
+    "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
+    "test_a_run_names_its_architecture_and_predicts",
+    "test_a_text_model_is_two_files_and_runs_with_every_technique",
+    "test_experiments.py",
+    "test_export.py",
     "test_fine_tuning_from_a_run_beats_starting_from_scratch",
+    "test_importing_the_models_does_not_import_torchvision",
     "test_memory_is_kept_for_the_next_step_on_a_cpu",
     "test_nested_batches_run_in_every_script",
     "test_no_thread_of_gloo_is_left_when_python_ends",
     "test_no_worker_outlives_a_killed_training",
+    "test_one_rank_matches_one_process",
+    "test_predict.py",
+    "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",
     "test_the_guides_path_leads_from_photos_to_predictions",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",
-    "test_torchrun_starts_it_with_any_backend_that_meets_a_broken_file",
-    "test_two_ranks_train_by_torchrun",
+    "test_torchrun_starts_it_with_a_backend_that_meets_a_broken_file",
     "test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts",
+    *("test_entry_points.py", "test_launch.py", "test_side_by_side.py", "test_techniques.py"),
 }
 
 

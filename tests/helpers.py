@@ -4,10 +4,13 @@ import json
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -42,13 +45,8 @@ NEEDS_CUDA = [
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
-# Children are forked from a process that has imported torch already, which saves 10 s a run.
-PRELOAD = [
-    *("torch", "torch._dynamo", "torch.distributed.fsdp", "runtime.run", "nvidia.dali.fn"),
-    *("loaders.backends.pytorch", "train"),
-]
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(PRELOAD)  # conftest.py starts it
+FORKSERVER.set_forkserver_preload(["tests.preload"])  # conftest.py starts it
 
 
 def make_config(*overrides: str) -> Config:
@@ -159,6 +157,82 @@ def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) 
     except Exception:  # as Python does at the end of a script
         traceback.print_exc()
         sys.exit(1)
+
+
+def run_in_turn(
+    commands: list[list[str]],
+    answers: Path,
+    env: dict[str, str],
+    folder: Path = REPOSITORY,
+    watch: Callable[[str], AbstractContextManager] = nullcontext,
+) -> None:
+    """Run command lines, as after `python`, in this process; each rank of a group calls this.
+
+    It writes the exit code and the prints of each to `answers`, and passes each a port of its own. Each script runs
+    inside `watch(script)`.
+    """
+    os.environ.update(ENVIRONMENT | env)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    from hydra.core.global_hydra import GlobalHydra
+
+    told = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, (first, *arguments) in enumerate(commands):
+        if "MASTER_PORT" in env:
+            os.environ["MASTER_PORT"] = str(int(env["MASTER_PORT"]) + number)
+        prints = answers.with_name(f"{answers.name}-{number}.txt")
+        for printed in (1, 2):
+            os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT | os.O_APPEND), printed)
+        code: object = 0
+        try:
+            if first == "-m":
+                sys.argv = [f"{arguments[0].replace('.', '/')}.py", *arguments[1:]]
+                runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+            else:
+                sys.argv = [first, *arguments]
+                with watch(first):
+                    runpy.run_path(first, run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        finally:
+            GlobalHydra.instance().clear()
+            if "RANK" in env:  # part: ranks
+                from runtime.distributed import leave_process_group
+
+                leave_process_group()
+        for handled, handler in handlers.items():
+            signal.signal(handled, handler)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        told.append((code or 0, prints.read_text()))
+    answers.write_text(json.dumps(told))
+
+
+def answers_to(
+    commands: list[list[str]],
+    tmp_path: Path,
+    num_ranks: int = 1,
+    folder: Path = REPOSITORY,
+    watch: Callable[[str], AbstractContextManager] = nullcontext,
+) -> list[tuple[int, str]]:
+    """Exit code and prints, of rank 0, of command lines that one process, or so many ranks, run in turn."""
+    ranks = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
+    ranks["MASTER_PORT"] = str(free_port())
+    name = f"answers-{len(list(tmp_path.iterdir()))}"
+    processes = []
+    for rank in range(num_ranks):
+        env = ranks | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {}
+        arguments = (commands, tmp_path / f"{name}-{rank}", env, folder, watch)
+        processes.append(FORKSERVER.Process(target=run_in_turn, args=arguments))
+        processes[-1].start()
+    for process in processes:
+        process.join(280)
+        process.kill()
+    return [(code, text) for code, text in json.loads((tmp_path / f"{name}-0").read_text())]
 
 
 def workers_of(training: psutil.Process) -> list[psutil.Process]:

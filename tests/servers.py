@@ -38,7 +38,6 @@ class WebServer:
         (half of the file, as if it was all).
         """
         self.numbers: dict[str, int] = {}
-        self.most_at_once = self.at_once = 0
         self._server = self._serve(0)
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -142,14 +141,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.web.at_once += 1
-        self.web.most_at_once = max(self.web.most_at_once, self.web.at_once)
-        try:
-            self._get()
-        finally:
-            self.web.at_once -= 1
-
-    def _get(self) -> None:
         fault = self._begin()
         whole = self.web.files.get(self._path())
         if whole is None or (fault or "").isdigit():

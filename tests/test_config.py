@@ -52,9 +52,16 @@ def test_a_wrong_key_or_type_is_named(override: str, message: str) -> None:
     assert message in told
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_file_of_every_group_fits_the_schema(group: str) -> None:
-    names = [path.stem for path in (REPOSITORY / "conf" / group).glob("*.yaml")]
-    assert names
-    for name in names:
-        assert make_config(f"{group}={name}", *FILLED)
+def test_every_file_of_every_group_fits_the_schema() -> None:
+    """Files of several groups at a time, but experiments, which choose of the others, by themselves."""
+    folder = REPOSITORY / "conf"
+    files = {
+        group: sorted(path.stem for path in folder.glob(f"{group}/*.yaml")) for group in GROUPS
+    }
+    experiments = files.pop("experiment", [])
+    assert all(files.values())
+    for number in range(max(map(len, files.values()))):
+        chosen = [f"{group}={names[number % len(names)]}" for group, names in files.items()]
+        assert make_config(*chosen, *FILLED)
+    for name in experiments:
+        assert make_config(f"experiment={name}", *FILLED)

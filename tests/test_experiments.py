@@ -31,7 +31,7 @@ def test_caltech256_beats_chance(tmp_path: Path) -> None:
         "data.resize=64",
         "data.crop=[56,56]",
         "data.val_fraction=0.25",
-        "epochs=8",
+        "epochs=6",
         "global_batch_size=15",
         "model.channels_last=true",
     )

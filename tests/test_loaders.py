@@ -10,7 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -111,8 +110,6 @@ def test_channels_last_is_a_memory_format_only() -> None:
     [
         (["global_batch_size=100"], 3, ["global_batch_size=100", "world_size=3", "99 or 102"]),
         (["global_batch_size=2"], 3, ["global_batch_size=2", "world_size=3", "use 3"]),
-        (["data.mean=[0.1,0.2]"], 1, ["data.mean", "2 values", "1 channels"]),
-        (["data.crop=[40,40]"], 1, ["mnist_mini/train", "28x28", "40x40"]),
     ],
 )
 def test_values_that_do_not_fit_are_refused(overrides, world_size, shown) -> None:
@@ -156,7 +153,7 @@ def end_while_workers_live() -> None:
 def test_a_process_that_ends_while_its_workers_live_reports_no_death() -> None:
     process = FORKSERVER.Process(target=end_while_workers_live)
     process.start()
-    process.join(120)
+    process.join(240)
     assert process.exitcode == 0
 
 
@@ -217,28 +214,6 @@ for batches in sys.kept:
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
-
-
-def test_a_batch_of_photos_passes_at_most_14_files(tmp_path: Path) -> None:
-    for name in ("a/0", "a/1", "a/2", "b/3", "b/4", "b/5"):
-        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.zeros((300, 300, 3), np.uint8)).save(tmp_path / "photos" / f"{name}.jpg")
-    options = ["data=imagefolder", f"data.root={tmp_path / 'photos'}", "global_batch_size=2"]
-    loader, _ = build_loaders(make_config(*options, f"data.cache_dir={tmp_path}"), CPU)
-    passed = set()
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(f"{REPOSITORY}/loaders/"):
-            passed.add(frame.f_code.co_filename)
-
-    threading.setprofile(note)  # of those that load
-    sys.setprofile(note)
-    try:
-        next(iter(loader))
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-    assert 8 < len(passed) <= 14, "\n".join(sorted(passed))
 
 
 @pytest.mark.parametrize(

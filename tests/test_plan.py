@@ -171,7 +171,7 @@ def test_random_permutation_is_every_number_once(count: int) -> None:
         assert not np.array_equal(orders[0], orders[1])
 
 
-@pytest.mark.parametrize("count", [4, 5, 6])
+@pytest.mark.parametrize("count", [4, 5])
 def test_all_orders_of_few_samples_are_alike_often(count: int) -> None:
     num_orders = math.factorial(count)
     counts = Counter(

@@ -410,7 +410,7 @@ def test_the_heartbeat_keeps_nothing_alive_between_two_looks() -> None:
     def forward() -> weakref.ref[Activation]:
         activation = Activation()
         is_inside.set()
-        assert told.wait(10)
+        assert told.wait(240)
         return weakref.ref(activation)
 
     is_inside, told = threading.Event(), threading.Event()

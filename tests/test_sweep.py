@@ -29,7 +29,8 @@ asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 with (folder / "starts.txt").open("a") as file:
     gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS")
-    print(time.time(), gpus, threads, given["resume"], sep=";", file=file)
+    rank = f"{os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')}"
+    print(time.time(), gpus, threads, given["resume"], rank, sep=";", file=file)
 if given["seed"] == "13":
     sys.exit(2)
 while (number := len(list(folder.glob("checkpoints/*")))) < int(given.get("steps", 1)):
@@ -218,16 +219,10 @@ def test_mistakes_end_in_one_line(
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_two_ranks_train_by_torchrun(tmp_path: Path) -> None:
-    values = ["optimizer.lr=0.001", "max_steps=3", "model.kwargs.width=4", "log.images=0"]
-    options = ["script=train_ddp.py", "ranks=2", f"out={tmp_path / 'out'}"]
-    process = subprocess.run(
-        [sys.executable, "sweep.py", *options, *values],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    assert process.stdout.count("has ended") == 1
-    assert "optimizer.lr=0.001" in process.stdout.splitlines()[-1]
+def test_ranks_are_started_by_torchrun(folder: Path) -> None:
+    (folder / "train_ddp.py").write_text(f"# torchrun starts it\n{TRAIN}")
+    status, said = end(start(folder, "script=train_ddp.py", "ranks=2", "lr=1", "seed=1"))
+    assert status == 0, said
+    assert said.count("has ended") == 1
+    [(_, lines)] = starts_of(folder).items()
+    assert sorted(line[4] for line in lines) == ["0 of 2", "1 of 2"]

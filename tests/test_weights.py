@@ -292,7 +292,7 @@ def short_run(tmp_path_factory) -> Path:
 
 
 # part: compose
-@pytest.mark.parametrize("script", ["train.py", "train_ddp.py", "train_fsdp.py", "train_ema.py"])
+@pytest.mark.parametrize("script", ["train.py", "train_fsdp.py", "train_ema.py"])
 def test_scripts_need_no_new_line_to_train_the_head_only(
     tmp_path, short_run: Path, script: str
 ) -> None:

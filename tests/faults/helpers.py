@@ -18,6 +18,9 @@ from tests.helpers import REPOSITORY, checkpoint_of, folder_with, fork
 from tests.torchrun import TWO_RANKS as TWO_RANKS
 from tests.torchrun import torchrun
 
+LIMIT_S = 240.0
+"""For what would not come at all: no test is about how long something takes."""
+
 NUM_TRAIN = 64
 NUM_STEPS = 16
 
@@ -46,7 +49,7 @@ def slow(folder: Path, script: str, seconds: float = 0.1) -> Path:
     return script_with(folder, script, f"time.sleep({seconds})")
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) -> Any:
     end = time.monotonic() + timeout
     while not (answer := condition()):
         assert time.monotonic() < end, f"waited {timeout} s for {what}"
@@ -58,7 +61,7 @@ def steps_saved(output_dir: Path) -> list[int]:
     return sorted(int(path.stem[5:]) for path in (output_dir / "checkpoints").glob("step-*.pt"))
 
 
-def wait_for_step(output_dir: Path, step: int, timeout: float = 150) -> None:
+def wait_for_step(output_dir: Path, step: int, timeout: float = LIMIT_S) -> None:
     """Until a checkpoint of this step or a later one is there."""
     wait_for(lambda: any(s >= step for s in steps_saved(output_dir)), f"step {step}", timeout)
 
@@ -69,7 +72,7 @@ def run_to_end(
     *overrides: str,
     folder: Path = REPOSITORY,
     num_ranks: int | None = None,
-    timeout: float = 60,
+    timeout: float = LIMIT_S,
 ) -> tuple[list[int | None], list[str]]:
     """Exit codes and prints of all ranks."""
     processes, prints = fork(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
@@ -81,7 +84,7 @@ def send(process: ForkServerProcess | psutil.Process, number: int) -> None:
     os.kill(process.pid, number)
 
 
-def join(processes: list[ForkServerProcess], timeout: float = 60) -> list[int | None]:
+def join(processes: list[ForkServerProcess], timeout: float = LIMIT_S) -> list[int | None]:
     end = time.monotonic() + timeout
     for process in processes:
         process.join(max(0, end - time.monotonic()))
@@ -152,10 +155,10 @@ class Torchrun:
         self.processes()  # which later cannot be found by their parent
         self.agent.kill()
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = LIMIT_S) -> int:
         return wait_for_end(self, timeout=timeout)[0]
 
-    def all_gone(self, timeout: float = 60) -> None:
+    def all_gone(self, timeout: float = LIMIT_S) -> None:
         """Wait until no process is left; otherwise say where each of them stands."""
         try:
             wait_for(lambda: not self.processes(), "the end of all processes", timeout)
@@ -173,7 +176,7 @@ class Torchrun:
         return self.prints.read_text()
 
 
-def wait_for_end(*launchers: Torchrun, timeout: float) -> list[int]:
+def wait_for_end(*launchers: Torchrun, timeout: float = LIMIT_S) -> list[int]:
     """The exit codes; if one of them hangs, where all processes stand."""
     try:
         wait_for(lambda: not any(one.agent.is_alive() for one in launchers), "the end", timeout)
