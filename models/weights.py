@@ -124,7 +124,7 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from error
     if isinstance(saved, dict) and "shards" in saved:  # part: fsdp
         raise UserError(
-            f"model.weights={source}: the weights of {path} are in shards; make whole files of the checkpoints "
+            f"{path} is in shards; make whole files of the checkpoints "
             "of its run: python -m runtime.whole run=DIR"
         )
     if isinstance(saved, dict) and isinstance(saved.get("facts"), dict):

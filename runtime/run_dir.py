@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -50,7 +51,10 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
     if cfg.overwrite or not newest_first(checkpoints):
         # The events of a run that never saved would be mixed with those of its second start.
         for path in events + (rest if cfg.overwrite else []):
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _lock(run_dir: Path, timeout_s: float) -> None:

@@ -1,5 +1,6 @@
 """Files of the tensors that `train_fsdp.py` leaves sharded: a folder `shards-*` for each checkpoint that names it."""
 
+import logging
 import shutil
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+log = logging.getLogger(__name__)
 
 CHUNK = 1 << 24  # bytes
 
@@ -47,7 +50,11 @@ def remove_shards(folder: Path) -> None:
     """Remove the shards that no checkpoint in the folder names."""
     unnamed = set(folder.glob("shards-*"))
     for path in folder.glob("[!.]*.pt") if unnamed else ():
-        state = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
+        except Exception as error:  # damaged bytes raise errors of any type
+            log.warning("%s cannot be read (%s): no shards are removed", path, error)
+            return
         if "shards" in state:
             unnamed.discard(folder / state["shards"]["folder"])
     for path in unnamed:

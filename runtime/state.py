@@ -174,9 +174,11 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
     """Refuse settings that the checkpoint does not fit, and log the others that have changed."""
     now, then = (_settings(masked(settings)) for settings in (asdict(cfg), saved["config"]))
     differing = {
-        key: f"{key}: {then[key]} then, {now[key]} now"
-        for key in now
-        if key in then and then[key] != now[key]
+        key: f"{key}: {then.get(key)} then, {now.get(key)} now"
+        for key in now | then
+        if then.get(key) != now.get(key)
+        # Any other key that one of them lacks is one of another version.
+        and (key.startswith("optimizer.kwargs.") or (key in now and key in then))
     }
     wrong = [differing.pop(key) for key in MUST_MATCH if key in differing]
     if wrong:

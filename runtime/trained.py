@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from torch import Tensor, nn
 from yaml import YAMLError
 
-from conf.cli import to_config
+from conf.cli import explain, to_config
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
@@ -102,6 +102,10 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
             raise ValueError("no run writes ${...}")
         to_config(merged)
         facts = json.loads((file := folder / "run.json").read_text())
+    except (ConfigKeyError, ConfigAttributeError) as error:
+        raise UserError(
+            f"{file} is of another version of this repository: {explain(error)}"
+        ) from error
     except Exception as error:  # damaged text raises errors of any type
         reason = (str(error) or repr(error)).splitlines()[0]
         raise UserError(f"{file} is damaged ({reason}); take it from a copy of the run") from error

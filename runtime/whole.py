@@ -31,16 +31,22 @@ def make_whole(run: Path) -> list[Path]:
         raise UserError(f"run={run}: there is no checkpoint in {folder}")
     replaced = []
     for path in [*files, *folder.glob("best.pt")]:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # damaged bytes raise errors of any type
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"{path} is damaged ({reason}); remove it to go on without it"
+            ) from error
         if "shards" not in state:
             continue
         state = read_whole(state, path)
         weights = state.pop("weights", state["model"])
-        with write_atomically(path) as file:
-            torch.save(state, file)
-        if path.name == "best.pt":
+        if path.name == "best.pt":  # first: a second start leaves out what is whole
             with write_atomically(folder / "model.safetensors") as file:
                 publish(weights, state["facts"], file)
+        with write_atomically(path) as file:
+            torch.save(state, file)
         replaced.append(path)
     link(files[0], folder / "last.pt")
     remove_shards(folder)

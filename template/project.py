@@ -154,7 +154,7 @@ def export(name: str, chosen: set[str], files: Path) -> None:
     kept = {str(path.relative_to(files)) for path in files.rglob("*")}
     requirements = dependencies(files / "pyproject.toml")
     cut(files, chosen, sorted(set(git(TEMPLATE, "ls-files").splitlines()) - kept))
-    subprocess.run([sys.executable, "-m", "conf.reference"], cwd=files, check=True)
+    subprocess.run([sys.executable, "-B", "-m", "conf.reference"], cwd=files, check=True)
 
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
     pyproject = (files / "pyproject.toml").read_text()

@@ -1,11 +1,15 @@
 # Targets that only the template has; the Makefile of a project made from it does without this file.
-.PHONY: bench gpu-check parts project
+.PHONY: bench gpu-check parts project test-merges
 
 bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
 	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
 
-gpu-check: setup  ## check on this machine's GPUs what only they can show, within 8 minutes
+gpu-check: setup  ## check on this machine's GPUs what only they can show, within 8 minutes on one GPU, 13 on several
 	$(BIN)/python -m benchmarks.gpu_check
+
+test-merges: setup  ## run, of the slow tests, the merges of all techniques and the exact resume
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile -m slow \
+		tests/test_side_by_side.py tests/faults/test_exact_resume.py
 
 parts:  ## list the parts of a project
 	@$(PYTHON) -m template.project --list

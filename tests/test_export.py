@@ -213,7 +213,7 @@ def test_without_onnx_the_message_says_what_to_install(run, monkeypatch, tmp_pat
     ("arguments", "message"),
     [
         (["run=outputs/nowhere"], "is not the folder of a run: there is no"),
-        (["format=onyx"], "format=onyx is unknown; use onnx, torch, safetensors"),
+        (["format=onyx"], "format=onyx is unknown"),
         (["format=torch", "out=mine.pth"], "torch.export.load reads files that end in .pt2 only"),
         (["data.hflop=1"], "data.hflop=1 does not fit the configuration"),
     ],

@@ -116,6 +116,7 @@ def test_a_newer_template_is_merged_with_the_users_own_edits(template: Path) -> 
     again = make_project(template, project)
     assert again.stdout.endswith("branch template is up to date\n")
 
+    commit(project, "my words")
     git(project, "merge", "--quiet", "--no-edit", "template")
     text = (project / "train.py").read_text()
     assert "(2 * loss).backward()" in text

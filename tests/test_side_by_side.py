@@ -348,7 +348,7 @@ def test_edits_of_the_same_lines_are_shown_with_both_sides(clone: Path) -> None:
         assert shown in result.stderr
     written = (clone / "new.py").read_text()
     assert written.count("<<<<<<<") == written.count(">>>>>>>") == 1
-    assert "DistributedDataParallel(model" in written
+    assert "DistributedDataParallel(" in written
     printed = start("compose.py", "ddp", "amp", "--onto", "my_train.py", folder=clone)
     assert printed.returncode == 1
     assert "inputs.clone()" in printed.stderr
@@ -481,15 +481,12 @@ def test_command_line_lists_writes_shows_and_overwrites_only_by_force(tmp_path) 
     output.write_text("precious")
     again = start("compose.py", "ddp", "amp", "-o", str(output))
     assert again.returncode == 1
-    assert "exists already" in again.stderr
+    assert "--force" in again.stderr
     assert output.read_text() == "precious"
     assert start("compose.py", "ddp", "-o", str(output), "--force").returncode == 0
     assert "DistributedDataParallel" in output.read_text()
     difference = start("compose.py", "ddp", "ema", "--diff").stdout
-    assert (
-        "+    model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)"
-        in difference
-    )
+    assert "+    model = nn.parallel.DistributedDataParallel(" in difference
     assert "-    device = setup(cfg)" in difference
 
 

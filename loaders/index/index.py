@@ -112,6 +112,7 @@ class Index:
     headers: tuple[np.ndarray, ...] = ()
     """Headers of the files of each side, of dtype `loaders.images.HEADER`."""
 
+    # without shards: shards: None = None
     shards: Shards | None = None  # part: shards
     """Shards that hold the files' content; None: the files themselves do."""
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, empty
 
 from conf.errors import UserError
 from conf.files import sync_folder
-from runtime.shards import check_shards, checksum
+from runtime.shards import check_shards, checksum, remove_shards
 
 
 def write_shards(state: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -45,6 +45,8 @@ def write_shards(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     state = map_named(without_shards, state)
     if not tensors:
         return state
+    if dist.get_rank() == 0:
+        remove_shards(folder)  # of writes that failed: they take the room of this one
     names = [f"shards-{uuid4().hex[:8]}"]
     dist.broadcast_object_list(names, src=0)
     path = folder / names[0]
@@ -53,12 +55,33 @@ def write_shards(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     except dcp.CheckpointException as error:  # a BaseException, on all ranks
         rank, (reason, _) = next(iter(error.failures.items()))
         raise OSError(f"{path} could not be written on rank {rank} ({reason!r})") from error
-    files = sorted(path.iterdir())[dist.get_rank() :: dist.get_world_size()]
-    checksums: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(checksums, {file.name: checksum(file) for file in files})
-    sync_folder(path)
-    of_files = {name: value for part in checksums for name, value in part.items()}
-    return state | {"shards": {"folder": names[0], "files": of_files}}
+    return state | {"shards": {"folder": names[0], "files": _checksums(path)}}
+
+
+def _checksums(path: Path) -> dict[str, int]:
+    """Checksums of the files in a folder, of which each rank computes its share.
+
+    Raises:
+        OSError: on all ranks, where one cannot read them or sees another folder.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine: OSError | tuple[list[str], dict[str, int]]
+    try:
+        files = sorted(path.iterdir())
+        mine = [x.name for x in files], {x.name: checksum(x) for x in files[rank::world_size]}
+        sync_folder(path)
+    except OSError as error:
+        mine = error
+    answers: list[Any] = [None] * world_size
+    dist.all_gather_object(answers, mine)
+    for number, answer in enumerate(answers):
+        if isinstance(answer, OSError):
+            raise OSError(f"{path} cannot be read on rank {number} ({answer})")
+        if answer[0] != answers[0][0]:
+            raise OSError(
+                f"rank {number} sees other files in {path}; use a folder that all ranks share"
+            )
+    return {name: value for _, part in answers for name, value in part.items()}
 
 
 def read_shards(saved: dict[str, Any], key: str, mesh: DeviceMesh) -> Any:

@@ -216,7 +216,7 @@ class Stuck(DeviceWork):
 
 
 def _wait_for_the_device(prints: Path, timeout_s: float = 20.0, has_failed: bool = False) -> None:
-    os.environ[FLIGHT_RECORD] = str(prints.with_name("record"))
+    os.environ[FLIGHT_RECORD] = str(prints.parent / "new" / "record")
     os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT), 2)
     store, work = torch.distributed.HashStore(), Stuck(torch.device("cpu"))
     if has_failed:
