@@ -12,6 +12,7 @@ import pytest
 from template.parts import left_out, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
 from tests.helpers import REPOSITORY
+from tests.images import make_photos
 from tests.test_project import clone_template, commit, git, make_project
 
 PARTS, TOGETHER = read_parts()
@@ -219,6 +220,10 @@ def test_a_project_of_some_parts_trains(names: str, template: Path) -> None:
     if names == MERGED:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["max_steps=2", "device=cpu", "output_dir=outputs/run", "log.images=0"]
+    if "dali" in names.split():
+        make_photos(project / "photos", 30)
+        command += ["loader=dali", "data=imagefolder", "data.root=photos", "data.crop=28"]
+        command += ["data.resize=32", "global_batch_size=4"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (project / "outputs" / "run" / "checkpoints" / "last.pt").exists()

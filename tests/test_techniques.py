@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from runtime.preemption import EXIT_CODE
+from runtime.shards import remove_shards
 from runtime.whole import make_whole
 from tests.faults import assert_same, assert_same_state, run_to_end, script_with
 from tests.helpers import (
@@ -377,6 +378,16 @@ def test_a_sharded_run_goes_on_with_other_ranks_and_keeps_what_its_checkpoints_n
         torch.load(path, weights_only=True)["shards"]["folder"] for path in checkpoints.glob("*.pt")
     }
     assert {path.name for path in folders()} == named
+
+    # While one of the files cannot be read, nobody knows its shards.
+    before = folders()
+    last = max(checkpoints.glob("step-*.pt"))
+    content = last.read_bytes()
+    last.write_bytes(content[:1000])
+    remove_shards(checkpoints)
+    assert folders() == before
+    train("train.py", run, *data, *TWENTY, "max_steps=1", "overwrite=true")
+    assert not folders()
 
 
 SHARDED_IN_PART = """

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from conf.cli import explain
+from conf.errors import UserError
 from loaders import build_loaders
 from loaders.targets import describe_target, target_of
 from models import build_model
@@ -178,6 +179,15 @@ def test_a_run_that_never_saved_starts_anew_without_its_old_events(options, tmp_
     join(processes)
     train("train.py", run, *options, "resume=auto")
     assert len(list(run.glob("events.*"))) == 1
+
+
+def test_a_run_of_before_a_key_was_renamed_is_refused_with_the_new_name(copy) -> None:
+    config = copy / "config.yaml"
+    config.write_text(
+        config.read_text().replace("optimizer:\n", "optimizer:\n  momentum: 0.9\n", 1)
+    )
+    with pytest.raises(UserError, match=r"optimizer\.kwargs\.momentum"):
+        read_trained(copy, [])
 
 
 def test_the_same_settings_go_on_with_the_same_bits(finished, options, tmp_path) -> None:
