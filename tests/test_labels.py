@@ -185,6 +185,7 @@ def wrong(header: str, good: str, line: int, cells: str) -> tuple[str, list[str]
     ("table", "overrides", "message"),
     [
         (wrong("path,label", "a", 5, ""), [], r"has 1 empty cells: line 5 \(label\); fill them in"),
+        (wrong("path,label", "a", 5, '"\n"'), [], r"has 1 empty cells: line 5 \(label\)"),
         (
             wrong("path,a,b", "1,0", 3, "1,"),
             ["data.label_columns=[a,b]"],

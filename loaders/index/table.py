@@ -91,11 +91,14 @@ def _read_csv(data: DataConfig) -> Table:
         try:
             header = [column.strip() for column in next(reader, [])]
             used = _used_columns(header, data)
-            for row in filter(None, reader):
-                places.append(f"line {reader.line_num}")
-                rows.append([cell.strip() for cell in row])
-                if len(row) != len(header):
-                    wrong.append(f"{places[-1]} ({len(row)})")
+            line = reader.line_num + 1
+            for row in reader:
+                if row:
+                    places.append(f"line {line}")
+                    rows.append([cell.strip() for cell in row])
+                    if len(row) != len(header):
+                        wrong.append(f"{places[-1]} ({len(row)})")
+                line = reader.line_num + 1  # a cell in quotes may have several
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(
                 f"{name} cannot be read below line {reader.line_num} ({error}); save it as CSV in "
