@@ -8,7 +8,7 @@ import numpy as np
 
 from conf.errors import UserError
 from loaders.images import decode, decode_resized, read_raw, resize
-from loaders.index import Index
+from loaders.index import Index, check_unchanged
 from loaders.limits import cpus_per_rank
 from loaders.targets import Labels, Masks, MultiLabels
 
@@ -23,9 +23,10 @@ def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:
     try:
         if index.shards is not None:  # part: shards
             return index.shards.read(sample, side)
-        with open(index.files[side][sample], "rb", buffering=0) as file:
+        path = index.files[side][sample]
+        with open(path, "rb", buffering=0) as file:
             stat = os.fstat(file.fileno())
-            index.check_file(sample, side, stat)
+            check_unchanged(path, index.headers[side][sample], stat)
             content = bytearray(stat.st_size)  # unlike bytes, an array can use it without a copy
             if file.readinto(content) < len(content):
                 raise OSError("it is cut short")
@@ -113,8 +114,9 @@ def read_raw_batch(index: Index, samples: np.ndarray) -> tuple[np.ndarray, dict[
             if index.shards is not None:  # part: shards
                 image[:] = read_image(index, sample)
                 continue
-            with open(index.files[0][sample], "rb", buffering=0) as file:
-                index.check_file(sample, 0, os.fstat(file.fileno()))
+            path = index.files[0][sample]
+            with open(path, "rb", buffering=0) as file:
+                check_unchanged(path, index.headers[0][sample], os.fstat(file.fileno()))
                 read_raw(file, start, image)
         except OSError as error:
             bad[sample] = str(index.bad_file(sample, 0, error))

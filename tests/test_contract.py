@@ -339,7 +339,7 @@ def cut_out(image: np.ndarray, row: np.void, factor: int = 1) -> Tensor:
 
 def expected_target(loader: ImageLoader, target: Any, row: np.void) -> Tensor:
     if isinstance(target, np.ndarray):
-        return cut_out(target, row, max(loader.index.size_factors))
+        return cut_out(target, row, max(side.size_factor for side in loader.index.sides))
     if isinstance(loader.target, Labels):
         return torch.tensor(loader.classes.index(target))
     if isinstance(loader.target, MultiLabels):

@@ -78,7 +78,7 @@ class NativeDALILoader(ImageLoader):
         augmentations = [key for a in sampler.augmentations for key in a.active_keys(data)]
         unsupported = {
             **{f"data.{key}": key not in ON_RECTANGLE for key in augmentations},
-            "target images of another size": max(index.size_factors) > 1,
+            "target images of another size": max(side.size_factor for side in index.sides) > 1,
             "masks": self.target.kind == "masks",
             "TIFFs with any number of channels": index.keep_channels,
             "data sets without files": not index.files or index.shards is not None,

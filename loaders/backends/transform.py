@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from conf.errors import UserError
 from conf.schema import Config
 from loaders.augment import Augmentation, parts
+from loaders.backends.memory import BatchMemory
 from loaders.plan import PlanSampler
 from loaders.targets import Labels, MultiLabels, RegressionTargets, Unlabelled
 
@@ -31,6 +31,8 @@ class BatchTransform:
         self.index, self.output_size, self.device = index, sampler.output_size, device
         last = cfg.loader.channels_last
         self.memory_format = torch.channels_last if last else torch.contiguous_format
+        # For the batch in use, the next one, and those that threads load ahead; of pairs, each has two tensors.
+        self.memory = BatchMemory(max_unused=2 * (2 + cfg.loader.prefetch_factor))
         low, high = cfg.data.value_range
         mean, std = np.array(cfg.data.mean or [0.0]), np.array(cfg.data.std or [1.0])
         for key, values in [("mean", mean), ("std", std)]:
@@ -73,20 +75,22 @@ class BatchTransform:
     ) -> Tensor:
         if self.index.sides[side].interpolation == "nearest":
             return images[..., 0].to(self.device, non_blocking=True).long()
-        factor = self.index.size_factors[side]
+        factor = self.index.sides[side].size_factor
         height, width = (factor * length for length in self.output_size)
         scale, shift = self.scales[side], self.shifts[side]
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
         channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        batch = torch.empty(
-            channels_first.shape, device=self.device, memory_format=self.memory_format
-        )
+        batch = self._empty(*channels_first.shape)
         for part in parts(batch):
             pictures = batch[part].copy_(channels_first[part])
             if not augmentations:  # before enlarging, while there are fewer pixels
                 _scale_and_shift(pictures, scale / full_intensity, shift, out=pictures)
         if batch.shape[2:] != (height, width):
-            batch = interpolate(batch, (height, width), mode="bilinear")
+            enlarged = self._empty(*batch.shape[:2], height, width)
+            # interpolate(mode="bilinear"), which has no `out`
+            batch = torch.ops.aten.upsample_bilinear2d.out(
+                batch, (height, width), False, out=enlarged
+            )
         if augmentations:
             for part in parts(batch):
                 pictures = batch[part].div_(full_intensity)
@@ -94,6 +98,15 @@ class BatchTransform:
                     pictures = augmentation.apply(pictures, rows[part])
                 _scale_and_shift(pictures, scale, shift, out=batch[part])
         return batch
+
+    def _empty(self, batch: int, channels: int, height: int, width: int) -> Tensor:
+        """Uninitialised float32 tensor of this shape."""
+        if self.device.type != "cpu":
+            shape = (batch, channels, height, width)
+            return torch.empty(shape, device=self.device, memory_format=self.memory_format)
+        if self.memory_format == torch.channels_last:
+            return self.memory.empty(batch, height, width, channels).permute(0, 3, 1, 2)
+        return self.memory.empty(batch, channels, height, width)
 
     def _to_device(self, values: Tensor) -> Tensor:
         """Copy values to the device; from pinned memory, which does not block the host."""

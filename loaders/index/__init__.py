@@ -17,7 +17,8 @@ from loaders.index.header_cache import (
     header_or_reason,
     read_headers,
 )
-from loaders.index.index import BadFileError, ImageSpec, Index, Paths, paths_of
+from loaders.index.index import BadFileError, ImageSpec, Index
+from loaders.index.paths import Paths, check_unchanged, paths_of
 from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard
 from loaders.index.store import (
     COLUMN_FILE,
@@ -45,6 +46,7 @@ __all__ = [
     "Shards",
     "build_index",
     "check_sizes",
+    "check_unchanged",
     "file_index",
     "folders_below",
     "header_or_reason",

@@ -18,7 +18,8 @@ from conf.facts import CHANNELS, parse_json, shown
 from conf.schema import DataConfig
 from loaders.images import HEADER
 from loaders.index.header_cache import in_threads
-from loaders.index.index import Index, Paths, is_below
+from loaders.index.index import Index
+from loaders.index.paths import Paths, is_below
 from loaders.index.store import open_column, replaced_folder, save_columns
 from loaders.targets import (
     Labels,

@@ -8,7 +8,8 @@ import numpy as np
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.index.index import Index, paths_of
+from loaders.index.index import Index
+from loaders.index.paths import paths_of
 from loaders.targets import Target
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")

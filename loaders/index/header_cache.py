@@ -15,7 +15,7 @@ from tqdm.contrib.concurrent import thread_map
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.images import HEADER, Header, read_header, read_mask, reason_of
-from loaders.index.index import paths_of
+from loaders.index.paths import paths_of
 from loaders.index.store import one_process_at_a_time, open_column, replaced_folder, save_columns
 
 log = logging.getLogger(__name__)

@@ -5,57 +5,16 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from conf.errors import UserError
-from conf.facts import shown
 from loaders.epoch import BadFileError
 from loaders.images import reason_of
+from loaders.index.paths import Paths, check_unchanged
 from loaders.index.shards import Shards
 from loaders.targets import Labels, Masks, Target, TargetImages, describe_target
-
-
-@dataclass(frozen=True, eq=False)
-class Paths(Sequence[str]):
-    """The paths of N files, as an array that is smaller than as many strings and that processes can share."""
-
-    folder: str
-    """Below which all of them lie, with the separator at its end; empty: the working directory."""
-
-    names: np.ndarray
-    """(N,) bytes: what follows in each path."""
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[i] for i in range(*number.indices(len(self)))]
-        name = os.fsdecode(bytes(self.names[number]))
-        if not is_below(name):
-            raise UserError(
-                f"{shown(repr(name))} leads out of {self.folder}; write the index again"
-            )
-        return self.folder + name
-
-
-def paths_of(files: Sequence[str]) -> Paths:
-    """These paths, in this order."""
-    if not files:
-        return Paths("", np.array([], np.bytes_))
-    # Not commonpath, which drops "./" and "//": the names would be cut at the wrong place.
-    folder = os.path.dirname(os.path.commonprefix([min(files), max(files)]))  # noqa: RUF071
-    folder = os.path.join(folder, "")
-    start = len(os.fsencode(folder))
-    return Paths(folder, np.array([os.fsencode(path)[start:] for path in files], np.bytes_))
-
-
-def is_below(path: str) -> bool:
-    """True if a path is relative and does not leave the folder that it starts at."""
-    return not os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path
 
 
 class ImageSpec(NamedTuple):
@@ -146,11 +105,6 @@ class Index:
         codes = np.unique(self.sizes[:, 0].astype(np.int64) << 32 | self.sizes[:, 1])
         return np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
 
-    @property
-    def size_factors(self) -> tuple[int, ...]:
-        """Height and width of the images of each side, divided by those of the inputs."""
-        return tuple(side.size_factor for side in self.sides)
-
     @functools.cached_property
     def sides(self) -> tuple[ImageSpec, ...]:
         """The images of each sample."""
@@ -217,25 +171,6 @@ class Index:
             return self.shards.order.tolist()
         return range(len(self))
 
-    def check_file(self, sample: int, side: int, found: os.stat_result) -> None:
-        """Compare size and time of change of a file with those that it had when it was indexed.
-
-        Raises:
-            BadFileError: they differ.
-        """
-        header = self.headers[side][sample]
-        then = int(header["num_bytes"]), int(header["modified_ns"])
-        now = found.st_size, found.st_mtime_ns
-        if then != now:
-            old, new = (
-                f"{size:,} bytes of {datetime.fromtimestamp(time / 1e9).isoformat(' ', 'microseconds')}"
-                for size, time in (then, now)
-            )
-            path = self.files[side][sample]
-            raise BadFileError(
-                f"{path} has changed ({old} when it was indexed, {new} now); start again to index it again"
-            )
-
     def changed(self, samples: np.ndarray) -> dict[int, str]:
         """Reasons why samples are bad of which a file has changed since it was indexed."""
         bad: dict[int, str] = {}
@@ -244,7 +179,8 @@ class Index:
         for side in range(len(self.files)):
             for sample in samples.tolist():
                 try:
-                    self.check_file(sample, side, os.stat(self.files[side][sample]))
+                    path, header = self.files[side][sample], self.headers[side][sample]
+                    check_unchanged(path, header, os.stat(path))
                 except OSError as error:
                     bad[sample] = str(self.bad_file(sample, side, error))
         return bad
@@ -271,7 +207,8 @@ class Index:
     def fingerprint(self) -> str:
         """Hash of all that the plan depends on, and of the file names: 16 hexadecimal digits."""
         target = {k: v for k, v in describe_target(self.target).items() if k != "predicted"}
-        facts = f"{self.name} {self.channels} {self.dtype} {self.size_factors} {target}"
+        factors = tuple(side.size_factor for side in self.sides)
+        facts = f"{self.name} {self.channels} {self.dtype} {factors} {target}"
         values = getattr(self.target, "values", None)
         parts = [np.frombuffer(facts.encode(), np.uint8), self.sizes.astype(np.int32)]
         parts += [array for array in (values, *self.pixels) if array is not None]
