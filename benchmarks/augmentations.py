@@ -18,8 +18,9 @@ from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
 from benchmarks.turns import Count, Program
-from loaders.augment import AUGMENTATIONS, parts
+from loaders.augment import AUGMENTATIONS
 from loaders.index import Index
+from loaders.memory import parts
 from loaders.plan import PlanSampler
 from loaders.targets import Labels
 

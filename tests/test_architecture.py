@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.helpers import REPOSITORY
 
 # The parts from the ground up, and what each may import besides itself.
-GROUND = ("loaders.limits", "loaders.storage", "loaders.images")
+GROUND = ("loaders.limits", "loaders.memory", "loaders.storage", "loaders.images")
 COMMON = ("loaders.batch", "loaders.targets", "loaders.loader")
 FOR_ALL = ("loaders.limits", *COMMON, "loaders.epoch")
 ABOVE = ("index", "read", "augment", "plan", "shards", "backends")

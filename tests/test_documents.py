@@ -109,3 +109,4 @@ def test_the_page_on_loaders_shows_the_files_that_a_batch_passes(tmp_path: Path)
         "shards": files_of_a_batch([*options(shards), "data.shuffle=window"]),
     }
     assert set.union(*passed.values()) == shown, passed
+    assert len(passed["pytorch"]) <= 14 + len({"augment/"}), passed

@@ -7,7 +7,7 @@ augmentations act on finished batches on the device, once for all backends: `app
 """
 
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device, parts
+from loaders.augment.base import Augmentation, Random, on_device
 from loaders.augment.colour import ColourJitter, RandAugment
 from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
 from loaders.augment.mixing import Mixing, probabilities
@@ -38,6 +38,5 @@ __all__ = [
     "Random",
     "active_augmentations",
     "on_device",
-    "parts",
     "probabilities",
 ]

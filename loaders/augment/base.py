@@ -14,9 +14,6 @@ Random = Callable[[str, int], np.ndarray]
 one augmentation on leaves the columns of the others unchanged."""
 
 
-PART_BYTES = 4 << 20
-
-
 class Augmentation:
     """The base class: adds nothing, draws nothing, does nothing.
 
@@ -78,18 +75,6 @@ class Augmentation:
         self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
     ) -> None:
         """Raise UserError if it does not support such targets or batches."""
-
-
-def parts(images: Tensor) -> list[slice]:
-    """Slices that make up a batch.
-
-    On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in the cache
-    and below 32 MB, from which on malloc asks the system for memory each time.
-    """
-    size = len(images)
-    if images.is_cpu:
-        size = max(1, PART_BYTES * size // images.nbytes)
-    return [slice(start, start + size) for start in range(0, len(images), size)]
 
 
 def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:

@@ -50,6 +50,7 @@ class PlanDataset(Dataset[LoadedBatch]):
     ) -> None:
         self.index, self.sizes, self.num_threads = index, sizes, num_threads
         self.pin_memory, self.reduces = pin_memory, reduces
+        self.sides, self.is_raw = index.sides, index.is_raw
         self.pool: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class PlanDataset(Dataset[LoadedBatch]):
     def _is_copied(self, rows: np.ndarray) -> bool:
         """True if the images need neither decoding nor resizing."""
         height, width = self.sizes.get(0, (0, 0))
-        return self.index.is_raw and bool(
+        return self.is_raw and bool(
             (rows["height"] == height).all() and (rows["width"] == width).all()
         )
 
@@ -123,7 +124,7 @@ class PlanDataset(Dataset[LoadedBatch]):
         """Memory of a batch of `count` samples, for each side."""
         batch = []
         for number, size in self.sizes.items():
-            side = self.index.sides[number]
+            side = self.sides[number]
             shape, dtype = (count, *size, side.channels), getattr(torch, side.dtype)
             batch.append(_shared(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)))
         return tuple(batch)
@@ -137,7 +138,7 @@ class PlanDataset(Dataset[LoadedBatch]):
         sample, *rectangle = (int(row[name]) for name in ("sample", "y", "x", "height", "width"))
         flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
         for number, filled in zip(self.sizes, batch, strict=True):
-            factor = self.index.sides[number].size_factor
+            factor = self.sides[number].size_factor
             y, x, height, width = (factor * length for length in rectangle)
             image = read_resized(
                 self.index,

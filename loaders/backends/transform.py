@@ -6,8 +6,8 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.augment import Augmentation, parts
-from loaders.backends.memory import BatchMemory
+from loaders.augment import Augmentation
+from loaders.memory import BatchMemory, parts
 from loaders.plan import PlanSampler
 from loaders.targets import Labels, MultiLabels, RegressionTargets, Unlabelled
 
@@ -80,13 +80,13 @@ class BatchTransform:
         scale, shift = self.scales[side], self.shifts[side]
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
         channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        batch = self._empty(*channels_first.shape)
+        batch = self._empty(channels_first.shape)
         for part in parts(batch):
             pictures = batch[part].copy_(channels_first[part])
             if not augmentations:  # before enlarging, while there are fewer pixels
                 _scale_and_shift(pictures, scale / full_intensity, shift, out=pictures)
         if batch.shape[2:] != (height, width):
-            enlarged = self._empty(*batch.shape[:2], height, width)
+            enlarged = self._empty((*batch.shape[:2], height, width))
             # interpolate(mode="bilinear"), which has no `out`
             batch = torch.ops.aten.upsample_bilinear2d.out(
                 batch, (height, width), False, out=enlarged
@@ -99,14 +99,14 @@ class BatchTransform:
                 _scale_and_shift(pictures, scale, shift, out=batch[part])
         return batch
 
-    def _empty(self, batch: int, channels: int, height: int, width: int) -> Tensor:
-        """Uninitialised float32 tensor of this shape."""
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        """Uninitialised float32 tensor of a shape (B, C, H, W)."""
         if self.device.type != "cpu":
-            shape = (batch, channels, height, width)
             return torch.empty(shape, device=self.device, memory_format=self.memory_format)
-        if self.memory_format == torch.channels_last:
-            return self.memory.empty(batch, height, width, channels).permute(0, 3, 1, 2)
-        return self.memory.empty(batch, channels, height, width)
+        if self.memory_format == torch.contiguous_format:
+            return self.memory.empty(shape)
+        batch, channels, height, width = shape
+        return self.memory.empty((batch, height, width, channels)).permute(0, 3, 1, 2)
 
     def _to_device(self, values: Tensor) -> Tensor:
         """Copy values to the device; from pinned memory, which does not block the host."""

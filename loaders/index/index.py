@@ -117,13 +117,11 @@ class Index:
         return (inputs,)
 
     def check(self, samples: np.ndarray | slice) -> None:
-        """Check the columns of these samples, if they are from a folder, which somebody else may have written.
+        """Check the columns of these samples, which are from a folder.
 
         Raises:
             UserError: a size, a header or a label is impossible.
         """
-        if not self.folder:
-            return
         sizes = self.sizes[samples].astype(np.int64)
         largest = self.distinct_sizes.max(axis=0)
         is_possible = ((sizes >= 1) & (sizes <= largest)).all(axis=1)

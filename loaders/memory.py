@@ -1,4 +1,4 @@
-"""Memory of batches on the CPU, which later batches use again."""
+"""Memory of batches on the CPU: a pool that later batches use again, and parts that fit into the cache."""
 
 import math
 import weakref
@@ -7,6 +7,8 @@ from collections import defaultdict, deque
 import numpy as np
 import torch
 from torch import Tensor
+
+PART_BYTES = 4 << 20
 
 
 class BatchMemory:
@@ -23,7 +25,7 @@ class BatchMemory:
     def __init__(self, max_unused: int) -> None:
         self.unused: dict[int, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=max_unused))
 
-    def empty(self, *shape: int) -> Tensor:
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
         """Contiguous tensor, whose memory returns to the pool when neither it nor a view of it is left."""
         count = math.prod(shape)
         try:
@@ -33,3 +35,15 @@ class BatchMemory:
         lent = piece.view()
         weakref.finalize(lent, self.unused[count].append, piece).atexit = False
         return torch.from_numpy(lent).view(shape)
+
+
+def parts(images: Tensor) -> list[slice]:
+    """Slices that make up a batch.
+
+    On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in the cache
+    and below 32 MB, from which on malloc asks the system for memory each time.
+    """
+    size = len(images)
+    if images.is_cpu:
+        size = max(1, PART_BYTES * size // images.nbytes)
+    return [slice(start, start + size) for start in range(0, len(images), size)]
