@@ -25,9 +25,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
 
-from conf.cli import parse_options
 from conf.errors import UserError
 from conf.files import write_atomically
+from conf.options import parse_options
 from loaders import LOADERS
 from loaders.image_loaders import ImageLoader, build_loaders
 from loaders.targets import describe_target
@@ -68,7 +68,8 @@ def main() -> None:
         )
     # On the CPU and not compiled, as it is going to be exported.
     as_exported = ["model.compile=false", "model.channels_last=false"]
-    as_exported += ["loader.channels_last=false", "loader.num_workers=0", "loss.weights=null"]
+    as_exported += ["loader.channels_last=false", "loader.num_workers=0"]
+    as_exported += ["loss.weights=null"]  # part: loss_weights
     trained = read_trained(Path(options["run"]), [*as_exported, *overrides])
     cfg, out = trained.cfg, Path(options["out"])
 

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from PIL import Image
 from tqdm import tqdm
 
-from conf.cli import parse_options
 from conf.errors import UserError
 from conf.files import write_atomically
+from conf.options import parse_options
 from loaders import LOADERS, Loader, build_loaders
 from models import build_model
 from runtime import run_main, setup
@@ -65,7 +65,7 @@ def main() -> None:
         loader, broken = build_prediction_loader(
             cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
         )
-        cfg.loss.weights = None  # of a loss, for which there are no labels
+        cfg.loss.weights = None  # part: loss_weights
         task = build_task(cfg, loader)
 
     # model

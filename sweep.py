@@ -30,9 +30,10 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
 import runs
-from conf.cli import parse_options, user_errors
+from conf.cli import user_errors
 from conf.credentials import masked
 from conf.errors import UserError
+from conf.options import parse_options
 
 try:
     import optuna

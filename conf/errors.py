@@ -32,3 +32,9 @@ def first_few(names: Iterable[str], most: int = 6) -> str:
     names = list(names)
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def shown(value: object, most: int = 60) -> str:
+    """A value from a file, short enough for a message."""
+    text = str(value)
+    return text if len(text) <= most else f"{text[:most]}..."

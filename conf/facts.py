@@ -3,19 +3,10 @@
 import json
 from typing import Any
 
-from conf.errors import UserError
+from conf.errors import UserError, shown
 
 CHANNELS = range(1, 1 << 16)
 """Possible numbers of channels of an image: those of a TIFF."""
-
-SHOWN = 60
-"""Characters of a wrong value that a message shows."""
-
-
-def shown(value: object) -> str:
-    """A value from a file, short enough for a message."""
-    text = str(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def parse_json(content: bytes, kind: Any, where: str, fix: str) -> dict[str, Any]:

@@ -10,12 +10,10 @@ TABLE = SCHEMA.parents[1] / "docs" / "configuration.md"
 START, END = "<!-- configuration keys -->", "<!-- end of configuration keys -->"
 
 
-def documented_keys() -> Iterator[tuple[str, str, str]]:
-    """Yield (key, default, meaning) of every key, in the order of the schema; groups after the top level."""
+def documented_keys(schema: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, default, meaning) of every key in the text of a schema, in its order; groups after the top level."""
     classes = {
-        node.name: node.body
-        for node in ast.parse(SCHEMA.read_text()).body
-        if isinstance(node, ast.ClassDef)
+        node.name: node.body for node in ast.parse(schema).body if isinstance(node, ast.ClassDef)
     }
     groups = [("", "Config")]
     for prefix, name in groups:  # grows while it is read
@@ -43,20 +41,20 @@ def _meaning(key: str, docstring: ast.stmt | None) -> str:
     return " ".join(str(docstring.value.value).split())
 
 
-def table() -> str:
+def table(schema: str) -> str:
     rows = [
         f"| `{key}` | {f'`{default}`' if default else ''} | {text} |"
-        for key, default, text in documented_keys()
+        for key, default, text in documented_keys(schema)
     ]
     return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
 
 
-def with_table(text: str) -> str:
-    """The text with its table up to date."""
+def with_table(text: str, schema: str) -> str:
+    """The text with the table of the keys of a schema."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
-    return f"{before}{START}\n{table()}\n{END}{after}"
+    return f"{before}{START}\n{table(schema)}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    TABLE.write_text(with_table(TABLE.read_text()))
+    TABLE.write_text(with_table(TABLE.read_text(), SCHEMA.read_text()))

@@ -104,7 +104,7 @@ class DataConfig:
     """Folder of the data set, relative to the folder that the script is started in, or place of its shards:
     a folder, `http(s)://`, `s3://` or `gs://`."""
 
-    cache_dir: str = "data/cache"  # part: images
+    cache_dir: str = "data/cache"  # part: header_cache
     """Folder of derived files: image sizes and copies of shards."""
 
     cache_gb: float | None = key(None, FROM_0)  # part: shards
@@ -116,11 +116,11 @@ class DataConfig:
     """Seconds for which requests to a web server or bucket are repeated when it fails or does not answer, before
     the run ends; an object that is forbidden or missing ends it at once."""
 
-    index: str | None = None  # part: images
+    index: str | None = None  # part: index
     """Folder that `python -m loaders.index ... out=DIR` wrote: training starts without listing the data set;
     null: list it at each start."""
 
-    check_files: bool = True  # part: images
+    check_files: bool = True  # part: header_cache
     """Compare the size and modification time of every file with the index at the start; false: only when the
     file is read."""
 
@@ -290,11 +290,11 @@ class ModelConfig:
     kwargs: dict[str, Any] = key({})
     """Further arguments of the model's constructor, such as `batch_norm`."""
 
-    weights: str | None = None
+    weights: str | None = None  # part: finetune
     """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the folder of a run;
     null: random. Tensors that fit are loaded; a resumed run ignores it."""
 
-    freeze: str | None = None
+    freeze: str | None = None  # part: finetune
     """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it stay fixed.
     null: train all layers."""
 
@@ -332,7 +332,7 @@ class OptimizerConfig:
     step_factor: float = key(0.1, ABOVE_0)
     """step: factor of each change."""
 
-    backbone_lr_scale: float = key(1.0, ABOVE_0)
+    backbone_lr_scale: float = key(1.0, ABOVE_0)  # part: finetune
     """Learning rate of all layers but the head, divided by `lr`; 0.1, for example, for fine-tuning."""
 
 
@@ -350,7 +350,7 @@ class TaskConfig:
     """Classification, segmentation: share of the probability that is spread over all classes."""
 
 
-@dataclass
+@dataclass  # part: loss_weights
 class LossConfig:
     weights: Any = None
     """Weights of the classes, for classes with few images or pixels: null (equal), `auto` (inverse to their
@@ -448,7 +448,7 @@ class Config:
     model: ModelConfig = MISSING
     optimizer: OptimizerConfig = MISSING
     task: TaskConfig = MISSING
-    loss: LossConfig = field(default_factory=LossConfig)
+    loss: LossConfig = field(default_factory=LossConfig)  # part: loss_weights
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     amp: AmpConfig = field(default_factory=AmpConfig)  # part: amp
     ema: EmaConfig = field(default_factory=EmaConfig)  # part: ema

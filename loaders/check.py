@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from conf.cli import load_config, parse_options, user_errors
+from conf.cli import load_config, user_errors
 from conf.credentials import masked
+from conf.options import parse_options
 from conf.schema import DataConfig
 from loaders.images import HEADER, decode, reason_of
 from loaders.index import (

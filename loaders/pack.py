@@ -20,9 +20,10 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from conf.cli import load_config, parse_options, user_errors
+from conf.cli import load_config, user_errors
 from conf.errors import UserError
 from conf.facts import check_kind
+from conf.options import parse_options
 from conf.schema import Config, DataConfig
 from loaders.index import SETTINGS as INDEX_SETTINGS
 from loaders.index import (

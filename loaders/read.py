@@ -2,15 +2,11 @@
 
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from conf.errors import UserError
 from loaders.images import decode, decode_resized, read_raw, resize
 from loaders.index import Index, check_unchanged
-from loaders.limits import cpus_per_rank
-from loaders.targets import Labels, Masks, MultiLabels
 
 
 def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:
@@ -103,10 +99,19 @@ def read_raw_batch(index: Index, samples: np.ndarray) -> tuple[np.ndarray, dict[
     One thread that fills a batch is faster than several that share images of a few KB.
     """
     shape = *index.distinct_sizes[0].tolist(), index.channels
-    if index.offsets is not None:
-        pixels, length = index.pixels[0], math.prod(shape)
-        images = pixels[: len(pixels) // length * length].reshape(-1, *shape)
-        return images[index.offsets[samples] // math.prod(shape[:2])], {}
+    if not index.pixels:  # part: cells
+        return _read_raw_files(index, samples, shape)
+    assert index.offsets is not None
+    pixels, length = index.pixels[0], math.prod(shape)
+    images = pixels[: len(pixels) // length * length].reshape(-1, *shape)
+    return images[index.offsets[samples] // math.prod(shape[:2])], {}
+
+
+# part: cells
+def _read_raw_files(
+    index: Index, samples: np.ndarray, shape: tuple[int, ...]
+) -> tuple[np.ndarray, dict[int, str]]:
+    """`read_raw_batch` of uncompressed files with images of this shape."""
     images = np.empty((len(samples), *shape), index.dtype)
     starts, bad = index.headers[0]["raw_offset"][samples].tolist(), {}
     for sample, start, image in zip(samples.tolist(), starts, images, strict=True):
@@ -121,28 +126,3 @@ def read_raw_batch(index: Index, samples: np.ndarray) -> tuple[np.ndarray, dict[
         except OSError as error:
             bad[sample] = str(index.bad_file(sample, 0, error))
     return images, bad
-
-
-def class_counts(index: Index) -> np.ndarray:
-    """(K,) float64: number of samples, or of pixels in masks, of each class. All masks are read for it.
-
-    Raises:
-        UserError: the targets have no classes.
-    """
-    target = index.target
-    if index.folder:
-        index.check(slice(None))
-    if isinstance(target, Labels):
-        return np.bincount(target.values, minlength=len(target.classes)).astype(float)
-    if isinstance(target, MultiLabels):
-        return target.values.sum(axis=0, dtype=float)
-    if not isinstance(target, Masks):
-        raise UserError(f"the targets of {index.name} are {target.kind}, which have no classes")
-    num_classes = len(target.classes)
-
-    def count(sample: int) -> np.ndarray:
-        indices = read_image(index, sample, 1).ravel()
-        return np.bincount(indices[indices != target.ignore_index], minlength=num_classes)
-
-    with ThreadPoolExecutor(cpus_per_rank()) as pool:
-        return sum(pool.map(count, index.storage_order), np.zeros(num_classes))

@@ -13,12 +13,12 @@ from torch import nn
 
 from conf.errors import UserError, unknown_name
 from conf.schema import ModelConfig
+from models.finetune import freeze_as
 from models.nafnet import NAFNet
 from models.small_cnn import SmallCNN
 from models.timm_models import timm_model
 from models.torchvision_models import torchvision_model
 from models.unet import UNet
-from models.weights import freeze_backbone
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": SmallCNN,
@@ -30,9 +30,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Module:
-    """Build the model `cfg.name` on the CPU with new weights; `Run` loads `cfg.weights`.
-
-    With `cfg.freeze` its head alone is trained; with `cfg.compile` it is compiled at its first call.
+    """Build the model `cfg.name` on the CPU with new weights; with `cfg.compile` it is compiled at its first call.
 
     Args:
         cfg: the group `model` of the configuration.
@@ -68,10 +66,7 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
 
     model = MODELS[cfg.name](**given, **cfg.kwargs)
 
-    if cfg.freeze not in (None, "backbone"):
-        raise unknown_name("model.freeze", cfg.freeze, ["backbone", "null"])
-    if cfg.freeze == "backbone":
-        freeze_backbone(model)
+    freeze_as(cfg, model)  # part: finetune
 
     if cfg.channels_last:
         model = model.to(memory_format=torch.channels_last)

@@ -1,91 +1,16 @@
-"""Pretrained weights: read them, fit them into a model, and train its head alone."""
+"""Weights in files and in the folders of runs."""
 
 import json
-import logging
-from collections.abc import Iterable
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from conf.errors import UserError, first_few
-from conf.schema import ModelConfig
-from models.timm_models import timm_weights
-from models.torchvision_models import torchvision_weights
-
-log = logging.getLogger(__name__)
+from conf.errors import UserError
 
 FACTS = ("target", "in_channels", "dtype", "precision")
 """Keys of the description of its data and precision that a run writes with its weights."""
-
-
-def fitting_weights(
-    model: nn.Module, cfg: ModelConfig, saved: dict[str, Tensor], with_head: bool = True
-) -> dict[str, Tensor]:
-    """Return the tensors of `saved` that fit the model, and log which parameters are loaded and which are not.
-
-    A first convolution that differs in its input channels alone gets the mean over the file's channels: the
-    response to an image whose channels are equal stays the same.
-
-    Args:
-        model: on any device.
-        cfg: its configuration, for messages.
-        saved: tensors by name, as `read_weights()` returns them.
-        with_head: False leaves out the head, where the file's is for other outputs.
-
-    Raises:
-        UserError: nothing fits.
-    """
-    own, head = model.state_dict(), head_of(model)
-    parameters = {name: own[name] for name, _ in model.named_parameters()}
-    fitting = {
-        name: saved[name]
-        for name in own
-        if name in saved
-        and saved[name].shape == own[name].shape
-        and (with_head or not is_in(name, head))
-    }
-    first, note = first_convolution(model), ""
-    if first in saved and first not in fitting:
-        old, new = saved[first], own[first]
-        if old.shape[:1] + old.shape[2:] == new.shape[:1] + new.shape[2:]:
-            there, here = old.shape[1], new.shape[1]
-            fitting[first] = old.mean(dim=1, keepdim=True).expand_as(new) * there / here
-            note = f"; {first} is adapted from {there} to {here} channels (mean over channels)"
-    loaded = [name for name in parameters if name in fitting]
-    if all(own[name].ndim < 2 for name in loaded):  # a bias of the right size is no fit
-        raise UserError(
-            f"model.weights={cfg.weights}: nothing fits model={cfg.name}; the file has "
-            f"{_shapes(dict(sorted(saved.items())))}, the model {_shapes(parameters)}; use "
-            "the weights of such a model, with the same model.kwargs"
-        )
-    fresh = {name: own[name] for name in parameters if name not in fitting}
-    num_loaded = f"{len(loaded)} of {len(parameters)} parameter tensors are loaded"
-    log.info("model.weights=%s: %s%s", cfg.weights, num_loaded, note)
-    log.info(
-        "model.weights=%s: %s starts fresh", cfg.weights, _shapes(fresh) if fresh else "nothing"
-    )
-    return fitting
-
-
-def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `cfg.weights` names, as `read_weights()`, or load `imagenet` weights of the model.
-
-    Raises:
-        UserError: as `read_weights()`, or the model has no such weights, or they could not be downloaded.
-    """
-    if cfg.weights != "imagenet":
-        return read_weights(str(cfg.weights))
-    if cfg.name == "torchvision":  # part: torchvision
-        return torchvision_weights(str(cfg.arch)), {}
-    if cfg.name == "timm":  # part: timm
-        return timm_weights(cfg, in_channels), {}
-    raise UserError(
-        f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file or the folder "
-        "of a run, or use model=torchvision or model=timm"
-    )
 
 
 def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -156,55 +81,3 @@ def weights_in(run: Path) -> Path:
         f"{run} has no weights; expected {run}/checkpoints/model.safetensors, which a run writes at the "
         "end of its first epoch"
     )
-
-
-def head_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the head's modules: the model's `head_name`, a name or a tuple of names, or else its
-    last layer with parameters."""
-    if named := getattr(model, "head_name", ""):
-        return (named,) if isinstance(named, str) else tuple(named)
-    with_parameters = (
-        name
-        for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-    )
-    return tuple(with_parameters)[-1:]
-
-
-def is_in(name: str, modules: Iterable[str]) -> bool:
-    """Return True if the parameter or module `name` is one of the modules, or lies in one."""
-    return any(f"{name}.".startswith(f"{module}.") for module in modules)
-
-
-def first_convolution(model: nn.Module) -> str:
-    """Return the name of the weight of the first convolution; empty if there is none."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
-    return f"{names[0]}.weight" if names else ""
-
-
-def freeze_backbone(model: nn.Module) -> None:
-    """Train the head alone: all other layers get no gradients and stay in evaluation mode, in which
-    BatchNorm keeps its statistics and dropout does nothing."""
-    head = head_of(model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_in(name, head))
-    # A bound method: deepcopy binds it to the copy, as an averaged model needs it.
-    model.train = MethodType(_train_head, model)  # type: ignore[method-assign]
-    model.train(model.training)
-
-
-def _train_head(model: nn.Module, mode: bool = True) -> nn.Module:
-    nn.Module.train(model, mode)
-    head = head_of(model)
-    for name, module in model.named_modules():
-        # The modules around the head keep the mode: it is how a model tells training from evaluation.
-        is_around = any(is_in(part, [name]) for part in head)
-        if not is_in(name, head) and not is_around and name:
-            module.training = False
-    return model
-
-
-def _shapes(tensors: dict[str, Tensor]) -> str:
-    """`fc.weight (5x512), fc.bias (5)`."""
-    shapes = {name: "x".join(map(str, tensor.shape)) for name, tensor in tensors.items()}
-    return first_few(f"{name} ({shape})" for name, shape in shapes.items()) or "no tensors"

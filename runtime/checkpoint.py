@@ -157,7 +157,7 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise UserError(
                 f"resume={resume}: {file} is no checkpoint of this version; {WHAT_TO_GIVE}, or start "
-                f"from weights alone with model.weights={file}"
+                f"another run from the weights in {file}"
             )
         if file.parent.resolve() != folder.resolve():
             state["run"] |= {"best": float("-inf"), "best_metrics": {}}

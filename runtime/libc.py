@@ -4,7 +4,7 @@ import ctypes
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # part: ranks
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
@@ -23,7 +23,7 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
 
 
-def end_with_parent() -> None:
+def end_with_parent() -> None:  # part: ranks
     """Make Linux send SIGTERM to this process when its parent dies; on other systems, do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

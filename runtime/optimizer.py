@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from conf.errors import UserError, unknown_name
-from models.weights import head_of, is_in
+from runtime.finetune import with_backbone_rate
 
 if TYPE_CHECKING:
     from conf.schema import Config, OptimizerConfig
@@ -101,8 +101,10 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
         arguments["fused"] = name != "sgd" or not is_sharded
         if not arguments["fused"]:
             log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
+    groups = parameter_groups(model, options)
+    groups = with_backbone_rate(groups, model, options)  # part: finetune
     try:
-        optimizer = OPTIMIZERS[name](parameter_groups(model, options), **arguments | options.kwargs)
+        optimizer = OPTIMIZERS[name](groups, **arguments | options.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"optimizer.name={options.name} with optimizer.kwargs={options.kwargs} does not fit: {error}"
@@ -115,23 +117,14 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
 
 
 def parameter_groups(model: nn.Module, options: "OptimizerConfig") -> list[dict[str, Any]]:
-    """Groups of the weights that are trained, by learning rate and weight decay.
-
-    The head comes first: its rate is logged.
-    """
-    scale = options.backbone_lr_scale
-    head = head_of(model)
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
+    """Groups of the weights that are trained, by weight decay."""
+    groups: dict[bool, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
         if parameter.requires_grad:
-            is_slow = scale != 1 and not is_in(name, head)
             is_undecayed = parameter.ndim < 2 and not options.decay_norms_and_biases
-            groups.setdefault((is_slow, is_undecayed), []).append(parameter)
+            groups.setdefault(is_undecayed, []).append(parameter)
     return [
-        {"params": groups[key]}
-        | ({"lr": options.lr * scale} if key[0] else {})
-        | ({"weight_decay": 0.0} if key[1] else {})
-        for key in sorted(groups)
+        {"params": groups[key]} | ({"weight_decay": 0.0} if key else {}) for key in sorted(groups)
     ]
 
 

@@ -18,12 +18,13 @@ from loaders.batch import num_samples, part
 from runtime import preemption, report
 from runtime.checkpoint import FORMAT, CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
+from runtime.finetune import start_from
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
 from runtime.profile import ProfiledTiming
 from runtime.recorder import VERSIONS, Recorder
 from runtime.run_dir import REQUEUE_MARKER, acquire_run_dir
-from runtime.state import on_host, restore, rng_state, start_from
+from runtime.state import on_host, restore, rng_state
 from runtime.timing import Timing
 from tasks import Task
 
@@ -116,13 +117,13 @@ class Run:
         preemption.listen()
 
     def resume(self) -> None:
-        """Load the checkpoint that `cfg.resume` names, or else the weights of `cfg.model.weights` that fit.
+        """Load the checkpoint that `cfg.resume` names, or else initial weights if the configuration names some.
 
         Call it before the model is wrapped.
 
         Raises:
-            UserError: `cfg.resume` or `cfg.model.weights` names no file that can be read, the checkpoint is
-                of another model or of other data, its plan differs, or no weight fits.
+            UserError: no such file can be read, the checkpoint is of another model or of other data, its plan
+                differs, or no weight fits.
         """
         cfg = self.cfg
         # Rank 0 reads for all ranks, whose disks may differ.
@@ -137,7 +138,7 @@ class Run:
                 raise
             self.step_number = self.loader.epoch * len(self.loader) + self.loader.batches_done
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
-        elif cfg.model.weights is not None:
+        elif cfg.model.weights is not None:  # part: finetune
             start_from(cfg, self.model, self.loader, self.group)
         self.guard.keep_statistics()
 

@@ -13,8 +13,7 @@ from conf.credentials import masked
 from conf.errors import UserError
 from loaders import Loader
 from loaders.batch import map_leaves
-from models.weights import fitting_weights, initial_weights
-from runtime.facts import check_facts, differences, facts_of, refuse_differences
+from runtime.facts import facts_of, refuse_differences
 from runtime.group import SingleProcess
 
 if TYPE_CHECKING:
@@ -34,7 +33,8 @@ COMPARED = (
 MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
     # These decide the optimizer's groups of weights.
-    *("model.freeze", "optimizer.backbone_lr_scale", "optimizer.decay_norms_and_biases"),
+    "optimizer.decay_norms_and_biases",
+    *("model.freeze", "optimizer.backbone_lr_scale"),  # part: finetune
 )
 """Keys with the same value as in the checkpoint."""
 
@@ -126,7 +126,7 @@ def restore(
         saved["facts"],
         facts_of(loader),
         path,
-        "use that data again, or start another run with model.weights, whose head starts fresh then",
+        "use that data again, or start another run from its weights, whose head starts fresh then",
     )
     try:
         load_into(state["model"], group.read_part(saved, "model", example), group)
@@ -154,22 +154,6 @@ def restore(
         _set_rng_state(saved["rng"][group.rank])
 
 
-def start_from(cfg: "Config", model: nn.Module, loader: Loader, group: SingleProcess) -> None:
-    """Load those of `cfg.model.weights` that fit into the model, and the head only if its outputs are the same.
-
-    Raises:
-        UserError: as `initial_weights()` and `fitting_weights()`.
-    """
-    saved, facts = group.broadcast_from_rank0(
-        lambda: initial_weights(cfg.model, loader.in_channels)
-    )
-    if facts:
-        check_facts(facts, str(cfg.model.weights))
-    differing = differences(facts, facts_of(loader)).keys() if facts else set()
-    fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
-    load_into(model, model.state_dict() | fitting, group)
-
-
 def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
     """Refuse settings that the checkpoint does not fit, and log the others that have changed."""
     now, then = (_settings(masked(settings)) for settings in (asdict(cfg), saved["config"]))
@@ -184,7 +168,7 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
     if wrong:
         raise UserError(
             f"{saved['path']} was made with other settings ({'; '.join(wrong)}); use these again, or "
-            "start another run from it with model.weights"
+            "start another run from its weights"
         )
     wrong = [differing[key] for key in INPUT_KEYS if key in differing]
     if wrong and not cfg.checkpoint.fresh_epoch:

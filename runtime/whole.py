@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from conf.cli import parse_options, user_errors
+from conf.cli import user_errors
 from conf.errors import UserError
 from conf.files import write_atomically
+from conf.options import parse_options
 from runtime.checkpoint import link, newest_first, publish
 from runtime.distributed import read_whole
 from runtime.shards import remove_shards

@@ -30,7 +30,7 @@ class Classification(Task):
         self.classes = loader.info.classes
         self.num_outputs = len(self.classes)
         self.label_smoothing = cfg.task.label_smoothing
-        self.weights = ClassWeights(class_weights(cfg, loader))
+        self.weights = ClassWeights(class_weights(cfg, loader))  # part: loss_weights
         self.metric_names = ("loss", "top1", "top5") if self.num_outputs > 5 else ("loss", "top1")
         self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES
         self.num_sums = 1 + len(self.metric_names) + self.has_confusion * self.num_outputs**2
@@ -45,7 +45,7 @@ class Classification(Task):
         return F.cross_entropy(
             outputs.float(),
             targets,
-            self.weights.on(outputs.device),
+            weight=self.weights.on(outputs.device),  # part: loss_weights
             reduction="none",
             label_smoothing=self.label_smoothing,
         )

@@ -8,8 +8,8 @@ from conf.schema import Config
 from loaders import Loader
 from tasks.pictures import with_captions
 from tasks.sums import count_of_each, divide_by_count, sum_columns
-from tasks.task import Task, check_shape
-from tasks.weights import ClassWeights, positive_weights, refuse_label_smoothing
+from tasks.task import Task, check_shape, refuse_label_smoothing
+from tasks.weights import ClassWeights, positive_weights
 
 MANTISSA_BITS = 6
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -20, 12
@@ -43,12 +43,15 @@ class MultiLabel(Task):
         self.classes = self.columns = loader.info.classes
         self.num_outputs = len(self.classes)
         self.num_sums = 2 + 2 * self.num_outputs * NUM_BINS
-        self.weights = ClassWeights(positive_weights(cfg, loader))
+        self.weights = ClassWeights(positive_weights(cfg, loader))  # part: loss_weights
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
         losses = F.binary_cross_entropy_with_logits(
-            outputs.float(), targets, pos_weight=self.weights.on(outputs.device), reduction="none"
+            outputs.float(),
+            targets,
+            pos_weight=self.weights.on(outputs.device),  # part: loss_weights
+            reduction="none",
         )
         return losses.mean(dim=1)
 

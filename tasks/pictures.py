@@ -1,7 +1,5 @@
 """Drawing of images and charts for the loggers."""
 
-import colorsys
-
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
@@ -32,7 +30,7 @@ def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Te
         for number, (text, colour) in enumerate(lines):
             _write(image, (2, height + LINE * number), text, colour)
         drawn.append(np.array(image))
-    return _floats(np.stack(drawn))
+    return floats(np.stack(drawn))
 
 
 def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
@@ -63,25 +61,7 @@ def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
     image.paste(columns.rotate(90, expand=True), (NAMES, 0))
     _write(image, (4, 4), "columns: predicted", "white")
     _write(image, (4, 4 + LINE), "rows: true, in %", "white")
-    return _floats(np.array(image)[None])
-
-
-def palette(num_classes: int) -> np.ndarray:
-    """Return a colour for each class, (num_classes, 3) uint8; the first is black, as background often is."""
-    golden = 0.618033988749895  # each hue far from those before it
-    colours = [
-        colorsys.hsv_to_rgb(number * golden % 1, 0.5 + 0.5 * (number % 2), 1 - 0.2 * (number % 3))
-        for number in range(num_classes)
-    ]
-    return (255 * np.array([(0, 0, 0), *colours[1:]])).round().astype(np.uint8)
-
-
-def coloured(indices: Tensor, colours: np.ndarray) -> Tensor:
-    """Draw class indices (N, H, W) in the colours of the classes, others in white; (N, 3, H, W)."""
-    table = np.concatenate([colours, np.full((1, 3), 255, np.uint8)])
-    indices = indices.cpu()
-    is_class = (indices >= 0) & (indices < len(colours))
-    return _floats(table[torch.where(is_class, indices, len(colours)).numpy()])
+    return floats(np.array(image)[None])
 
 
 def _write(
@@ -98,6 +78,6 @@ def _bytes(pictures: Tensor) -> np.ndarray:
     return (255 * pictures).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
 
-def _floats(pictures: np.ndarray) -> Tensor:
+def floats(pictures: np.ndarray) -> Tensor:
     """(N, 3, H, W) of (N, H, W, 3) uint8."""
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255

@@ -11,8 +11,8 @@ from conf.schema import Config
 from loaders import Loader
 from tasks.pictures import with_captions
 from tasks.sums import divide_by_count, sum_columns
-from tasks.task import Task, check_shape
-from tasks.weights import refuse_label_smoothing, refuse_weights
+from tasks.task import Task, check_shape, refuse_label_smoothing
+from tasks.weights import refuse_weights
 
 
 class Regression(Task):
@@ -29,7 +29,7 @@ class Regression(Task):
     metric_names = ("loss", "mae", "r2")
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
-        refuse_weights(cfg)
+        refuse_weights(cfg)  # part: loss_weights
         refuse_label_smoothing(cfg)
         target: Any = loader.info.target
         self.columns = target.names

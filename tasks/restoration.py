@@ -31,7 +31,7 @@ class Restoration(Task):
     makes_images = True
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
-        refuse_weights(cfg)
+        refuse_weights(cfg)  # part: loss_weights
         self.pixel_loss = charbonnier if cfg.task.loss == "charbonnier" else torch.abs
         self.low, self.high = cfg.data.value_range
         target: Any = loader.info.target

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.pictures import as_pictures, coloured, palette
+from tasks.palette import coloured, palette
+from tasks.pictures import as_pictures
 from tasks.sums import count_of_each, divide_by_count, sum_columns
 from tasks.task import Task, check_shape
 from tasks.weights import ClassWeights, class_weights
@@ -35,7 +36,7 @@ class Segmentation(Task):
         self.num_outputs = len(loader.info.classes)
         self.num_sums = 2 + 3 * self.num_outputs
         self.label_smoothing, self.ignore_index = cfg.task.label_smoothing, target.ignore_index
-        self.weights = ClassWeights(class_weights(cfg, loader))
+        self.weights = ClassWeights(class_weights(cfg, loader))  # part: loss_weights
         self.palette = palette(self.num_outputs)
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ class Segmentation(Task):
         losses = F.cross_entropy(
             outputs.float(),
             targets,
-            self.weights.on(outputs.device),
+            weight=self.weights.on(outputs.device),  # part: loss_weights
             ignore_index=self.ignore_index,
             reduction="none",
             label_smoothing=self.label_smoothing,

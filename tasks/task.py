@@ -112,3 +112,11 @@ def check_shape(outputs: Tensor, expected: tuple[int, ...], fix: str) -> None:
         raise UserError(
             f"the model's outputs have shape {tuple(outputs.shape)}, but the task needs {expected}; {fix}"
         )
+
+
+def refuse_label_smoothing(cfg: Config) -> None:
+    """Raise UserError if `task.label_smoothing` is set for a task whose loss has none."""
+    if cfg.task.label_smoothing:
+        raise UserError(
+            f"task.label_smoothing={cfg.task.label_smoothing} has no meaning for task={cfg.task.name}; use 0"
+        )

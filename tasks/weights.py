@@ -70,14 +70,6 @@ def _weights(
     return [float(weight) for weight in weights]
 
 
-def refuse_label_smoothing(cfg: Config) -> None:
-    """Raise UserError if `task.label_smoothing` is set for a task whose loss has none."""
-    if cfg.task.label_smoothing:
-        raise UserError(
-            f"task.label_smoothing={cfg.task.label_smoothing} has no meaning for task={cfg.task.name}; use 0"
-        )
-
-
 def refuse_weights(cfg: Config) -> None:
     """Raise UserError if `loss.weights` is set for a task without classes."""
     if cfg.loss.weights is not None:

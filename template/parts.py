@@ -4,13 +4,15 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
+from conf.reference import documented_keys
 from template.cut_tests import parse, without_tests
 
 TEMPLATE = Path(__file__).resolve().parents[1]
@@ -150,17 +152,9 @@ def cut_tests(
 
 
 def keys_of(schema: str) -> set[str]:
-    """Keys of the configuration whose group has a prefix, and those of no group."""
-    keys = set()
-    for node in ast.parse(schema).body:
-        if isinstance(node, ast.ClassDef):
-            prefix = re.search(
-                r'^    prefix = "(.*)"', ast.get_source_segment(schema, node) or "", re.M
-            )
-            fields = [f.target for f in node.body if isinstance(f, ast.AnnAssign)]
-            if prefix or node.name == "Config":
-                keys |= {(prefix[1] if prefix else "") + ast.unparse(field) for field in fields}
-    return keys
+    """Keys of the configuration, and those of its groups that belong to a part of the same name."""
+    keys = {key for key, *_ in documented_keys(schema)}
+    return keys | ({key.partition(".")[0] for key in keys} & read_parts()[0].keys())
 
 
 def imported_names(text: str) -> set[str]:
@@ -191,10 +185,18 @@ def without_marks(text: str, chosen: set[str]) -> str:
         if wanted:
             continue
         number = end_of_block(lines, number - 1, line)
-        if kept and not kept[-1].strip():  # the empty lines before the block separate what follows
-            while number < len(lines) and not lines[number].strip():
-                number += 1
+        if (
+            kept and not kept[-1].strip()
+        ):  # of the empty lines around the block, the longer gap stays
+            above, below = num_empty(reversed(kept)), num_empty(lines[number:])
+            number += below
+            kept += [""] * (below - above)
     return "\n".join(kept).rstrip("\n") + "\n" * text.endswith("\n")
+
+
+def num_empty(lines: Iterable[str]) -> int:
+    """Number of empty lines before the first other one."""
+    return sum(1 for _ in takewhile(lambda line: not line.strip(), lines))
 
 
 def end_of_block(lines: list[str], number: int, first: str) -> int:

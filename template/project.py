@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 
 from compose import MergeError
+from conf.reference import with_table
 from template.merged import merge_scripts, merged_script, techniques_of
 from template.parts import TEMPLATE, cut, left_out, listing, parts_table, refuse, with_needs
 
@@ -154,7 +155,9 @@ def export(name: str, chosen: set[str], files: Path) -> None:
     kept = {str(path.relative_to(files)) for path in files.rglob("*")}
     requirements = dependencies(files / "pyproject.toml")
     cut(files, chosen, sorted(set(git(TEMPLATE, "ls-files").splitlines()) - kept))
-    subprocess.run([sys.executable, "-B", "-m", "conf.reference"], cwd=files, check=True)
+    table = files / "docs" / "configuration.md"
+    schema = (files / "conf" / "schema.py").read_text()
+    table.write_text(with_table(table.read_text(), schema))
 
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
     pyproject = (files / "pyproject.toml").read_text()

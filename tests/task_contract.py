@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.schema import Config, DataConfig, LossConfig, TaskConfig
+from conf.schema import Config, DataConfig, TaskConfig
 from loaders import DataInfo, Loader
 from loaders.targets import Target
 from tasks import Task, build_task
@@ -25,12 +25,18 @@ def names(count: int) -> tuple[str, ...]:
 def config(name: str, loss: str, weights: Any = None, **options: Any) -> Config:
     data = DataConfig(layout="mine", value_range=options.pop("value_range", [0.0, 1.0]))
     task = TaskConfig(name=name, loss=loss, **options)
-    return Config(task=task, data=data, loss=LossConfig(weights=weights))
+    cfg = Config(task=task, data=data)
+    cfg.loss.weights = weights  # part: loss_weights
+    return cfg
 
 
 def data_with(target: Target, counts: list[float] | None = None) -> Loader:
     """A training loader of 100 samples as far as build_task() sees it."""
-    info = DataInfo(target=target, num_samples=100, class_counts=lambda: np.array(counts, float))
+    info = DataInfo(
+        target=target,
+        num_samples=100,
+        class_counts=lambda: np.array(counts, float),  # part: loss_weights
+    )
     loader: Any = SimpleNamespace(info=info)
     return loader
 

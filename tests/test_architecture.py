@@ -12,7 +12,7 @@ from tests.helpers import REPOSITORY
 GROUND = ("loaders.limits", "loaders.memory", "loaders.storage", "loaders.images")
 COMMON = ("loaders.batch", "loaders.targets", "loaders.loader")
 FOR_ALL = ("loaders.limits", *COMMON, "loaders.epoch")
-ABOVE = ("index", "read", "augment", "plan", "shards", "backends")
+ABOVE = ("index", "read", "class_counts", "augment", "plan", "shards", "backends")
 MAY_IMPORT: dict[str, set[str]] = {
     "conf": set(),
     **{part: {"conf", "loaders.limits"} for part in GROUND},

@@ -4,6 +4,7 @@ import mmap
 import os
 import pickle
 import shutil
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from loaders.index import (
     Index,
     build_index,
     images_below,
-    read_headers,
+    kept_headers,
+    scan_headers,
     share,
 )
 from loaders.index import write_index as write_indexes
@@ -224,7 +226,8 @@ def test_an_indexing_that_was_stopped_goes_on_and_leaves_nothing_behind(tmp_path
             read.append(path)
 
     with pytest.raises(KeyboardInterrupt), opening(listen):
-        read_headers(files, data, "rgb", at_once=3)
+        scan = partial(scan_headers, data, "rgb")
+        kept_headers(scan, data, "rgb", files, at_once=3)
     assert read == files[:7]
     read.clear()
     with opening(listen):

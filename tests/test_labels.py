@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from loaders.check import check
+from loaders.class_counts import class_counts
 from loaders.image_loaders import build_loaders
 from loaders.index import Index, build_index
-from loaders.read import class_counts, read_image
+from loaders.read import read_image
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 from tests.helpers import events_of, make_config, summary_of, train
 

@@ -13,7 +13,7 @@ from torch import nn
 from conf.errors import UserError
 from conf.schema import ModelConfig
 from models import build_model
-from models.weights import fitting_weights, head_of, initial_weights, is_in
+from models.finetune import fitting_weights, head_of, initial_weights, is_in
 from runtime import build_optimizer
 from tests.helpers import REPOSITORY, make_config, train
 

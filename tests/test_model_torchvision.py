@@ -9,7 +9,7 @@ import torchvision.models
 from conf.errors import UserError
 from conf.schema import ModelConfig
 from models import build_model
-from models.weights import first_convolution, head_of
+from models.finetune import first_convolution, head_of
 from tests.helpers import answers_to, train
 
 ONE_OF_EACH_FAMILY = (

@@ -232,8 +232,8 @@ def test_a_project_of_some_parts_trains(names: str, template: Path) -> None:
 # file -> what is written in place of what, and the part that it then needs
 FAULTS = {
     "tasks/classification.py": (
-        "        self.weights",
-        "        from runtime.ema import EMA\n\n        EMA(self)\n        self.weights",
+        "        self.label_smoothing",
+        "        from runtime.ema import EMA\n\n        EMA(self)\n        self.label_smoothing",
         "ema",
     ),
     "runtime/setup.py": (

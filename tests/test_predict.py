@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from tasks.pictures import palette
+from tasks.palette import palette
 from tests.helpers import (
     ENVIRONMENT,
     FORKSERVER,

@@ -73,6 +73,7 @@ def weights_of(task: Task) -> list[float]:
     return [task.loss(zeros, torch.tensor([c])).item() / math.log(3) for c in range(3)]
 
 
+# part: loss_weights
 def test_a_weight_multiplies_the_loss_of_its_class() -> None:
     assert weights_of(classification(3, weights=[1, 0.5, 4])) == pytest.approx([1, 0.5, 4])
     # The same share for each class, and a mean of 1 over all labels.

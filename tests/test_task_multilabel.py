@@ -36,6 +36,7 @@ def test_an_unknown_loss_and_label_smoothing_are_refused(wrong: dict[str, Any]) 
         multilabel(**wrong)
 
 
+# part: loss_weights
 def test_automatic_weights_balance_present_and_absent() -> None:
     zeros, ones = torch.zeros(1, 3), torch.ones(1, 3)
     for counts, weights in (([100.0, 50.0, 20.0], [1, 1, 4]), ([50.0, 10.0, 0.0], [1, 9, 1])):

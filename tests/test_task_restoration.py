@@ -37,7 +37,11 @@ def test_it_keeps_the_contract(loss: str, low: float, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "wrong"), [("task.loss", {"loss": "mse"}), ("loss.weights", {"weights": "auto"})]
+    ("key", "wrong"),
+    [
+        ("task.loss", {"loss": "mse"}),
+        ("loss.weights", {"weights": "auto"}),
+    ],
 )
 def test_another_loss_and_weights_of_classes_are_refused(key: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"{key}={next(iter(wrong.values()))}"):

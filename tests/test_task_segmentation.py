@@ -37,6 +37,7 @@ def test_an_unknown_loss_is_refused() -> None:
         segmentation(loss="bce")
 
 
+# part: loss_weights
 def test_a_weight_multiplies_the_loss_of_its_class() -> None:
     def weights_of(task: Any) -> list[float]:
         pixels = [torch.tensor([[[c, 255]]]) for c in range(3)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from conf.errors import UserError
 from conf.schema import Config
 from models import MODELS, build_model
-from models.weights import first_convolution, fitting_weights, head_of, initial_weights
+from models.finetune import first_convolution, fitting_weights, head_of, initial_weights
 from runtime import build_optimizer
 from tests.helpers import REPOSITORY, checkpoint_of, make_config, summary_of, train
 

@@ -9,7 +9,7 @@ from conf.schema import DataConfig
 from loaders.augment.base import Augmentation, Random, on_device
 from loaders.augment.spatial import inside
 from loaders.memory import parts
-from loaders.targets import Labels, Masks, Target, TargetImages
+from loaders.targets import Labels, Target
 
 
 class Mixing(Augmentation):
@@ -86,9 +86,9 @@ class Mixing(Augmentation):
                 one[part], other[part] = both
             return images
 
-        if isinstance(target, TargetImages):
+        if target.interpolation == "linear":
             targets = mixed(targets)
-        elif isinstance(target, Masks):
+        elif target.interpolation == "nearest":
             cut = inside(boxes, height, width)[:, 0]
             targets = torch.where(cut, targets.roll(half, 0), targets)
         else:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from conf.schema import DataConfig
 from loaders.augment.base import Augmentation, Random, on_device
 from loaders.memory import parts
-from loaders.targets import Masks, Target, TargetImages
+from loaders.targets import Target
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
 
@@ -91,11 +91,12 @@ class Affine(Augmentation):
             return images
 
         inputs = moved(inputs, "bilinear")
-        if isinstance(target, TargetImages):
+        if target.interpolation == "linear":
             targets = moved(targets, "bilinear")
-        elif isinstance(target, Masks):
-            above = (targets - target.ignore_index).float()[:, None]  # grid_sample puts 0 outside
-            targets = moved(above, "nearest")[:, 0].long() + target.ignore_index
+        elif target.interpolation == "nearest":
+            ignored: int = vars(target)["ignore_index"]
+            above = (targets - ignored).float()[:, None]  # grid_sample puts 0 outside
+            targets = moved(above, "nearest")[:, 0].long() + ignored
         return inputs, targets
 
 

@@ -6,11 +6,11 @@ import torch
 
 from conf.schema import Config
 from loaders.backends.transform import Batch, BatchTransform, RawBatch
+from loaders.class_counts import class_counts
 from loaders.epoch import CudaPrefetcher, EpochLoader, transformed
 from loaders.loader import DataInfo
 from loaders.plan import PlanSampler
-from loaders.read import class_counts
-from loaders.targets import Unlabelled
+from loaders.targets import Target
 
 
 class ImageLoader(EpochLoader):
@@ -34,8 +34,7 @@ class ImageLoader(EpochLoader):
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         self.cfg, self.device, self.index = cfg, device, sampler.index
-        target = self.index.target
-        self.target = target.predicted if isinstance(target, Unlabelled) else target
+        self.target: Target = getattr(self.index.target, "predicted", self.index.target)
         self.read_size = self.output_size = sampler.output_size
         shapes = sampler.distinct_shapes
         if (
@@ -54,7 +53,7 @@ class ImageLoader(EpochLoader):
             example=torch.zeros(1, self.index.channels, *self.output_size),
             name_of=self.index.name_of,
             pictures=self.transform.denormalize,
-            class_counts=lambda: class_counts(self.index),
+            class_counts=lambda: class_counts(self.index),  # part: loss_weights
         )
         super().__init__(sampler, info)
         self.classes = info.classes

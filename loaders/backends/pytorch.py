@@ -34,7 +34,7 @@ class PyTorchLoader(ImageLoader):
         num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
         pin_memory = device.type == "cuda"
         index = self.index
-        if workers and index.reopen is None:
+        if workers:  # part: index
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
         self.dataset = PlanDataset(

@@ -10,7 +10,6 @@ from loaders.augment import Mixing, probabilities
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import Batch
 from loaders.plan import PlanSampler
-from loaders.targets import Masks, MultiLabels, RegressionTargets, TargetImages
 
 
 class SyntheticLoader(ImageLoader):
@@ -24,15 +23,16 @@ class SyntheticLoader(ImageLoader):
         if cfg.loader.channels_last:
             self.inputs = self.inputs.to(memory_format=torch.channels_last)
         target, num_classes = self.target, len(self.classes)
-        if isinstance(target, TargetImages):
-            self.targets = interpolate(self.inputs, scale_factor=float(target.size_factor))
-        elif isinstance(target, RegressionTargets):
+        if target.interpolation == "linear":
+            factor = float(self.index.sides[1].size_factor)
+            self.targets = interpolate(self.inputs, scale_factor=factor)
+        elif target.kind == "numbers":
             self.targets = torch.randn((self.batch_size, target.channels), generator=random)
-        elif isinstance(target, MultiLabels):
+        elif target.kind == "several labels":
             labels = torch.randint(2, (self.batch_size, num_classes), generator=random)
             self.targets = labels.float()
         else:
-            size = self.output_size if isinstance(target, Masks) else ()
+            size = self.output_size if target.interpolation == "nearest" else ()
             self.targets = torch.randint(num_classes, (self.batch_size, *size), generator=random)
         mixes = any(isinstance(a, Mixing) for a in sampler.augmentations)  # part: mixing
         if target.kind == "labels" and mixes:  # part: mixing

@@ -9,7 +9,6 @@ from conf.schema import Config
 from loaders.augment import Augmentation
 from loaders.memory import BatchMemory, parts
 from loaders.plan import PlanSampler
-from loaders.targets import Labels, MultiLabels, RegressionTargets, Unlabelled
 
 RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
 """Rows of dtype `plan.ROW`, and for each side the images (B, H, W, C) of the index's dtype: cropped to the
@@ -54,11 +53,8 @@ class BatchTransform:
         augmentations = [a for a in self.augmentations if not a.is_neutral(rows)]
         on_images = [a for a in augmentations if a.changes_images]
         finished = [self._side(number, side, rows, on_images) for number, side in enumerate(images)]
-        if isinstance(self.index.target, Labels | MultiLabels | RegressionTargets):
-            values = torch.from_numpy(self.index.target.values[rows["sample"]])
-            finished.append(self._to_device(values))
-        if isinstance(self.index.target, Unlabelled):
-            finished.append(self._to_device(torch.from_numpy(rows["sample"].copy())))
+        if (values := self.index.target.of_samples(rows["sample"])) is not None:
+            finished.append(self._to_device(torch.from_numpy(values)))
         inputs, targets = finished
         for augmentation in augmentations:
             both = inputs, targets, rows, self.index.target

@@ -1,16 +1,15 @@
-"""Reading the headers of image files."""
+"""Reading the headers of photos."""
 
 import os
 import struct
 from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import simplejpeg
 from PIL import Image
 
-from loaders.images.decoders import FORMATS, JPEG_START, PNG_START, decode_mask
+from loaders.images.decoders import FORMATS, JPEG_START, PNG_START
 
 ORIENTATION = 0x0112  # the EXIF tag
 TIFF_SIZE = (256, 257)  # tags of the width and height as stored
@@ -18,8 +17,6 @@ JPEG_TAGS, JPEG_END = b"\xff\xe1", b"\xff\xd9"
 JPEG_HEADER_BYTES = 1 << 14  # enough for most
 DALI_JPEGS = ("Gray", "YCbCr", "RGB", "L")
 """Colours of a JPEG, as libjpeg and Pillow call them; DALI converts the others, CMYK, otherwise."""
-DALI_TIFFS = (1, 5, 8, 32946), (1, 2)
-"""Compression (none, LZW, deflate) and colours (grey from black, RGB), by their numbers in TIFFs."""
 
 
 class Header(NamedTuple):
@@ -50,21 +47,7 @@ class Header(NamedTuple):
 HEADER = np.dtype([(name, kind) for name, kind in Header.__annotations__.items()])
 
 
-def read_header(file: str | BinaryIO, content: str) -> Header:
-    """Header of an image; `read_mask` adds what needs the pixels of a mask.
-
-    Args:
-        file: path, or a TIFF that is open.
-        content: `rgb`, `stored` or `indices`, as in `loaders.index.ImageSpec`.
-
-    Raises:
-        OSError: the file cannot be read or is no image.
-        ValueError: channels are to be kept as stored, and it is no TIFF of one image of 8 or 16 bits.
-    """
-    return _read_tiff_header(file) if content == "stored" else _read_photo_header(str(file))
-
-
-def _read_photo_header(path: str) -> Header:
+def read_photo_header(path: str) -> Header:
     """Header of a file in any format that is decoded to 8-bit RGB.
 
     Raises:
@@ -120,52 +103,3 @@ def png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
         found[name] = file.read(length) if name in (b"IHDR", b"eXIf") else b""
         file.seek(length * (not found[name]) + 4, os.SEEK_CUR)  # to behind the checksum
     return found
-
-
-def _read_tiff_header(file: str | BinaryIO) -> Header:
-    """Header of a TIFF whose channels are kept as they are.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no TIFF, or holds something else than one image of 8 or 16 bits.
-    """
-    from tifffile import TiffFile
-
-    with TiffFile(file) as tiff:
-        page = tiff.pages.first
-        if len(tiff.pages) != 1:
-            raise ValueError(f"has {len(tiff.pages)} pages; split it into files of one page")
-        if page.dtype not in (np.uint8, np.uint16):
-            raise ValueError(f"has pixels of type {page.dtype}; convert them to uint8 or uint16")
-        planar = page.planarconfig == 2 and page.samplesperpixel > 1
-        is_native = page.dtype == np.uint8 or tiff.byteorder == "<"
-        is_plain = page.fillorder == 1 and page.bitspersample == 8 * page.dtype.itemsize
-        compressions, colours = DALI_TIFFS
-        return Header(
-            height=page.imagelength,
-            width=page.imagewidth,
-            channels=page.samplesperpixel,
-            bits=8 * page.dtype.itemsize,
-            raw_offset=page.dataoffsets[0]
-            if page.is_contiguous and page.predictor == 1 and not planar and is_native and is_plain
-            else -1,
-            dali_reads=is_plain
-            and not planar
-            and page.compression in compressions
-            and page.photometric in colours
-            and (ORIENTATION not in page.tags or page.tags[ORIENTATION].value == 1),
-        )
-
-
-def read_mask(path: str, header: Header, ignore_index: int) -> Header:
-    """The header of a mask with the facts that need its pixels."""
-    indices = decode_mask(Path(path).read_bytes(), header.orientation)
-    height, width, _ = indices.shape
-    counted = indices[indices != ignore_index]
-    return header._replace(
-        height=height,
-        width=width,
-        channels=1,
-        bits=8 * indices.itemsize,
-        highest=int(counted.max()) if counted.size else -1,
-    )

@@ -1,6 +1,7 @@
 from loaders.index.columns import (
     SETTINGS,
     SPLITS,
+    StoredIndex,
     check_sizes,
     folders_below,
     open_columns,
@@ -11,13 +12,10 @@ from loaders.index.columns import (
     write_index,
 )
 from loaders.index.datasets import DATASETS, build_index
-from loaders.index.files import VALIDATION_FOLDERS, file_index, images_below
-from loaders.index.header_cache import (
-    BadHeadersError,
-    header_or_reason,
-    read_headers,
-)
-from loaders.index.index import BadFileError, ImageSpec, Index
+from loaders.index.files import VALIDATION_FOLDERS, file_index, images_below, read_headers
+from loaders.index.header_cache import kept_headers
+from loaders.index.headers import BadHeadersError, header_or_reason, scan_headers
+from loaders.index.index import BadFileError, Index
 from loaders.index.paths import Paths, check_unchanged, paths_of
 from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard
 from loaders.index.store import (
@@ -39,11 +37,11 @@ __all__ = [
     "VALIDATION_FOLDERS",
     "BadFileError",
     "BadHeadersError",
-    "ImageSpec",
     "Index",
     "Paths",
     "ShardFiles",
     "Shards",
+    "StoredIndex",
     "build_index",
     "check_sizes",
     "check_unchanged",
@@ -51,6 +49,7 @@ __all__ = [
     "folders_below",
     "header_or_reason",
     "images_below",
+    "kept_headers",
     "key_in_shard",
     "one_process_at_a_time",
     "open_column",
@@ -61,6 +60,7 @@ __all__ = [
     "read_table",
     "replaced_folder",
     "save_columns",
+    "scan_headers",
     "settings_of",
     "share",
     "unlabelled_index",

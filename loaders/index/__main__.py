@@ -9,7 +9,8 @@ If the first command was stopped, start it again: it reads only the headers that
 import sys
 from pathlib import Path
 
-from conf.cli import load_config, parse_options, user_errors
+from conf.cli import load_config, user_errors
+from conf.options import parse_options
 from loaders.index.columns import SPLITS, write_index
 from loaders.index.datasets import DATASETS
 

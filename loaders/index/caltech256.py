@@ -6,7 +6,7 @@ from pathlib import Path
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.index.class_folders import class_folders
-from loaders.index.files import refuse_to_fill
+from loaders.index.download import refuse_to_fill
 from loaders.index.index import Index
 from loaders.index.store import one_process_at_a_time
 

@@ -6,29 +6,23 @@ needs. Facts about whole columns are written with them.
 
 import json
 import os
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conf.errors import UserError, first_few
-from conf.facts import CHANNELS, parse_json, shown
+from conf.errors import UserError, first_few, shown
+from conf.facts import CHANNELS, parse_json
 from conf.schema import DataConfig
 from loaders.images import HEADER
-from loaders.index.header_cache import in_threads
+from loaders.index.headers import in_threads
 from loaders.index.index import Index
 from loaders.index.paths import Paths, is_below
 from loaders.index.store import open_column, replaced_folder, save_columns
-from loaders.targets import (
-    Labels,
-    MultiLabels,
-    RegressionTargets,
-    Target,
-    describe_target,
-    target_of,
-)
+from loaders.targets import Labels, Target, describe_target, target_of
 
 SPLITS = ("train", "val")
 SETTINGS = (
@@ -57,6 +51,50 @@ FACTS = {
 }
 MORE_FACTS = {"target": {}, "folders": [str], "known": {"is_raw": bool, "fingerprint": str}}
 """Kinds of the values in facts.json, see `conf.facts.check_kind`: attributes of an index, and others."""
+
+
+@dataclass(frozen=True)
+class StoredIndex(Index):
+    """An index whose columns are in a folder and mapped into memory."""
+
+    folder: str = ""
+
+    reopen: Callable[[], Index] | None = None
+    """Call that opens it in another process, which shares the memory of the columns."""
+
+    def __reduce__(self) -> Any:
+        return (self.reopen, ())
+
+    def check(self, samples: np.ndarray | slice) -> None:
+        """Check the columns of these samples, which somebody else may have written.
+
+        Raises:
+            UserError: a size, a header or a label is impossible.
+        """
+        sizes = self.sizes[samples].astype(np.int64)
+        largest = self.distinct_sizes.max(axis=0)
+        is_possible = ((sizes >= 1) & (sizes <= largest)).all(axis=1)
+        if self.is_raw:
+            is_possible &= (sizes == largest).all(axis=1)
+        for side, headers in zip(
+            self.sides, (column[samples] for column in self.headers), strict=False
+        ):
+            shape = np.stack([headers["height"], headers["width"]], axis=1)
+            is_possible &= (shape == side.size_factor * sizes).all(axis=1)
+            is_possible &= headers["channels"] == side.channels
+        for side, pixels in zip(self.sides, self.pixels, strict=False):
+            offsets = self.offsets[samples]  # type: ignore[index]
+            room = len(pixels) // side.per_pixel - sizes.prod(axis=1)
+            is_possible &= (offsets >= 0) & (offsets <= room)
+        if isinstance(self.target, Labels):
+            values = self.target.values[samples]
+            is_possible &= (values >= 0) & (values < len(self.target.classes))
+        if not is_possible.all():
+            wrong = np.arange(len(self))[samples][~is_possible][0]
+            raise UserError(
+                f"{self.folder}: size, header or label of sample {wrong} of {self.name} is impossible; bring the "
+                "folder back, or write it again"
+            )
 
 
 def settings_of(data: DataConfig, keys: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
@@ -184,7 +222,9 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
 
 
 def share(index: Index, folder: Path) -> Index:
-    """Write the columns of an index to a folder; worker processes then map them into memory."""
+    """An index that worker processes map into memory: its columns are written to a folder if they are in memory."""
+    if isinstance(index, StoredIndex):
+        return index
     folders = [paths.folder or os.curdir for paths in index.files]
     root = os.path.commonpath(folders) if folders else ""
     write_columns(index, folder, root)
@@ -205,11 +245,11 @@ def check_sizes(sizes: np.ndarray, max_pixels: int, where: str) -> None:
 def open_target(facts: dict[str, Any], values: Path, count: int, where: str) -> Target:
     """The target that `describe_target` described, with the values of `count` samples from a file."""
     target = target_of(facts, where)
-    if isinstance(target, Labels):
-        return replace(target, values=open_column(values, np.int64, (count,)))
-    if isinstance(target, MultiLabels | RegressionTargets):
-        return replace(target, values=open_column(values, np.float32, (count, target.channels)))
-    return target
+    if not hasattr(target, "values"):
+        return target
+    shape = (count,) if isinstance(target, Labels) else (count, target.channels)
+    column = open_column(values, np.dtype(target.dtype), shape)
+    return replace(target, values=column)  # type: ignore[call-arg]
 
 
 def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -> Index:
@@ -245,7 +285,7 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
     )
     check_sizes(distinct, max_pixels, f"{folder}/distinct_sizes.npy")
     num_sides = len(facts["folders"])
-    index = Index(
+    index = StoredIndex(
         **{name: facts[name] for name in FACTS} | {"left_out": tuple(facts["left_out"])},
         sizes=sizes,
         target=open_target(facts["target"], folder / "values.npy", len(sizes), str(where)),

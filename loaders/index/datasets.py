@@ -36,7 +36,7 @@ def build_index(data: DataConfig) -> tuple[Index, Index]:
     Raises:
         UserError: the data is missing (the message says how to get it), or does not have that layout.
     """
-    if data.index is not None:
+    if data.index is not None:  # part: index
         return open_index(data)
     if data.layout not in DATASETS:
         raise unknown_name("data.layout", data.layout, DATASETS)

@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from conf.errors import UserError
 from conf.schema import DataConfig
+from loaders.images import HEADER
+from loaders.index.header_cache import kept_headers
+from loaders.index.headers import BadHeadersError, Scan, scan_headers
 from loaders.index.index import Index
 from loaders.index.paths import paths_of
 from loaders.targets import Target
@@ -31,18 +35,6 @@ def split_folders(root: Path) -> list[Path]:
         if (root / name).is_dir():
             return [root / "train", root / name]
     raise UserError(f"{root} has train but neither val nor test; add one of them")
-
-
-def refuse_to_fill(root: Path, *own: str) -> None:
-    """Raise UserError if a download into `root` would be mixed with other files than the `own` ones."""
-    others = (
-        {path.name for path in root.iterdir()} - {*own, "download.lock"} if root.is_dir() else ()
-    )
-    if others:
-        raise UserError(
-            f"data.root={root} holds other files ({min(others)}), and nothing is downloaded into "
-            f"{root}; set data.root to the data set's folder, or to a new one"
-        )
 
 
 def parts_of(counts: list[int], data: DataConfig) -> Parts:
@@ -93,6 +85,27 @@ def images_below(folder: Path) -> list[str]:
             if name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")
         ]
     return sorted(found)
+
+
+def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray:
+    """(N,) of dtype `HEADER`: the headers of the files.
+
+    Args:
+        files: paths.
+        data: the configuration. With `data.on_error=skip`, headers that cannot be used are zeros.
+        content: as `ImageSpec.content`.
+
+    Raises:
+        BadHeadersError: files have no readable header or are too large.
+    """
+    if not files:
+        return np.zeros(0, HEADER)
+    scan: Scan = partial(scan_headers, data, content)
+    scan = partial(kept_headers, scan, data, content)  # part: header_cache
+    headers, broken = scan(files)
+    if broken and data.on_error != "skip":
+        raise BadHeadersError(broken, len(files))
+    return headers
 
 
 def _fail(error: OSError) -> None:

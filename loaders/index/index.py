@@ -3,37 +3,16 @@
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.errors import UserError
 from loaders.epoch import BadFileError
 from loaders.images import reason_of
 from loaders.index.paths import Paths, check_unchanged
 from loaders.index.shards import Shards
-from loaders.targets import Labels, Masks, Target, TargetImages, describe_target
-
-
-class ImageSpec(NamedTuple):
-    """One of the images of a sample: the input, or its target."""
-
-    channels: int
-    dtype: str
-    """`uint8` or `uint16`."""
-    size_factor: int = 1
-    """Height and width, divided by those of the input."""
-    interpolation: str = "linear"
-    """`linear` or `nearest`."""
-    content: str = "rgb"
-    """Conversion of the files' pixels: to `rgb` (8 bits), `stored` (none), or to `indices` (of classes)."""
-
-    @property
-    def per_pixel(self) -> int:
-        """Values of this side for each pixel of the input."""
-        return self.channels * self.size_factor**2
+from loaders.targets import ImageSpec, ImageTarget, Target, describe_target
 
 
 @dataclass(frozen=True)
@@ -84,16 +63,6 @@ class Index:
     left_out: tuple[str, ...] = ()
     """Files that `data.on_error=skip` leaves out, because their headers cannot be used."""
 
-    folder: str = ""
-    """Folder of the columns; empty: they are in memory only."""
-
-    reopen: "Callable[[], Index] | None" = None
-    """Call that opens the index in another process, which shares the memory of the columns; None: they are in
-    memory only."""
-
-    def __reduce__(self) -> Any:
-        return (self.reopen, ()) if self.reopen else super().__reduce__()
-
     def __len__(self) -> int:
         return len(self.sizes)
 
@@ -109,43 +78,10 @@ class Index:
     def sides(self) -> tuple[ImageSpec, ...]:
         """The images of each sample."""
         content = "stored" if self.keep_channels else "rgb"
-        inputs, target = ImageSpec(self.channels, self.dtype, content=content), self.target
-        if isinstance(target, TargetImages):
-            return inputs, inputs._replace(channels=target.channels, size_factor=target.size_factor)
-        if isinstance(target, Masks):
-            return inputs, ImageSpec(1, target.stored_dtype, 1, target.interpolation, "indices")
+        inputs = ImageSpec(self.channels, self.dtype, content=content)
+        if isinstance(self.target, ImageTarget):
+            return inputs, self.target.spec(inputs)
         return (inputs,)
-
-    def check(self, samples: np.ndarray | slice) -> None:
-        """Check the columns of these samples, which are from a folder.
-
-        Raises:
-            UserError: a size, a header or a label is impossible.
-        """
-        sizes = self.sizes[samples].astype(np.int64)
-        largest = self.distinct_sizes.max(axis=0)
-        is_possible = ((sizes >= 1) & (sizes <= largest)).all(axis=1)
-        if self.is_raw:
-            is_possible &= (sizes == largest).all(axis=1)
-        for side, headers in zip(
-            self.sides, (column[samples] for column in self.headers), strict=False
-        ):
-            shape = np.stack([headers["height"], headers["width"]], axis=1)
-            is_possible &= (shape == side.size_factor * sizes).all(axis=1)
-            is_possible &= headers["channels"] == side.channels
-        for side, pixels in zip(self.sides, self.pixels, strict=False):
-            offsets = self.offsets[samples]  # type: ignore[index]
-            room = len(pixels) // side.per_pixel - sizes.prod(axis=1)
-            is_possible &= (offsets >= 0) & (offsets <= room)
-        if isinstance(self.target, Labels):
-            values = self.target.values[samples]
-            is_possible &= (values >= 0) & (values < len(self.target.classes))
-        if not is_possible.all():
-            wrong = np.arange(len(self))[samples][~is_possible][0]
-            raise UserError(
-                f"{self.folder}: size, header or label of sample {wrong} of {self.name} is impossible; bring the "
-                "folder back, or write it again"
-            )
 
     def name_of(self, sample: int) -> str:
         """Path of the sample's (input) file, or its number where there are no files."""
@@ -169,7 +105,7 @@ class Index:
             return self.shards.order.tolist()
         return range(len(self))
 
-    def changed(self, samples: np.ndarray) -> dict[int, str]:
+    def changed(self, samples: np.ndarray) -> dict[int, str]:  # part: index|dali
         """Reasons why samples are bad of which a file has changed since it was indexed."""
         bad: dict[int, str] = {}
         if self.shards is not None:  # part: shards

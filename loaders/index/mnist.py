@@ -6,7 +6,7 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.images import reason_of
 from loaders.index.digits import digits
-from loaders.index.files import refuse_to_fill
+from loaders.index.download import refuse_to_fill
 from loaders.index.index import Index
 from loaders.index.store import one_process_at_a_time
 

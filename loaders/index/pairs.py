@@ -13,9 +13,9 @@ from loaders.index.files import (
     images_below,
     index_splits,
     parts_of,
+    read_headers,
     split_folders,
 )
-from loaders.index.header_cache import read_headers
 from loaders.index.index import Index
 from loaders.targets import TargetImages
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.errors import UserError
-from conf.facts import shown
+from conf.errors import UserError, shown
 from loaders.epoch import BadFileError
 
 

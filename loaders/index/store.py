@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from conf.errors import UserError
-from conf.facts import shown
+from conf.errors import UserError, shown
 
 COLUMN_FILE = re.compile(r"index/(train|val)/([a-z]+(_[a-z]+)*(-[01])?\.npy|facts\.json)")
 """Names of the files of an index of shards."""

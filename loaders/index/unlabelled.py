@@ -4,8 +4,8 @@ from pathlib import Path
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.index.files import IMAGE_ENDINGS, file_index, images_below
-from loaders.index.header_cache import BadHeadersError, read_headers
+from loaders.index.files import IMAGE_ENDINGS, file_index, images_below, read_headers
+from loaders.index.headers import BadHeadersError
 from loaders.index.index import Index
 from loaders.targets import Target, Unlabelled
 

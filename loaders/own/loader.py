@@ -120,10 +120,10 @@ class OwnLoader(EpochLoader):
             example=inputs,
             pictures=pictures,
         )
-        if not isinstance(target, Labels) or not len(target.values):
-            return info
-        counts = np.bincount(target.values, minlength=len(target.classes)).astype(float)
-        return replace(info, class_counts=lambda: counts)
+        if isinstance(target, Labels) and len(target.values):  # part: loss_weights
+            counts = np.bincount(target.values, minlength=len(target.classes)).astype(float)
+            return replace(info, class_counts=lambda: counts)
+        return info
 
 
 def make_loaders(

@@ -9,7 +9,7 @@ from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.augment import AUGMENTATIONS, active_augmentations
 from loaders.epoch import ORDER, EpochSampler, stream_key, uniform
-from loaders.index import Index
+from loaders.index import Index, StoredIndex
 from loaders.plan.plan import (
     crop_shapes,
     distinct_shapes,
@@ -88,7 +88,7 @@ class PlanSampler(EpochSampler):
             return uniform(positions, stream_key(column, self.seed, self.epoch), num)
 
         samples = self.order(positions)
-        if self.index.folder:  # whose columns somebody else may have written
+        if isinstance(self.index, StoredIndex):  # part: index
             self.index.check(samples)
         rows = neutral_rows(samples)
         rows["position"] = positions

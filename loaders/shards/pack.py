@@ -35,7 +35,6 @@ from loaders.index import (
     SETTINGS,
     SPAN,
     SPLITS,
-    ImageSpec,
     Index,
     build_index,
     folders_below,
@@ -50,7 +49,7 @@ from loaders.read import read_bytes, read_whole
 from loaders.shards.copies import crc32_of
 from loaders.shards.open import DESCRIPTION, FORMAT, holds_shards, shard_name
 from loaders.storage import Storage, open_storage
-from loaders.targets import Labels, MultiLabels, RegressionTargets
+from loaders.targets import ImageSpec
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -213,16 +212,16 @@ class Split:
 
     def _labels(self, sample: int) -> Iterator[tuple[str, str]]:
         """Labels for users of WebDataset: the ending of the file's name, and its text."""
-        target = self.index.target
-        if isinstance(target, Labels):
+        target: Any = self.index.target
+        if target.kind == "labels":
             yield ".cls", str(int(target.values[sample]))
-        elif isinstance(target, MultiLabels):
+        elif target.kind == "several labels":
             has = target.values[sample] > 0
             yield (
                 ".json",
                 json.dumps([n for n, is_it in zip(target.classes, has, strict=True) if is_it]),
             )
-        elif isinstance(target, RegressionTargets):
+        elif target.kind == "numbers":
             values = target.values[sample].tolist()
             yield ".json", json.dumps(dict(zip(target.names, values, strict=True)))
 

@@ -1,0 +1,43 @@
+"""The command line of the tools: their own options besides overrides of the configuration."""
+
+import sys
+from collections.abc import Sequence
+
+from conf.errors import UserError
+
+
+def parse_options(
+    usage: str | None, arguments: Sequence[str], **options: str | None
+) -> tuple[dict[str, str], list[str]]:
+    """Split arguments `key=value` into a tool's own options and overrides of the configuration.
+
+    Args:
+        usage: printed for `--help`.
+        arguments: of the command line.
+        options: by key, their defaults; None: has to be given.
+
+    Returns:
+        The values of the options, and all other arguments.
+
+    Raises:
+        UserError: an argument has another form, or an option is missing.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(usage)
+        sys.exit()
+    given, others = dict(options), []
+    for number, argument in enumerate(arguments):
+        key, equals, value = argument.partition("=")
+        if not equals or argument.startswith("-"):
+            raise UserError(
+                f"{' '.join(arguments[: number + 1])}: {argument} is not key=value, without dashes and "
+                "without spaces in lists; --help shows examples"
+            )
+        if key in given:
+            given[key] = value
+        else:
+            others.append(argument)
+    missing = [f"{key}=" for key, value in given.items() if value is None]
+    if missing:
+        raise UserError(f"{' and '.join(missing)} missing; --help shows examples")
+    return {key: str(value) for key, value in given.items()}, others

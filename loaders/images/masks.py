@@ -1,0 +1,68 @@
+"""Masks: images whose pixels are indices of classes."""
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from loaders.images.decoders import FORMATS
+from loaders.images.headers import Header
+
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+PNG_BITS = 24  # place in a PNG
+
+
+def read_mask(path: str, header: Header, ignore_index: int) -> Header:
+    """The header of a mask with the facts that need its pixels."""
+    indices = decode_mask(Path(path).read_bytes(), header.orientation)
+    height, width, _ = indices.shape
+    counted = indices[indices != ignore_index]
+    return header._replace(
+        height=height,
+        width=width,
+        channels=1,
+        bits=8 * indices.itemsize,
+        highest=int(counted.max()) if counted.size else -1,
+    )
+
+
+def decode_indices(content: bytes | bytearray, header: np.void, *_: Any) -> np.ndarray:
+    """As `decode_mask`, of a file with this header."""
+    return decode_mask(content, int(header["orientation"]))
+
+
+def decode_mask(content: bytes | bytearray, orientation: int = 1) -> np.ndarray:
+    """(height, width, 1) uint8 or uint16, upright: indices of classes; of a palette image its indices, not
+    its colours.
+
+    Raises:
+        OSError: it is no image or is cut short.
+        ValueError: it holds something else than one index per pixel.
+    """
+    wanted = (
+        "store class indices as a PNG or TIFF of one channel with 8 or 16 bits, or with a palette"
+    )
+    if content.startswith(TIFF_STARTS):
+        from tifffile import imread
+
+        image = imread(BytesIO(content), maxworkers=1).squeeze()
+        kind = f"shape {image.shape} of {image.dtype}"
+    else:
+        with Image.open(BytesIO(content), formats=FORMATS) as stored:
+            kind = f"{stored.format} of mode {stored.mode}"
+            if stored.format == "JPEG":
+                raise ValueError(f"is a JPEG, which changes indices; {wanted}")
+            if stored.format == "PNG" and stored.mode == "L" and content[PNG_BITS] < 8:
+                raise ValueError(f"has {content[PNG_BITS]} bits of grey per pixel; {wanted}")
+            if stored.mode not in ("P", "L", "1", "I", "I;16", "I;16B"):
+                raise ValueError(f"is a {kind}; {wanted}")
+            image = np.array(stored if orientation == 1 else ImageOps.exif_transpose(stored))
+    if image.dtype == bool:
+        image = image.astype(np.uint8)
+    elif image.dtype == np.int32:  # how older versions of Pillow return 16 bits
+        image = image.astype(np.uint16)
+    if image.ndim != 2 or image.dtype.newbyteorder("=") not in (np.uint8, np.uint16):
+        raise ValueError(f"is a {kind}; {wanted}")
+    return np.ascontiguousarray(image, image.dtype.newbyteorder("="))[..., None]

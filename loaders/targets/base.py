@@ -1,0 +1,56 @@
+"""The base class of the kinds of targets."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Target:
+    """The targets of a split.
+
+    Attributes:
+        kind: its name, for `Task.target_kind` and messages.
+        dtype: of the targets in a batch.
+        channels: values of a target, at each pixel if it is an image.
+        interpolation: of target images that are resized, `linear` or `nearest`; `none`: they are no images.
+    """
+
+    kind: ClassVar[str] = ""
+    dtype: ClassVar[str] = "float32"
+    interpolation: ClassVar[str] = "none"
+
+    @property
+    def channels(self) -> int:
+        return 1
+
+    def take(self, samples: np.ndarray) -> "Target":
+        """The targets of some samples: (N,) bool, or their positions."""
+        values = getattr(self, "values", None)
+        return self if values is None else replace(self, values=values[samples])  # type: ignore[call-arg]
+
+    def of_samples(self, samples: np.ndarray) -> np.ndarray | None:
+        """The targets of (B,) samples as they are in a batch; None: they are images."""
+        values = getattr(self, "values", None)
+        return None if values is None else values[samples]
+
+    def describe(self) -> str:
+        """Description for the log."""
+        return f"targets are {self.kind}"
+
+
+def describe_target(target: Target) -> dict[str, Any]:
+    """Facts about a target, without its values, which are a column."""
+    facts = {
+        name: describe_target(value) if isinstance(value, Target) else value
+        for name, value in vars(target).items()
+        if name != "values"
+    }
+    return {"kind": target.kind} | facts
+
+
+def listed(what: str, names: tuple[str, ...]) -> str:
+    """`3 classes (cat, cow, dog)`."""
+    shown = names if len(names) <= 6 else (*names[:3], "...", names[-1])
+    return f"{len(names)} {what} ({', '.join(shown)})"
