@@ -11,6 +11,7 @@ import pytest
 
 from template.parts import left_out, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
+from template.suites import SETS
 from tests.helpers import REPOSITORY
 from tests.images import make_photos
 from tests.test_project import clone_template, commit, git, make_project
@@ -18,15 +19,6 @@ from tests.test_project import clone_template, commit, git, make_project
 PARTS, TOGETHER = read_parts()
 COMMIT = git(REPOSITORY, "rev-parse", "HEAD").strip()
 OF_THIS_COMMIT = random.Random(COMMIT).choice(sorted(PARTS))
-SETS = {
-    "core": "core",
-    "one GPU, classification": "amp torchvision colour mixing runs",
-    "two nodes, DDP, AMP and DALI": "ddp amp dali slurm",
-    "segmentation": "masks segmentation unet spatial predict",
-    "deblurring": "pairs restoration nafnet",
-    "a billion samples from a bucket": "ddp amp shards",
-    "own Datasets": "own amp",
-}
 SLOWLY = [pytest.param(names, marks=pytest.mark.slow) for names in SETS.values() if names != "core"]
 MERGED = "ddp amp runs sweep predict slurm"
 

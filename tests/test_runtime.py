@@ -583,6 +583,7 @@ def test_sync_batchnorm_is_a_choice_and_named_where_it_is_not_needed(
     assert caplog.text.count("distributed.sync_batchnorm=false") == num_lines
 
 
+# part: dali packed tune
 def test_a_run_closes_with_a_verdict_that_names_settings_not_yet_used() -> None:
     settings = ("loader.num_workers=auto", "loader=dali")
     assert verdict(0.05, make_config()).startswith("compute-bound")

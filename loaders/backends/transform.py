@@ -53,8 +53,12 @@ class BatchTransform:
         augmentations = [a for a in self.augmentations if not a.is_neutral(rows)]
         on_images = [a for a in augmentations if a.changes_images]
         finished = [self._side(number, side, rows, on_images) for number, side in enumerate(images)]
-        if (values := self.index.target.of_samples(rows["sample"])) is not None:
-            finished.append(self._to_device(torch.from_numpy(values)))
+        if (
+            len(self.index.sides) == 1
+        ):  # the targets are no images; without any, they are the samples' numbers
+            values = getattr(self.index.target, "values", None)
+            targets_of = rows["sample"].copy() if values is None else values[rows["sample"]]
+            finished.append(self._to_device(torch.from_numpy(targets_of)))
         inputs, targets = finished
         for augmentation in augmentations:
             both = inputs, targets, rows, self.index.target

@@ -1,7 +1,7 @@
 """From the bytes of image files to pixels."""
 
+from loaders.images.decoders import decode, decode_resized, read_header, reason_of
 from loaders.images.headers import HEADER, Header
-from loaders.images.kinds import decode, decode_resized, read_header, reason_of
 from loaders.images.masks import read_mask
 from loaders.images.resizing import factor_for, resize
 from loaders.images.tiff import read_raw

@@ -1,25 +1,26 @@
-"""Decoding the bytes of photos without DALI."""
+"""Decoding the bytes of image files without DALI: photos, and other kinds of files by a table."""
 
+import errno
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
+from typing import BinaryIO
 
 import numpy as np
 import simplejpeg
 from imagecodecs import SpngError, spng_decode
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from loaders.images.resizing import FLIPPED
+from loaders.images.headers import FORMATS, JPEG_START, PNG_START, Header, read_photo_header
+from loaders.images.masks import decode_indices
+from loaders.images.resizing import FLIPPED, factor_for, reduced_box, reduced_shape, resize
+from loaders.images.tiff import decode_tiff, read_tiff_header
 
-JPEG_START = b"\xff\xd8\xff"
-PNG_START = b"\x89PNG\r\n\x1a\n"
 # Places in a PNG: its header with the checksum, and in it the height and the kind of pixels.
 PNG_HEADER, PNG_CHECKSUM = slice(12, 29), slice(29, 33)
 PNG_HEIGHT, PNG_PIXELS = slice(20, 24), slice(24, 29)
 PLAIN_RGB = b"\x08\x02\0\0\0"  # 8 bits, RGB, compression, filter, not interlaced
-
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
-"""Formats that Pillow may read, whatever a file's name; for EPS it would start Ghostscript."""
 
 # The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
 Image.MAX_IMAGE_PIXELS = None
@@ -99,3 +100,103 @@ def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     image = stored.swapaxes(0, 1) if orientation >= 5 else stored
     flipped = tuple(axis for axis in (0, 1) if orientation in FLIPPED[axis])
     return np.ascontiguousarray(np.flip(image, flipped))
+
+
+# `ImageSpec.content` -> the function that reads the header of such a file, and the one that decodes its bytes
+KINDS: dict[str, tuple[Callable[..., Header], Callable[..., np.ndarray]]] = {
+    "rgb": (read_photo_header, decode_photo),
+    "stored": (read_tiff_header, decode_tiff),
+    "indices": (read_photo_header, decode_indices),
+}
+
+
+def read_header(file: str | BinaryIO, content: str) -> Header:
+    """Header of an image; `read_mask` adds what needs the pixels of a mask.
+
+    Args:
+        file: path, or a TIFF that is open.
+        content: `rgb`, `stored` or `indices`, as in `loaders.targets.ImageSpec`.
+
+    Raises:
+        OSError: the file cannot be read or is no image.
+        ValueError: channels are to be kept as stored, and it is no TIFF of one image of 8 or 16 bits.
+    """
+    read, _ = KINDS[content]
+    return read(file)
+
+
+def decode(
+    content: bytes | bytearray,
+    header: np.void,
+    kind: str,
+    num_lines: int | None = None,
+    factor: int = 1,
+) -> np.ndarray:
+    """Pixels of an image: (height, width, channels) as its header says, upright.
+
+    A damaged file makes decoders raise errors of any type; `reason_of` puts them into words.
+
+    Args:
+        content: of the file.
+        header: of the image, of dtype `HEADER`; photos become grey if it has one channel.
+        kind: `rgb`, `stored` or `indices`, as `loaders.targets.ImageSpec.content`.
+        num_lines: upper lines that are needed; others may be missing.
+        factor: 2, 4 or 8 where a JPEG may have the shape `reduced_shape()` instead.
+    """
+    if not content:
+        raise OSError("empty file")
+    whole = (int(header["height"]), int(header["width"]))
+    upper = (min(num_lines or whole[0], whole[0]), whole[1])
+    _, decode_kind = KINDS[kind]
+    image = decode_kind(content, header, num_lines, factor)
+    if image.shape[:2] not in {
+        reduced_shape(shape, f) for shape in (whole, upper) for f in (1, factor)
+    }:
+        raise OSError(
+            f"{image.shape[0]}x{image.shape[1]} pixels but {whole[0]}x{whole[1]} when it was indexed"
+        )
+    return image
+
+
+def decode_resized(
+    content: bytes | bytearray,
+    header: np.void,
+    kind: str,
+    rectangle: tuple[int, int, int, int],
+    size: tuple[int, int],
+    interpolation: str = "linear",
+    reduces: bool = False,
+) -> np.ndarray:
+    """(height, width, channels) of a rectangle of an image, resized; errors as of `decode`.
+
+    Args:
+        content, header, kind: as of `decode`.
+        rectangle: y, x, height and width in pixels of the upright image.
+        size: (height, width) in pixels of the result.
+        interpolation: `linear` or `nearest`.
+        reduces: whether a JPEG is decoded at a fraction of its size where that is enough.
+    """
+    y, x, height, width = rectangle
+    factor = factor_for((height, width), size) if reduces and kind == "rgb" else 1
+    image = decode(content, header, kind, y + height, factor)
+    whole = int(header["height"]), int(header["width"])
+    if image.shape[1] < whole[1]:  # a JPEG that was reduced
+        box = reduced_box(image.shape, whole, factor, header["orientation"], rectangle)
+        return resize(image, size, box=box)
+    return resize(image[y : y + height, x : x + width], size, interpolation)
+
+
+def reason_of(error: Exception, path: str) -> str:
+    """Reason why reading a file failed, without its path.
+
+    Raises:
+        OSError, MemoryError: the error itself, if the machine is to blame and not the file.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise error
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).replace(path, "").strip() or type(error).__name__

@@ -9,7 +9,10 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from loaders.images.decoders import FORMATS, JPEG_START, PNG_START
+JPEG_START = b"\xff\xd8\xff"
+PNG_START = b"\x89PNG\r\n\x1a\n"
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
+"""Formats that Pillow may read, whatever a file's name; for EPS it would start Ghostscript."""
 
 ORIENTATION = 0x0112  # the EXIF tag
 TIFF_SIZE = (256, 257)  # tags of the width and height as stored

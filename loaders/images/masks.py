@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from loaders.images.decoders import FORMATS
-from loaders.images.headers import Header
+from loaders.images.headers import FORMATS, Header
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PNG_BITS = 24  # place in a PNG

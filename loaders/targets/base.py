@@ -30,11 +30,6 @@ class Target:
         values = getattr(self, "values", None)
         return self if values is None else replace(self, values=values[samples])  # type: ignore[call-arg]
 
-    def of_samples(self, samples: np.ndarray) -> np.ndarray | None:
-        """The targets of (B,) samples as they are in a batch; None: they are images."""
-        values = getattr(self, "values", None)
-        return None if values is None else values[samples]
-
     def describe(self) -> str:
         """Description for the log."""
         return f"targets are {self.kind}"

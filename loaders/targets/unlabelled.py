@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from loaders.targets.base import Target
 
 
@@ -16,6 +14,3 @@ class Unlabelled(Target):
 
     predicted: Target
     """Target that the model was trained on, without values."""
-
-    def of_samples(self, samples: np.ndarray) -> np.ndarray:
-        return samples.copy()
