@@ -1,11 +1,17 @@
-"""Checkpoints in shards, which all ranks write while they train."""
+"""Checkpoints in shards, which all ranks write while they train, and the precision of gathered weights."""
 
+import copy
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
+from runtime.amp import gather_in
+from runtime.distributed import shard
 from runtime.run_dir import lock_run_dir
 from tests.faults.helpers import (
     NUM_STEPS,
@@ -117,3 +123,34 @@ def test_values_that_the_checkpoint_lacks_for_an_option_of_the_optimizer_are_nam
     codes, [text] = run_to_end("train.py", run, *overrides, f"+optimizer.kwargs.{option}")
     assert codes == [2], text
     assert f"optimizer.kwargs.{key}: None then" in text
+
+
+def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm() -> None:
+    """Autocast would keep a copy of all gathered weights until backward has used them."""
+    seen = {}
+    norm = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
+    layers = {"norm": norm, "first": nn.Linear(8, 8), "second": nn.Linear(8, 8)}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for low in (None, torch.bfloat16):
+            model = nn.Sequential(OrderedDict(copy.deepcopy(layers)))
+            if low is not None:
+                gather_in(model, low)
+            shard(model, torch.device("cpu"))
+            for name, child in model.named_children():
+
+                def note(module: nn.Module, inputs: object, key: object = (low, name)) -> None:
+                    seen[key] = next(module.parameters()).dtype
+
+                child.register_forward_pre_hook(note)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.rand(4, 1, 3, 3)).float().square().mean()
+            loss.backward()
+            assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+    gathered = {key: torch.float32 for key in seen} | {
+        (torch.bfloat16, name): torch.bfloat16 for name in ("first", "second")
+    }
+    assert seen == gathered
+    assert len(seen) == 6
