@@ -20,7 +20,7 @@ T = TypeVar("T")
 class ProcessGroup(SingleProcess):
     """Ranks of the run, which exchange small values by gloo."""
 
-    def __init__(self, handle: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, handle: Any = None) -> None:
         """Use torch's process group `handle` of all ranks, by default the one that they have joined."""
         self.handle = handle
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -94,7 +94,7 @@ def _without_content(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
-def _broadcast(value: Any, handle: dist.ProcessGroup | None) -> Any:
+def _broadcast(value: Any, handle: Any) -> Any:
     """Rank 0's tensor in place of its shape and dtype: it is sent by itself, without a copy in a pickle."""
     if not isinstance(value, Tensor):
         return value

@@ -146,7 +146,9 @@ def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm()
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(torch.rand(4, 1, 3, 3)).float().square().mean()
             loss.backward()
-            assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
+            for weight in model.parameters():
+                assert weight.grad is not None
+                assert weight.grad.dtype == weight.dtype == torch.float32
     finally:
         dist.destroy_process_group()
     gathered = {key: torch.float32 for key in seen} | {
