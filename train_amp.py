@@ -20,7 +20,7 @@ from models import build_model
 from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: the configured dtype
-from runtime.amp import amp_dtype
+from runtime.amp import amp_dtype, gather_in
 from tasks import build_task
 
 
@@ -38,13 +38,16 @@ def main(cfg: Config) -> None:
     task = build_task(cfg, train_loader)
     model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
+    # new #: the dtype of the forward pass, in which FSDP would gather the weights
+    dtype = amp_dtype(cfg.amp.dtype, device)
+    gather_in(model, dtype)
+
     model = model.to(device)
 
     # optimizer
     optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
 
     # new #: scales the loss, without which small float16 gradients would vanish
-    dtype = amp_dtype(cfg.amp.dtype, device)
     scaler = torch.amp.GradScaler(device.type, cfg.amp.init_scale, enabled=dtype is torch.float16)
 
     # state: what a checkpoint holds

@@ -61,6 +61,7 @@ def versions(folder: Path, what: str) -> None:
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     facts = machine() | {"CUDA": torch.version.cuda}
     facts["collectives"] = backend_name(resolve_device("auto"))
+    facts["git"] = shutil.which("git") or "none: merges are left out"
     if not IS_DRY:
         facts |= {"driver": NVIDIA_DRIVER.read_text(), "NCCL": torch.cuda.nccl.version()}
         facts |= {f"GPU {n}": torch.cuda.get_device_properties(n) for n in range(NUM_GPUS)}
@@ -96,10 +97,8 @@ def photos(folder: Path) -> list[str]:
 def speed(name: str, precision: str, override: str, folder: Path, what: str) -> None:
     cfg, device = make_config(*photos(folder), LOADERS[name], override), resolve_device("auto")
     loader, *others = parts(cfg, device)
-    batches, train = (
-        endless(loader),
-        partial(steps, cfg, tuple(others), device, amp=precision == "AMP"),
-    )
+    batches = endless(loader)
+    train = partial(steps, cfg, tuple(others), device, amp=precision == "AMP")
     list(islice(train(batches=batches), WARM_UP))
     timing = Timing(device)
     list(islice(train(batches=timed(batches, timing)), 1 + MEASURED))  # the first is not counted
@@ -110,7 +109,7 @@ def speed(name: str, precision: str, override: str, folder: Path, what: str) -> 
     timing.finished()
     value = f"{timing.speed()}, {timing.data_wait_share:.0%} waiting for data, {host}"
     tell(folder, what, "measured", value)
-    if name in ("dali", "threads"):
+    if name in ("dali", "threads"):  # after what is measured
         with torch.profiler.profile() as profiler:
             list(islice(train(batches=batches), 3))
         profiler.export_chrome_trace(f"{folder}/{what}.json.gz")

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.files import sync_folder, write_atomically
+from runtime.group import SingleProcess
 from runtime.shards import check_shards, remove_shards
 from runtime.state import num_bytes
 
@@ -39,40 +40,46 @@ WHAT_TO_GIVE = "give the folder of a run, one of its checkpoints/step-*.pt, or a
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time, in a thread."""
+    """Writes one checkpoint at a time, in a thread; every rank calls its methods.
 
-    def __init__(self, options: "CheckpointConfig", folder: Path) -> None:
-        self.options, self.folder = options, folder
+    Each rank writes its shards, if there are any, and then rank 0 the file.
+    """
+
+    def __init__(
+        self, options: "CheckpointConfig", folder: Path, group: SingleProcess | None = None
+    ) -> None:
+        """Write to a folder; `group` is that of `for_writing()`, by default this process."""
+        self.options, self.folder, self.group = options, folder, group or SingleProcess()
         self.thread: threading.Thread | None = None
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # of rank 0's last write
         self.best: tuple[float, dict[str, float]] = float("-inf"), {}
 
-    def write(self, state: dict[str, Any], best_weights: dict[str, Tensor] | None = None) -> None:
-        """Begin to write a state on the host, after an earlier one is written.
+    def write(self, state: dict[str, Any], is_best: bool = False) -> None:
+        """Begin to write a state, after `wait()`.
 
         Args:
-            state: `state["step"]` names the file; `state["facts"]` are the metadata of the weights.
-            best_weights: weights to be published, if the state is the best so far; empty where they are in
-                shards.
-
-        Raises:
-            OSError: the earlier one could not be written, and `checkpoint.on_error` is `raise`.
+            state: tensors on the host. `state["step"]` names the file; `state["facts"]` are the metadata of the
+                weights.
+            is_best: the state is the best so far. Unless they are in shards, `state["weights"]` are published, or
+                else the model's.
         """
-        self.wait()
-        self.thread = threading.Thread(target=self._write, args=(state, best_weights))
+        self.thread = threading.Thread(target=self._write, args=(state, is_best))
         self.thread.start()
 
     def wait(self) -> tuple[float, dict[str, float]]:
-        """Wait until everything is written.
+        """Wait until all ranks have written everything.
 
         Returns:
             Value that chose the best checkpoint on the disk, and its metrics.
 
         Raises:
-            OSError: as `write()`.
+            OSError: the last state could not be written, and `checkpoint.on_error` is `raise`.
         """
         if self.thread is not None:
             self.thread.join()
+        return self.group.broadcast_from_rank0(self._outcome)
+
+    def _outcome(self) -> tuple[float, dict[str, float]]:
         error, self.error = self.error, None
         if error is not None and self.options.on_error == "raise":
             raise error
@@ -80,15 +87,20 @@ class CheckpointWriter:
             log.warning("%s; training goes on (checkpoint.on_error=warn)", error)
         return self.best
 
-    def _write(self, state: dict[str, Any], best_weights: dict[str, Tensor] | None) -> None:
+    def _write(self, state: dict[str, Any], is_best: bool) -> None:
         path = self.folder / f"step-{state['step']:08d}.pt"
-        writes: dict[Path, Callable[[Path], None]] = {path: partial(torch.save, state)}
-        is_best = best_weights is not None and self.options.best
         published = self.folder / "model.safetensors"
-        if is_best and best_weights:
-            writes[published] = partial(publish, best_weights, state["facts"])
-        file = path
+        is_linked = is_best and self.options.best
+        file, needed = path, num_bytes(state)
         try:
+            state = self.group.write_shards(state, self.folder)
+            if self.group.rank > 0:
+                return
+            weights = None if "shards" in state else state.pop("weights", state.get("model"))
+            writes: dict[Path, Callable[[Path], None]] = {path: partial(torch.save, state)}
+            if is_linked and weights is not None:
+                writes[published] = partial(publish, weights, state["facts"])
+                needed = num_bytes([state, weights])
             self.folder.mkdir(parents=True, exist_ok=True)
             for pattern in (".*.pt", ".*.safetensors"):
                 for unfinished in self.folder.glob(pattern):  # of a run that was killed
@@ -97,11 +109,11 @@ class CheckpointWriter:
                 for file, write in writes.items():
                     write(stack.enter_context(write_atomically(file)))
             link(path, self.folder / "last.pt")
-            if is_best:
+            if is_linked:
                 link(path, self.folder / "best.pt")
-            if is_best and not best_weights:  # part: fsdp
+            if is_linked and weights is None:  # part: fsdp
                 published.unlink(missing_ok=True)  # of an earlier best state
-            if best_weights is not None:
+            if is_best:
                 self.best = state["run"]["best"], state["run"]["best_metrics"]
             files = newest_first(self.folder)
             place = files.index(path)
@@ -111,7 +123,7 @@ class CheckpointWriter:
             remove_shards(self.folder)  # part: fsdp
         except Exception as error:
             reason = str(error).partition("\n")[0] or repr(error)
-            room = f"about {num_bytes([state, best_weights]) / 1e6:.1f} MB needed"
+            room = f"about {needed / 1e6:.1f} MB needed"
             with suppress(OSError):  # where the folder is gone
                 room += f", {shutil.disk_usage(self.folder.parent).free / 1e6:.1f} MB free"
             self.error = OSError(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -47,6 +47,13 @@ class SingleProcess:
     def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
         """Return this rank's shard of a tensor if `example` is sharded, else the tensor."""
         return tensor
+
+    def for_writing(self, model: nn.Module) -> "SingleProcess":
+        """Return these processes for the thread that writes the model's checkpoints; every rank calls it.
+
+        Where the model is sharded, that thread exchanges messages, which must not mix with those of the training.
+        """
+        return self
 
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Write the tensors that are sharded over the ranks to a folder in `folder`; every rank calls it.

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -134,11 +134,14 @@ class Schedule(LambdaLR):
     The rate depends on the number of the step alone, as no other of PyTorch's schedulers does it.
     """
 
+    def get_last_lr(self) -> list[float | Tensor]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """To be called after the optimizer's, whose state holds the rate at that time."""
-        # The configuration decides the peak rates, which may have changed.
+        # The configuration decides the peak rates and the schedule, which may have changed.
         super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})
-        # Repeat the last step, which sets its rate.
-        self.last_epoch -= 1
-        self.step()
-        self._step_count -= 1
+        for group, peak, share in zip(
+            self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True
+        ):
+            group["lr"] = peak * share(self.last_epoch)

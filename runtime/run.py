@@ -110,7 +110,9 @@ class Run:
         if cfg.profile.steps is not None:  # part: profile
             self.timing = ProfiledTiming(cfg, self.model, self.run_dir, self.group.rank, device)
         self.recorder = Recorder(cfg, self.loader, self.run_dir, self.group, self.timing, device)
-        self.writer = CheckpointWriter(cfg.checkpoint, self.run_dir / "checkpoints")
+        self.writer = CheckpointWriter(
+            cfg.checkpoint, self.run_dir / "checkpoints", self.group.for_writing(self.model)
+        )
         self.clock = clock
         self.last_save = clock()
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
@@ -321,9 +323,8 @@ class Run:
             self._save()
         if not is_leaving:
             return
-        self.writer.wait()
         # torchrun ends all ranks as soon as one has left: not before the file is complete.
-        self.group.gather(None)
+        self.writer.wait()
         if self.group.rank == 0:
             (self.run_dir / REQUEUE_MARKER).touch()
             log.warning(
@@ -336,8 +337,8 @@ class Run:
     def _save(self, value: float | None = None) -> None:
         """Save the current state.
 
-        Every rank calls this. Rank 0 copies the state to the host and writes in the background, after
-        an earlier write has ended; before that, each rank writes its shards.
+        Every rank calls this. After an earlier write has ended, each rank copies what it writes to the host, and
+        writes in the background.
 
         Args:
             value: of the metric that chooses the best epoch, the higher, the better; None: not after a validation.
@@ -345,7 +346,7 @@ class Run:
         self.guard.settle()
         self.recorder.count_bad_samples()
         # A checkpoint that could not be written is not the best one.
-        self.best, self.best_metrics = self.group.broadcast_from_rank0(self.writer.wait)
+        self.best, self.best_metrics = self.writer.wait()
         is_best = value is not None and value > self.best
         if value is not None:
             self.epochs_without_best = 0 if is_best else self.epochs_without_best + 1
@@ -356,26 +357,16 @@ class Run:
         state = {name: part.state_dict() for name, part in self.state.items()}
         if is_best and self.eval_model is not self.model:
             state["weights"] = self.eval_model.state_dict()
-        try:
-            state = self.group.write_shards(state, self.writer.folder)
-        except OSError as error:
-            self.writer.error = error
-            self.writer.wait()
-            return
-        rng = self.group.gather(rng_state())
+        state |= {
+            "format": FORMAT,
+            "step": self.step_number,
+            "rng": self.group.gather(rng_state()),
+            "config": report.settings(self.cfg),
+            "facts": self.recorder.facts(),
+            "versions": VERSIONS,
+        }
         self.last_save = self.clock()
-        if self.group.rank == 0:
-            state = on_host(state)
-            weights = {} if "shards" in state else state.pop("weights", state["model"])
-            state |= {
-                "format": FORMAT,
-                "step": self.step_number,
-                "rng": rng,
-                "config": report.settings(self.cfg),
-                "facts": self.recorder.facts(),
-                "versions": VERSIONS,
-            }
-            self.writer.write(state, weights if is_best else None)
+        self.writer.write(on_host(state, self.group.rank), is_best)
         self.timing.lap("saving")
 
 

@@ -39,7 +39,7 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
     if cfg.resume is not None and restarts:  # part: ranks
         # torchrun restarts ranks while those of a lost machine may still end.
         timeout_s = min(LOCK_TIMEOUT_S, cfg.distributed.timeout_s / 2)
-    _lock(run_dir, timeout_s)
+    lock_run_dir(run_dir, timeout_s)
     checkpoints = run_dir / "checkpoints"
     events = list(run_dir.glob("events.out.tfevents.*"))
     if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):
@@ -57,7 +57,12 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _lock(run_dir: Path, timeout_s: float) -> None:
+def lock_run_dir(run_dir: Path, timeout_s: float = 0.0) -> None:
+    """Lock a folder until the process ends, after waiting for `timeout_s` at most.
+
+    Raises:
+        UserError: a run writes to it.
+    """
     path = (run_dir / ".lock").resolve()
     if path in _locks:
         return

@@ -38,15 +38,26 @@ MUST_MATCH = (
 )
 """Keys with the same value as in the checkpoint."""
 
+OPTIONAL_VALUES = {
+    "amsgrad": "max_exp_avg_sq",
+    "centered": "grad_avg",
+    "momentum": "momentum_buffer",
+}
+"""Keys of `optimizer.kwargs`, and what an optimizer keeps for each weight if they are neither false nor 0."""
+
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
 """Keys that decide what inputs the weights are for."""
 
 
-def on_host(state: Any) -> Any:
-    """Copy nested values, with tensors on the CPU, for a thread that writes them."""
+def on_host(state: Any, rank: int) -> Any:
+    """Copy the tensors that a rank writes to the CPU, for a thread that writes nested values.
+
+    Every rank writes its shards, rank 0 all other tensors.
+    """
 
     def copied(value: Any) -> Any:
-        return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+        is_written = isinstance(value, Tensor) and (rank == 0 or hasattr(value, "to_local"))
+        return value.detach().to("cpu", copy=True) if is_written else value
 
     return map_leaves(copied, state)
 
@@ -164,7 +175,11 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
         # Any other key that one of them lacks is one of another version.
         and (key.startswith("optimizer.kwargs.") or (key in now and key in then))
     }
-    wrong = [differing.pop(key) for key in MUST_MATCH if key in differing]
+    kept = {name for values in saved["optimizer"]["state"].values() for name in values}
+    missing = [key for key, name in OPTIONAL_VALUES.items() if name not in kept]
+    must_match = [*MUST_MATCH]
+    must_match += [f"optimizer.kwargs.{key}" for key in missing if cfg.optimizer.kwargs.get(key)]
+    wrong = [differing.pop(key) for key in must_match if key in differing]
     if wrong:
         raise UserError(
             f"{saved['path']} was made with other settings ({'; '.join(wrong)}); use these again, or "

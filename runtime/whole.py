@@ -17,6 +17,7 @@ from conf.files import write_atomically
 from conf.options import parse_options
 from runtime.checkpoint import link, newest_first, publish
 from runtime.distributed import read_whole
+from runtime.run_dir import lock_run_dir
 from runtime.shards import remove_shards
 
 
@@ -56,7 +57,10 @@ def make_whole(run: Path) -> list[Path]:
 
 def main() -> None:
     options, _ = parse_options(__doc__, sys.argv[1:], run=None)
-    for path in make_whole(Path(options["run"])):
+    run = Path(options["run"])
+    if run.is_dir():
+        lock_run_dir(run)
+    for path in make_whole(run):
         print(path)
 
 

@@ -1,12 +1,13 @@
 """Exchange of small values between the ranks of a run."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path  # part: fsdp
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loaders.batch import map_leaves
@@ -19,7 +20,9 @@ T = TypeVar("T")
 class ProcessGroup(SingleProcess):
     """Ranks of the run, which exchange small values by gloo."""
 
-    def __init__(self) -> None:
+    def __init__(self, handle: Any = None) -> None:
+        """Use torch's process group `handle` of all ranks, by default the one that they have joined."""
+        self.handle = handle
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.flags: Tensor | None = None
         self.work: Any = None
@@ -27,7 +30,7 @@ class ProcessGroup(SingleProcess):
     def any_rank(self, flags: Sequence[bool]) -> list[bool]:
         answer = self.pending_flags()
         self.flags = torch.tensor(flags, dtype=torch.int32)
-        self.work = dist.all_reduce(self.flags, dist.ReduceOp.MAX, async_op=True)
+        self.work = dist.all_reduce(self.flags, dist.ReduceOp.MAX, self.handle, async_op=True)
         return answer
 
     def pending_flags(self) -> list[bool]:
@@ -39,7 +42,7 @@ class ProcessGroup(SingleProcess):
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, self.handle)
         return values
 
     def broadcast_from_rank0(self, read: Callable[[], T]) -> T:
@@ -51,17 +54,22 @@ class ProcessGroup(SingleProcess):
                 answer[0] = map_leaves(_without_content, value)
             except Exception as error:
                 answer[1] = error
-        dist.broadcast_object_list(answer, src=0)
+        dist.broadcast_object_list(answer, src=0, group=self.handle)
         if answer[1] is not None:
             raise answer[1]
-        return map_leaves(_broadcast, value if self.rank == 0 else answer[0])
+        send = partial(_broadcast, handle=self.handle)
+        return map_leaves(send, value if self.rank == 0 else answer[0])
 
     def mean(self, tensor: Tensor) -> Tensor:
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self.handle)
         return tensor / self.world_size
 
+    def for_writing(self, model: nn.Module) -> SingleProcess:  # part: fsdp
+        is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        return ProcessGroup(dist.new_group(backend="gloo")) if is_sharded else self
+
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
-        return write_shards(state, folder)
+        return write_shards(state, folder, self)
 
     def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:  # part: fsdp
         if "shards" not in saved:
@@ -86,11 +94,11 @@ def _without_content(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
-def _broadcast(value: Any) -> Any:
+def _broadcast(value: Any, handle: Any) -> Any:
     """Rank 0's tensor in place of its shape and dtype: it is sent by itself, without a copy in a pickle."""
     if not isinstance(value, Tensor):
         return value
     is_sent = not value.is_meta
     tensor = value.contiguous() if is_sent else torch.empty(value.shape, dtype=value.dtype)
-    dist.broadcast(tensor, src=0)
+    dist.broadcast(tensor, src=0, group=handle)
     return tensor

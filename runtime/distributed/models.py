@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -68,13 +68,19 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     model's own.
 
     Weights in channels_last become contiguous, as FSDP needs them; inputs and activations may stay channels_last.
+
+    With `gather_in()`, blocks without BatchNorm, whose statistics need weights in float32, are gathered and compute in
+    that dtype; gradients are added in float32.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    dtype = getattr(model, "gather_dtype", None)
     for block in [*_blocks(model, _num_parameters(model)), model]:
         for parameter in block.parameters():
             if not isinstance(parameter, DTensor):  # those of blocks inside it are
                 parameter.data = parameter.data.contiguous()
-        fully_shard(block, mesh=mesh)  # moves it, too
+        has_statistics = any(isinstance(module, BATCH_NORMS) for module in block.modules())
+        policy = MixedPrecisionPolicy(None if has_statistics else dtype, torch.float32)
+        fully_shard(block, mesh=mesh, mp_policy=policy)  # moves it, too
     return model
 
 

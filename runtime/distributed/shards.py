@@ -9,11 +9,10 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,8 +22,11 @@ from conf.errors import UserError
 from conf.files import sync_folder
 from runtime.shards import check_shards, checksum, remove_shards
 
+if TYPE_CHECKING:
+    from runtime.distributed.group import ProcessGroup
 
-def write_shards(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+
+def write_shards(state: dict[str, Any], folder: Path, group: "ProcessGroup") -> dict[str, Any]:
     """Write the sharded tensors of nested values into a new folder inside `folder`; every rank calls it.
 
     Returns:
@@ -45,35 +47,36 @@ def write_shards(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     state = map_named(without_shards, state)
     if not tensors:
         return state
-    if dist.get_rank() == 0:
+
+    def new_folder() -> Path:
         remove_shards(folder)  # of writes that failed: they take the room of this one
-    names = [f"shards-{uuid4().hex[:8]}"]
-    dist.broadcast_object_list(names, src=0)
-    path = folder / names[0]
+        return folder / f"shards-{uuid4().hex[:8]}"
+
+    path = group.broadcast_from_rank0(new_folder)
+    writer = dcp.FileSystemWriter(path)
     try:
-        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(path))
+        dcp.save(tensors, storage_writer=writer, process_group=group.handle)
     except dcp.CheckpointException as error:  # a BaseException, on all ranks
         rank, (reason, _) = next(iter(error.failures.items()))
         raise OSError(f"{path} could not be written on rank {rank} ({reason!r})") from error
-    return state | {"shards": {"folder": names[0], "files": _checksums(path)}}
+    return state | {"shards": {"folder": path.name, "files": _checksums(path, group)}}
 
 
-def _checksums(path: Path) -> dict[str, int]:
+def _checksums(path: Path, group: "ProcessGroup") -> dict[str, int]:
     """Checksums of the files in a folder, of which each rank computes its share.
 
     Raises:
         OSError: on all ranks, where one cannot read them or sees another folder.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     mine: OSError | tuple[list[str], dict[str, int]]
     try:
         files = sorted(path.iterdir())
-        mine = [x.name for x in files], {x.name: checksum(x) for x in files[rank::world_size]}
+        share = files[group.rank :: group.world_size]
+        mine = [x.name for x in files], {x.name: checksum(x) for x in share}
         sync_folder(path)
     except OSError as error:
         mine = error
-    answers: list[Any] = [None] * world_size
-    dist.all_gather_object(answers, mine)
+    answers: list[Any] = group.gather(mine)
     for number, answer in enumerate(answers):
         if isinstance(answer, OSError):
             raise OSError(f"{path} cannot be read on rank {number} ({answer})")

@@ -1,0 +1,158 @@
+"""Checkpoints in shards, which all ranks write while they train, and the precision of gathered weights."""
+
+import copy
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from runtime.amp import gather_in
+from runtime.distributed import shard
+from runtime.run_dir import lock_run_dir
+from tests.faults.helpers import (
+    NUM_STEPS,
+    assert_same_state,
+    run_to_end,
+    script_with,
+    steps_saved,
+)
+from tests.helpers import answers_to, checkpoint_of, train
+
+SCRIPT = "train_fsdp.py"
+
+
+def script_that_writes(folder: Path, *lines: str) -> Path:
+    """The script, whose ranks run these lines before they write shards; `count` counts the writes from 1."""
+    return script_with(
+        folder,
+        SCRIPT,
+        "if step == 1 and 'real' not in globals():",
+        "    from torch.distributed.checkpoint import FileSystemWriter",
+        "    counted, real = [], FileSystemWriter.write_data",
+        "    globals()['real'] = real",
+        "    def write_data(*arguments):",
+        "        counted.append(1)",
+        "        count = len(counted)",
+        *(f"        {line}" for line in lines),
+        "        return real(*arguments)",
+        "    FileSystemWriter.write_data = write_data",
+    )
+
+
+def assert_all_shards_are_named(run: Path) -> None:
+    paths = (run / "checkpoints").glob("*.pt")
+    named = {torch.load(path, weights_only=True)["shards"]["folder"] for path in paths}
+    assert {path.name for path in (run / "checkpoints").glob("shards-*")} == named
+
+
+def test_training_goes_on_while_shards_are_written(options, tmp_path) -> None:
+    """A write, which steps 4 and 8 ask for, ends only when step 8 has begun; the file that names its shards follows."""
+    run, seen = tmp_path / "run", tmp_path / "seen.json"
+    named = run / "checkpoints" / "step-00000004.pt"
+    folder = script_that_writes(
+        tmp_path / "s",
+        "import json",
+        "end = time.monotonic() + 120",
+        "before = run.step_number",
+        "while count == 1 and run.step_number < 7 and time.monotonic() < end: time.sleep(0.01)",
+        f"facts = [before, run.step_number, os.path.exists({str(named)!r})]",
+        f"count > 1 or rank or open({str(seen)!r}, 'w').write(json.dumps(facts))",
+    )
+    train(SCRIPT, run, *options, "checkpoint.every_steps=4", "checkpoint.keep=9", folder=folder)
+    before, after, is_named = json.loads(seen.read_text())
+    assert before < after == 7
+    assert not is_named
+    assert steps_saved(run) == [4, 8, 12, 16]
+    assert_all_shards_are_named(run)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_full_disk_on_one_rank_leaves_no_file_that_names_the_shards(
+    on_error: str, options, tmp_path
+) -> None:
+    run = tmp_path / "run"
+    full = "if rank == 1 and count == 1: raise OSError(28, 'No space left on device')"
+    folder = script_that_writes(tmp_path / "s", full)
+    overrides = [*options, "checkpoint.every_steps=4", f"checkpoint.on_error={on_error}"]
+    codes, [text, _] = run_to_end(SCRIPT, run, *overrides, folder=folder)
+    assert codes == [0, 0] if on_error == "warn" else [1, 1], text
+    assert "step-00000004.pt could not be written" in text
+    assert "on rank 1" in text
+    assert "No space left on device" in text
+    assert steps_saved(run) == ([12, 16] if on_error == "warn" else [])
+    if on_error == "warn":
+        assert_all_shards_are_named(run)
+
+
+def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(options, tmp_path) -> None:
+    run = tmp_path / "run"
+    overrides = [*options, "checkpoint.every_steps=2", "resume=auto"]
+    folder = script_that_writes(tmp_path / "s", "if rank == 1 and count == 2: os._exit(9)")
+    codes, prints = run_to_end(SCRIPT, run, *overrides, folder=folder)
+    assert codes == [1, 9], prints
+    assert steps_saved(run) == [2]
+    assert len(list((run / "checkpoints").glob("shards-*"))) == 2
+
+    printed = train(SCRIPT, run, *overrides)
+    assert "step-00000002.pt: step 2" in printed
+    assert_all_shards_are_named(run)
+    train(SCRIPT, tmp_path / "whole", *options)
+    assert checkpoint_of(run)["step"] == NUM_STEPS
+    assert_same_state(run, tmp_path / "whole")
+
+    lock_run_dir(run)  # as a run does that is still going
+    [(code, text)] = answers_to([["-m", "runtime.whole", f"run={run}"]], tmp_path)
+    assert code == 2, text
+    assert str(run) in text
+    assert_all_shards_are_named(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("adamw", "amsgrad=true"), ("rmsprop", "momentum=0.5")]
+)
+def test_values_that_the_checkpoint_lacks_for_an_option_of_the_optimizer_are_named(
+    name: str, option: str, options, tmp_path
+) -> None:
+    run, overrides = tmp_path / "run", [*options, f"optimizer.name={name}", "resume=auto"]
+    train("train.py", run, *overrides, "max_steps=1")
+    key, _, _ = option.partition("=")
+    codes, [text] = run_to_end("train.py", run, *overrides, f"+optimizer.kwargs.{option}")
+    assert codes == [2], text
+    assert f"optimizer.kwargs.{key}: None then" in text
+
+
+def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm() -> None:
+    """Autocast would keep a copy of all gathered weights until backward has used them."""
+    seen = {}
+    norm = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
+    layers = {"norm": norm, "first": nn.Linear(8, 8), "second": nn.Linear(8, 8)}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for low in (None, torch.bfloat16):
+            model = nn.Sequential(OrderedDict(copy.deepcopy(layers)))
+            if low is not None:
+                gather_in(model, low)
+            shard(model, torch.device("cpu"))
+            for name, child in model.named_children():
+
+                def note(module: nn.Module, inputs: object, key: object = (low, name)) -> None:
+                    seen[key] = next(module.parameters()).dtype
+
+                child.register_forward_pre_hook(note)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.rand(4, 1, 3, 3)).float().square().mean()
+            loss.backward()
+            for weight in model.parameters():
+                assert weight.grad is not None
+                assert weight.grad.dtype == weight.dtype == torch.float32
+    finally:
+        dist.destroy_process_group()
+    gathered = {key: torch.float32 for key in seen} | {
+        (torch.bfloat16, name): torch.bfloat16 for name in ("first", "second")
+    }
+    assert seen == gathered
+    assert len(seen) == 6
