@@ -202,7 +202,9 @@ def _settings(config: Any, prefix: str = "") -> dict[str, Any]:
         for key, value in config.items():
             values |= _settings(value, f"{prefix}.{key}" if prefix else key)
         return values
-    is_compared = any(prefix == key or prefix.startswith(f"{key}.") for key in COMPARED)
+    is_compared = any(
+        prefix == key or prefix.startswith(f"{key}.") for key in (*COMPARED, *MUST_MATCH)
+    )
     return {prefix: config} if is_compared else {}
 
 

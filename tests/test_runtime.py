@@ -382,6 +382,7 @@ def test_an_error_on_rank_0_is_raised_on_all_ranks_as_what_it_is(monkeypatch) ->
 
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
     group = object.__new__(ProcessGroup)
+    group.handle = None
     for read, expected in [
         (lambda: int("a bug"), ValueError),
         (refuse, UserError),

@@ -69,7 +69,7 @@ class ProcessGroup(SingleProcess):
         return ProcessGroup(dist.new_group(backend="gloo")) if is_sharded else self
 
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
-        return write_shards(state, folder, self)
+        return write_shards(state, folder, self, self.handle)
 
     def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:  # part: fsdp
         if "shards" not in saved:

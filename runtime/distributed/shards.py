@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -20,13 +20,13 @@ from torch.distributed.tensor import DTensor, Shard, empty
 
 from conf.errors import UserError
 from conf.files import sync_folder
+from runtime.group import SingleProcess
 from runtime.shards import check_shards, checksum, remove_shards
 
-if TYPE_CHECKING:
-    from runtime.distributed.group import ProcessGroup
 
-
-def write_shards(state: dict[str, Any], folder: Path, group: "ProcessGroup") -> dict[str, Any]:
+def write_shards(
+    state: dict[str, Any], folder: Path, group: SingleProcess, handle: Any
+) -> dict[str, Any]:
     """Write the sharded tensors of nested values into a new folder inside `folder`; every rank calls it.
 
     Returns:
@@ -55,14 +55,14 @@ def write_shards(state: dict[str, Any], folder: Path, group: "ProcessGroup") -> 
     path = group.broadcast_from_rank0(new_folder)
     writer = dcp.FileSystemWriter(path)
     try:
-        dcp.save(tensors, storage_writer=writer, process_group=group.handle)
+        dcp.save(tensors, storage_writer=writer, process_group=handle)
     except dcp.CheckpointException as error:  # a BaseException, on all ranks
         rank, (reason, _) = next(iter(error.failures.items()))
         raise OSError(f"{path} could not be written on rank {rank} ({reason!r})") from error
     return state | {"shards": {"folder": path.name, "files": _checksums(path, group)}}
 
 
-def _checksums(path: Path, group: "ProcessGroup") -> dict[str, int]:
+def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
     """Checksums of the files in a folder, of which each rank computes its share.
 
     Raises:
