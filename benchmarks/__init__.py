@@ -1,7 +1,7 @@
-"""Measurements of this template on your machine: `python -m benchmarks`.
+"""Benchmarks of the template: `python -m benchmarks` runs them on the machine at hand.
 
-Each measures one thing and appends rows to a CSV file (`records.py`); `report.py` draws the pictures and
-writes the tables from those files alone.
+Each benchmark appends rows to its own CSV file (`records.py`). `report.py` draws figures and writes tables
+from these files alone.
 """
 
 from pathlib import Path

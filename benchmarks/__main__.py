@@ -1,14 +1,14 @@
-"""Run benchmarks and draw the report.
+"""Run benchmarks and write their report.
 
-    python -m benchmarks                                  all, small sizes
-    python -m benchmarks alternatives workers             these two
-    python -m benchmarks full=true                        published sizes
+    python -m benchmarks                                  all benchmarks, small sizes
+    python -m benchmarks alternatives workers             two benchmarks
+    python -m benchmarks full=true                        the published data set sizes
     python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
-Other arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
-(default: all data sets), `repeats=12` (samples of each figure), `samples=1e9` (in the index that `scale`
-measures), `data=...` and any other Hydra override of the training configuration. Started again with the same
-results folder, it goes on where it was stopped.
+Further arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells` (data
+sets; default: all), `repeats=12` (samples per measurement), `samples=1e9` (number of samples for `scale`),
+and any Hydra override of the training configuration, such as `data=...`. A run with the results directory
+of an interrupted run at the same commit continues it.
 """
 
 import importlib
@@ -18,51 +18,53 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-# benchmark -> what it answers, in the order in which they run
+# Benchmarks in the order in which they run, with their descriptions.
 BENCHMARKS = {
-    "alternatives": "our loaders beside all others, on each experiment's data",
+    "alternatives": "the template's loaders against others, on each experiment's data",
     "workers": "images/s by number of workers and threads",
-    "out_of_band": "training from files that were decoded ahead of time",
-    "entry_points": "every script with every loader on 1 to N devices",
-    "bottleneck": "where a step's time goes, and what to change",
-    "loop_overhead": "what the training loop costs beside forward, backward and step",
-    "scale": "what a billion samples cost before the first batch",
-    "shuffle": "how random an epoch is that goes through shards",
-    "remote": "what it costs that shards lie on a server",
-    "augmentations": "what augmenting a batch costs beside torchvision's transforms",
-    "agreement": "what it costs that ranks agree on signals and the clock in each step",
-    "simulate": "what 8, 64 and 1024 ranks would do, by a model that is checked with 2 to 8",
+    "out_of_band": "training from images that were decoded in advance",
+    "entry_points": "every training script with every loader on 1 to N devices",
+    "bottleneck": "time of a training step by part, and settings that make it faster",
+    "loop_overhead": "time per step of the training loop compared with a minimal loop",
+    "scale": "time to the first batch and memory with up to a billion samples",
+    "shuffle": "randomness of the sample order when reading shards",
+    "remote": "speed and memory when reading shards from a server",
+    "augmentations": "speed of batch augmentations compared with torchvision's transforms",
+    "agreement": "cost of exchanging stop and save flags between ranks in each step",
+    "simulate": "efficiency of 8, 64 and 1024 ranks, from a model checked with 2 to 8",
 }
 SETTINGS = ("full", "results", "cases", "repeats", "samples")
 LOADING = ("alternatives", "workers", "out_of_band")
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status: 1 if a benchmark failed."""
+    """Run the command line `arguments`; return the exit status, 1 if a benchmark failed."""
     names, settings, overrides = split(arguments)
     from benchmarks import report
     from benchmarks.cases import CASES
-    from benchmarks.run import SIZES_FULL, SIZES_SMALL, Run, results_folder, say
+    from benchmarks.run import SIZES_FULL, SIZES_SMALL, Run, default_results_dir, log
 
     sizes = SIZES_FULL if settings.get("full", "false").lower() in ("true", "1") else SIZES_SMALL
     if repeats := settings.get("repeats"):
         if not repeats.isdecimal() or int(repeats) < 1:
-            sys.exit(f"repeats={repeats} is no count; use a number from 1 on")
+            sys.exit(f"repeats={repeats} is not a positive integer; use repeats=9, for example")
         sizes = replace(sizes, repeats=int(repeats), run_repeats=int(repeats))
     if counts := settings.get("samples"):
         try:
             sizes = replace(sizes, samples=tuple(int(float(count)) for count in counts.split(",")))
         except (ValueError, OverflowError):
-            sys.exit(f"samples={counts} is no number of samples; use samples=1e9, for example")
+            sys.exit(f"samples={counts} is not a number of samples; use samples=1e9, for example")
     cases = settings["cases"].split(",") if "cases" in settings else list(CASES)
     if unknown := [name for name in cases if name not in CASES]:
-        sys.exit(f"cases={settings['cases']}: {', '.join(unknown)} unknown; use {', '.join(CASES)}")
+        sys.exit(
+            f"cases={settings['cases']}: {', '.join(unknown)} unknown; use some of {', '.join(CASES)}"
+        )
 
-    folder = Path(settings["results"]) if "results" in settings else results_folder()
+    folder = Path(settings["results"]) if "results" in settings else default_results_dir()
     run = Run(folder, sizes, tuple(overrides), tuple(cases))
     failed = []
     for number, name in enumerate(names, start=1):
-        say(f"[{number} of {len(names)}] {name}: {BENCHMARKS[name]}")
+        log(f"[{number} of {len(names)}] {name}: {BENCHMARKS[name]}")
         try:
             function_of(name)(run)
         except Exception:
@@ -70,19 +72,19 @@ def main(arguments: list[str]) -> int:
             failed.append(name)
     print(f"report: {report.draw(folder)}", file=sys.stderr)
     if failed:
-        say(f"failed: {', '.join(failed)}; started again, only these are measured again")
+        log(f"failed: {', '.join(failed)}; run the same command again to repeat only these")
     return int(bool(failed))
 
 
 def function_of(name: str) -> Callable[..., None]:
-    """What runs a benchmark: a function in `loading`, or `main` in the module of that name."""
+    """Function that runs a benchmark: one in `loading`, or `main()` of the module with its name."""
     if name in LOADING:
         return getattr(importlib.import_module("benchmarks.loading"), name)
     return importlib.import_module(f"benchmarks.{name}").main
 
 
 def split(arguments: list[str]) -> tuple[list[str], dict[str, str], list[str]]:
-    """Names of benchmarks (all if there are none), our settings, and Hydra's overrides."""
+    """Benchmark names (all if none is given), settings of this module, and Hydra overrides."""
     names: list[str] = []
     settings: dict[str, str] = {}
     overrides: list[str] = []
@@ -99,7 +101,7 @@ def split(arguments: list[str]) -> tuple[list[str], dict[str, str], list[str]]:
         elif argument in BENCHMARKS:
             names.append(argument)
         else:
-            sys.exit(f"{argument} is no benchmark; use one of {', '.join(BENCHMARKS)}")
+            sys.exit(f"unknown benchmark {argument!r}; use one of {', '.join(BENCHMARKS)}")
     return names or list(BENCHMARKS), settings, overrides
 
 

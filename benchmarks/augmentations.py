@@ -1,8 +1,8 @@
-"""What augmentations of a finished batch cost, beside torchvision's v2 transforms with the same settings.
+"""Speed of augmentations on batches, compared with torchvision's v2 transforms with the same settings.
 
-Ours draw for each image and act on the whole batch, as `BatchTransform` has them do on the device. Torchvision's
-transforms are called image by image, as a data set calls them, or on the whole batch, where one draw is for
-all images. On a CPU with one thread, which is what the loader's finishing thread has.
+The template draws parameters for each image and augments the whole batch on the device, as `BatchTransform`
+does. Torchvision's transforms are applied to each image, as in a dataset, or to the whole batch with the same
+parameters for all images. On a CPU all use one thread, as the loader's transform thread does.
 """
 
 import itertools
@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.interleave import CountItems, Workload
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
-from benchmarks.turns import Count, Program
 from loaders.augment import AUGMENTATIONS
 from loaders.index import Index
 from loaders.memory import parts
@@ -30,7 +30,7 @@ OURS = "loaders.augment"
 
 
 def _randaugment(v2: Any) -> Any:
-    """Two operations of RandAugment that act on pixels, at magnitude 9 of 31."""
+    """Transform of two random pixel operations of RandAugment, with magnitude 9 of 31."""
     operations = [
         *(nn.Identity(), v2.ColorJitter(brightness=0.27), v2.ColorJitter(contrast=0.27)),
         *(v2.ColorJitter(saturation=0.27), v2.RandomAdjustSharpness(1.27, p=1)),
@@ -40,8 +40,8 @@ def _randaugment(v2: Any) -> Any:
     return v2.Compose([v2.RandomChoice(operations), v2.RandomChoice(operations)])
 
 
-# by what is set: the same as a transform of torchvision's v2 module
-KINDS: dict[str, Callable[[Any], Any]] = {
+# By the template's overrides: the transform of torchvision's v2 module with the same settings.
+TORCHVISION_TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "data.colour_jitter=[0.4,0.4,0.4]": lambda v2: v2.ColorJitter(0.4, 0.4, 0.4),
     "data.randaugment=[2,9]": _randaugment,
     "data.gaussian_blur=[0.5,0.1,2]": lambda v2: v2.RandomApply([v2.GaussianBlur(13, (0.1, 2.0))]),
@@ -52,62 +52,70 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "data.mixup=0.2": lambda v2: v2.MixUp(alpha=0.2, num_classes=NUM_CLASSES),
     "data.cutmix=1": lambda v2: v2.CutMix(alpha=1.0, num_classes=NUM_CLASSES),
 }
-OF_BATCHES = ("data.mixup=0.2", "data.cutmix=1")
+BATCH_ONLY = ("data.mixup=0.2", "data.cutmix=1")
 
 
-def main(run: Run, kinds: Sequence[str] = tuple(KINDS)) -> None:
-    for kind in kinds:
-        programs: dict[Subject, Program] = {Subject(OURS): partial(ours, kind, run.device)}
-        ways = {"torchvision v2, image by image": False, "torchvision v2, one draw for all": True}
-        for name, at_once in ways.items():
-            if at_once or kind not in OF_BATCHES:
-                programs[Subject(name)] = partial(torchvisions, kind, run.device, at_once)
-        run.compare("augmentations", kind, programs)
+def main(run: Run, overrides: Sequence[str] = tuple(TORCHVISION_TRANSFORMS)) -> None:
+    for override in overrides:
+        workloads: dict[Subject, Workload] = {
+            Subject(OURS): partial(run_ours, override, run.device)
+        }
+        modes = {"torchvision v2, image by image": False, "torchvision v2, one draw for all": True}
+        for name, whole_batch in modes.items():
+            if whole_batch or override not in BATCH_ONLY:
+                workloads[Subject(name)] = partial(
+                    run_torchvision, override, run.device, whole_batch
+                )
+        run.compare("augmentations", override, workloads)
 
 
-def ours(kind: str, device: torch.device, count: Count) -> None:
-    """Draw rows and apply them, batch after batch."""
+def run_ours(override: str, device: torch.device, count_items: CountItems) -> None:
+    """Plan and augment batch after batch with the template's augmentations."""
     torch.set_num_threads(1)
-    data = make_config(*kind.split()).data
+    data = make_config(*override.split()).data
     classes = np.broadcast_to(np.int64(0), NUM_SAMPLES)
     target = Labels(classes, tuple(map(str, range(NUM_CLASSES))))
     sizes = np.broadcast_to(np.array([SIZE, SIZE], np.int32), (NUM_SAMPLES, 2))
     index = Index(name="photos/train", sizes=sizes, channels=3, target=target)
     sampler = PlanSampler(index, data, 0, BATCH_SIZE, 0, 1, train=True)
-    images, labels = _batch(device)
+    images, labels = _random_batch(device)
     original = images.clone()
     active = [augmentation for augmentation in AUGMENTATIONS if augmentation.active_keys(data)]
     for start in itertools.cycle(range(0, NUM_SAMPLES - BATCH_SIZE, BATCH_SIZE)):
-        if start % (16 * BATCH_SIZE) == 0:  # before little of them is left
+        if (
+            start % (16 * BATCH_SIZE) == 0
+        ):  # mixing them again and again would make all images alike
             images.copy_(original)
         rows = sampler.plan(np.arange(start, start + BATCH_SIZE))
         for augmentation in active:
             for part in parts(images):
                 augmentation.apply(images[part].clone(), rows[part])
             augmentation.apply_to_both(images, labels, rows, target)
-        count(1)
+        count_items(1)
 
 
-def torchvisions(kind: str, device: torch.device, at_once: bool, count: Count) -> None:
-    """Apply a transform to each image, or to the batch, over and over."""
+def run_torchvision(
+    override: str, device: torch.device, whole_batch: bool, count_items: CountItems
+) -> None:
+    """Apply the torchvision transform to one batch, image by image or as a whole, repeatedly."""
     from torchvision.transforms import v2
 
     torch.set_num_threads(1)
-    transform = KINDS[kind](v2)
-    images, labels = _batch(device)
-    if "randaugment" in kind:  # which torchvision has for bytes
+    transform = TORCHVISION_TRANSFORMS[override](v2)
+    images, labels = _random_batch(device)
+    if "randaugment" in override:  # torchvision implements it for uint8 only
         images = (255 * images).to(torch.uint8)
     while True:
-        if kind in OF_BATCHES:
+        if override in BATCH_ONLY:
             transform(images, labels)
-        elif at_once:
+        elif whole_batch:
             transform(images)
         else:
             torch.stack([transform(image) for image in images])
-        count(1)
+        count_items(1)
 
 
-def _batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _random_batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     images = torch.rand((BATCH_SIZE, 3, SIZE, SIZE), generator=random)
     labels = torch.randint(NUM_CLASSES, (BATCH_SIZE,), generator=random)

@@ -1,10 +1,10 @@
-"""What binds the training step of a configuration, and what to change.
+"""Time of a training step by part, and the settings that make it faster.
 
 python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
-The step as configured is measured beside the same with batches that already lie on the device: what these
-save, loading costs, by waiting for it or because it takes cores from computing. With several GPUs, one of
-them alone shows what averaging the gradients costs. Then follow the changes that aim at the largest part.
+The configured step is compared with the same step on batches that are already on the device; the difference is
+the cost of loading, by waiting for data or by using CPU cores. With several GPUs, a step on one of them shows
+the cost of averaging gradients. Then settings that may reduce the largest part are tried.
 """
 
 from collections.abc import Sequence
@@ -12,46 +12,56 @@ from functools import partial
 
 import torch
 
+from benchmarks.interleave import CountItems, Workload
 from benchmarks.records import Measurement, Subject, latest, ratio
-from benchmarks.run import SPEED, Run, say
+from benchmarks.run import SPEED, Run, log
 from benchmarks.step import on_ranks, train
 from benchmarks.template import make_config, parts
-from benchmarks.turns import Count, Program
 from runtime.setup import resolve_device
 
 GIVEN, SYNTHETIC, ALONE = "as configured", "loader=synthetic", "loader=synthetic, one device"
 AMP = "train_amp.py"
-# A change that gains less is not worth it.
+# Least speedup of a setting that is recommended.
 WORTHWHILE = 1.05
 INPUT, COMMUNICATION, COMPUTE = "input", "communication", "compute"
 
 
-def main(run: Run, ways: Sequence[tuple[str, ...]] = ()) -> tuple[str, float, str, float]:
-    """Measure the parts of a step, then `ways`, by default those that could reduce the largest part."""
+def main(run: Run, candidates: Sequence[tuple[str, ...]] = ()) -> tuple[str, float, str, float]:
+    """Measure the parts of a step, then try settings.
+
+    Args:
+        run: results and configuration.
+        candidates: overrides of each setting to try; default: those that may reduce the largest part.
+
+    Returns:
+        As `verdict()`.
+    """
     num_devices = torch.cuda.device_count() if run.device.type == "cuda" else 1
 
-    def subject(name: str, *overrides: str, devices: int = num_devices) -> dict[Subject, Program]:
-        return {Subject(name, num_devices=devices): partial(work, run, devices, overrides)}
+    def subject(name: str, *overrides: str, devices: int = num_devices) -> dict[Subject, Workload]:
+        return {
+            Subject(name, num_devices=devices): partial(train_on_devices, run, devices, overrides)
+        }
 
     parts_of_step = subject(GIVEN) | subject(SYNTHETIC, SYNTHETIC)
     if num_devices > 1:
-        # The same batch for each device, and no other rank to wait for.
+        # The same batch size per device, without other ranks to wait for.
         batch_size = make_config(*run.overrides).global_batch_size // num_devices
         alone = (SYNTHETIC, f"global_batch_size={batch_size}")
         parts_of_step |= subject(ALONE, *alone, devices=1)
     run.compare("bottleneck", run.title, parts_of_step, unit="images/s")
     tried, changed = f"{run.title}: changes", subject(GIVEN)
-    for overrides in ways or changes(run, verdict(rows_of(run), {})[0]):
+    for overrides in candidates or changes(run, verdict(rows_of(run), {})[0]):
         changed |= subject(" ".join(overrides), *overrides)
     run.compare("bottleneck", tried, changed, unit="images/s")
     part, share, change, gain = found = verdict(rows_of(run), rows_of(run, tried))
     advice = f"; {change} makes it {gain:.2f}x as fast" if change else ""
-    say(f"{part}-bound: {100 * share:.0f} % of the step{advice}")
+    log(f"{part}-bound: {100 * share:.0f} % of the step{advice}")
     return found
 
 
 def rows_of(run: Run, case: str = "") -> dict[str, Measurement]:
-    """Speeds by subject."""
+    """Rows of the speed of a case (default: the configuration), by subject name."""
     rows = latest(run.path("bottleneck"))
     return {r.subject: r for r in rows if r.case == (case or run.title) and r.quantity == SPEED}
 
@@ -59,11 +69,15 @@ def rows_of(run: Run, case: str = "") -> dict[str, Measurement]:
 def verdict(
     rows: dict[str, Measurement], tried: dict[str, Measurement]
 ) -> tuple[str, float, str, float]:
-    """What the rows of one configuration, and of all that was tried, say.
+    """Bottleneck of a configuration and the best of the settings that were tried.
+
+    Args:
+        rows: speeds of the configuration by subject.
+        tried: speeds with changed settings by subject.
 
     Returns:
-        Where most of the step's time goes (INPUT, COMMUNICATION or COMPUTE), its share of the step, the fastest
-        change, if it is reliably faster (else empty), and how many times as fast that makes it.
+        The largest part of the step (INPUT, COMMUNICATION or COMPUTE), its share of the time, the fastest setting
+        (empty if none is reliably faster), and its speedup.
     """
     loaded, shares = ratio(rows.get(GIVEN), rows.get(SYNTHETIC)), {INPUT: 0.0, COMMUNICATION: 0.0}
     if loaded:
@@ -82,39 +96,45 @@ def verdict(
     return part, shares[part], *best
 
 
-def work(run: Run, num_devices: int, overrides: tuple[str, ...], count: Count) -> None:
-    """Steps on all devices, which count the samples of all of them."""
-    rank_program = partial(one_rank, run, num_devices, overrides)
-    if num_devices == 1:
-        return rank_program(0, count)
-    backend = "nccl" if run.device.type == "cuda" else "gloo"
-    on_ranks(rank_program, num_devices, backend, lambda n: count(n * num_devices), in_step=True)
-
-
-def one_rank(
-    run: Run, num_devices: int, overrides: tuple[str, ...], rank: int, count: Count
+def train_on_devices(
+    run: Run, num_devices: int, overrides: tuple[str, ...], count_items: CountItems
 ) -> None:
-    """The steps of one rank: of `train.py` or `train_ddp.py`, with AMP of `train_amp.py`."""
+    """Train on several devices and count the samples of all of them."""
+    rank_workload = partial(train_on_rank, run, num_devices, overrides)
+    if num_devices == 1:
+        return rank_workload(0, count_items)
+    backend = "nccl" if run.device.type == "cuda" else "gloo"
+    on_ranks(
+        rank_workload, num_devices, backend, lambda n: count_items(n * num_devices), lockstep=True
+    )
+
+
+def train_on_rank(
+    run: Run, num_devices: int, overrides: tuple[str, ...], rank: int, count_items: CountItems
+) -> None:
+    """Train on one rank as `train.py` or `train_ddp.py`, with AMP as `train_amp.py`."""
     cfg = make_config(*run.overrides, *(o for o in overrides if o != AMP))
     device = resolve_device(cfg.device, rank)
     built = parts(cfg, device, rank, num_devices, distributed=num_devices > 1)
     try:
-        train(cfg, built, device, count, amp=AMP in overrides)
-    except RuntimeError as error:  # such as no compiler
+        train(cfg, built, device, count_items, amp=AMP in overrides)
+    except RuntimeError as error:  # for example, torch.compile finds no compiler
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def changes(run: Run, part: str) -> list[tuple[str, ...]]:
-    """Overrides that aim at a part of the step."""
+    """Overrides that may reduce a part of the step."""
     cfg = make_config(*run.overrides)
     if part == INPUT:
         threads = f"loader.num_threads={run.num_cores}"
-        ways: list[tuple[str, ...]] = [
+        candidates: list[tuple[str, ...]] = [
             ("loader=pytorch", "loader.num_workers=0", threads),
             ("loader=pytorch", f"loader.num_workers={run.num_cores}", "loader.num_threads=1"),
             ("loader=dali", threads),
         ]
-        return [*ways, ("loader=packed", threads)] if cfg.loader.pack is not None else ways
+        return (
+            [*candidates, ("loader=packed", threads)] if cfg.loader.pack is not None else candidates
+        )
     if part == COMMUNICATION:
         return [(f"global_batch_size={2 * cfg.global_batch_size}",)]
     channels_last, compiled = "model.channels_last=true", "model.compile=true"

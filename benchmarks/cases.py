@@ -1,19 +1,19 @@
-"""What is measured on: the data sets of the published experiments, generated where they are not there."""
+"""Data sets of the published experiments on which the benchmarks run; missing ones are generated."""
 
 from dataclasses import dataclass
 
-# Nothing is cut, resized or flipped: the images as they are in the files.
+# No resizing, cropping or flipping.
 WHOLE_IMAGES = (
     *("data.resize=null", "data.crop=null", "data.random_crop=false"),
     *("data.random_resized_crop=null", "data.hflip=0", "data.vflip=0"),
 )
-# What a phone takes, for the crops of the I/O tuning guide.
+# Photographs of a phone, cropped as in the I/O tuning guide.
 PHOTOGRAPHS = (
     *("data=imagefolder", "data.random_crop=true", "data.hflip=0.5", "global_batch_size=64"),
 )
-# The tutorial's 1,856 validating pairs of 153,856 would be none at small sizes.
+# The tutorial validates on 1,856 of 153,856 pairs; at small sizes, that share would be no pair.
 LOW_LIGHT = ("experiment=lowlight", "data.val_fraction=0.1")
-# The tutorial's pairs with the speed-up template's steps: resize, shared crop, flips.
+# The tutorial's pairs with the transforms of the speed-up template.
 PAIRS = (
     *(*LOW_LIGHT, "data.resize=256", "data.crop=[224,224]"),
     *("data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"),
@@ -22,28 +22,28 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A data set and what its experiment does with it."""
+    """A data set and the configuration of its experiment."""
 
     name: str
-    """As the results call it."""
+    """Name in the results."""
 
     overrides: tuple[str, ...]
-    """Hydra overrides that choose the experiment."""
+    """Hydra overrides that select the experiment."""
 
     published_size: int
-    """Samples of the published training set, or of the whole set where the split is ours."""
+    """Number of samples of the published training set, or of the whole set if it has no split."""
 
     batch_size: int
-    """Samples per batch at small sizes; at full size the experiment's own."""
+    """Batch size at small sizes; at full size, the experiment's own is used."""
 
     unit: str = "images"
-    """What a sample is: `images` or `pairs`."""
+    """Unit of a sample: `images` or `pairs`."""
 
     generator: str = ""
-    """Name that `benchmarks.generate` knows the data set by; empty: nothing to generate."""
+    """Name of the data set in `benchmarks.generate`; empty if nothing is generated."""
 
     below: str = ""
-    """Folder below `data.root` that holds the files."""
+    """Subfolder of `data.root` with the files."""
 
 
 CASES = {
@@ -61,7 +61,7 @@ CASES = {
         Case("pairs", PAIRS, 153_856, 16, "pairs", "lowlight"),
     ]
 }
-# Samples that are generated; deblur's include the third that its test folder holds.
+# Number of generated samples; of deblur, a third is in the test folder.
 SMALL = {"caltech256": 400, "photographs": 50, "cells": 3000, "deblur": 24, "lowlight": 160}
 FULL = {
     **{"caltech256": 30_607, "photographs": 400, "cells": 90_000},

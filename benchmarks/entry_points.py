@@ -1,7 +1,7 @@
-"""Every script with every loader on 1 to N devices, each run in a process of its own.
+"""Speed of every training script with every loader on 1 to N devices, each run as a separate process.
 
-On a machine without GPUs a device is one CPU core: a run on n devices gets n cores, and each of its
-processes computes with one thread.
+On a machine without GPUs, a device is one CPU core: a run on n devices gets n cores, and each of its processes
+computes with one thread.
 """
 
 import json
@@ -22,21 +22,21 @@ from benchmarks.template import make_config
 from compose import allowed_sets, compose
 
 LOADERS = ("pytorch", "dali", "synthetic")
-# Without `sizes.full`: the loader, and the script that runs on 1 to N devices; all others
-# take the largest number that they can.
+# At small sizes: the only loader, and the only script that runs on 1 to N devices. All other scripts
+# run on as many devices as they support.
 SMALL_LOADERS = ("pytorch",)
 SCALED = "train_ddp.py"
-# Quantities besides the speed and the final metric; the last one marks a combination as finished.
+# Further quantities; a row with the last one marks a combination as finished.
 WAIT, WALL = "data wait", "run time"
-# What a task is judged by, where it has one of these; else its first metric.
+# Metric to report, if the task has one of these; otherwise its first one.
 METRICS = ("val/top1", "val/psnr")
 
 Figures = dict[tuple[str, str], float]
-"""What came of one run, by (quantity, unit)."""
+"""Results of one run, by (quantity, unit)."""
 
 
 def main(run: Run, names: Sequence[str] = ()) -> None:
-    """Run these entry points, by default all, on the data and model that the overrides choose."""
+    """Run the scripts `names`, by default all, with the data and model of the overrides."""
     given = tuple(o.removeprefix("loader=") for o in run.overrides if o.startswith("loader="))
     jobs = [
         Subject(script, num_devices=devices, settings=f"loader={loader}")
@@ -44,30 +44,30 @@ def main(run: Run, names: Sequence[str] = ()) -> None:
         for loader in given[-1:] or (LOADERS if run.sizes.full else SMALL_LOADERS)
         for devices in device_counts(script, run)
     ]
-    left = [job for job in jobs if not run.is_done("entry_points", run.title, [job], WALL)]
-    found: dict[Subject, list[Figures]] = {job: [] for job in left}
-    with progress(len(left) * run.sizes.run_repeats, "entry_points") as bar:
-        for job in left * run.sizes.run_repeats:
-            if job in found:
+    remaining = [job for job in jobs if not run.is_done("entry_points", run.title, [job], WALL)]
+    results: dict[Subject, list[Figures]] = {job: [] for job in remaining}
+    with progress(len(remaining) * run.sizes.run_repeats, "entry_points") as bar:
+        for job in remaining * run.sizes.run_repeats:
+            if job in results:
                 try:
-                    found[job].append(run_once(run, job))
+                    results[job].append(run_once(run, job))
                 except ValueError as error:
-                    del found[job]
+                    del results[job]
                     note = f"not measured: {error}"
                     run.record("entry_points", run.title, job, {(WALL, "s"): []}, note=note)
             bar.update()
-            if len(runs := found.get(job, [])) == run.sizes.run_repeats:
+            if len(runs := results.get(job, [])) == run.sizes.run_repeats:
                 samples = {key: [figures[key] for figures in runs] for key in runs[0]}
                 run.record("entry_points", run.title, job, samples, date=now())
 
 
 def scripts() -> list[str]:
-    """Names of all entry points, the baseline first."""
+    """File names of all training scripts, the baseline first."""
     return sorted((path.name for path in REPOSITORY.glob("train*.py")), key=lambda name: name[:-3])
 
 
 def merges_of_two(folder: Path) -> list[Path]:
-    """All merges of two techniques, written into a folder; none if git, which merges, is not installed."""
+    """Write all scripts that combine two techniques into a folder; empty without git, which merges them."""
     folder.mkdir()
     (folder / "conf").symlink_to(REPOSITORY / "conf")
     for names in allowed_sets() if shutil.which("git") else ():
@@ -77,16 +77,16 @@ def merges_of_two(folder: Path) -> list[Path]:
 
 
 def device_counts(script: str, run: Run) -> list[int]:
-    """1, 2, 4 ... up to all, or what the sizes choose of them; 1 for scripts that use only one device."""
+    """Numbers of devices to run a script on: 1, 2, 4, ... up to all at full size, else a selection."""
     with_torchrun = starts_with_torchrun(script)
     if run.device.type == "cuda":
         uses_all = with_torchrun or "DataParallel(" in (REPOSITORY / script).read_text()
-        most = torch.cuda.device_count() if uses_all else 1
+        maximum = torch.cuda.device_count() if uses_all else 1
     else:
-        most = len(cores()) if with_torchrun else 1
+        maximum = len(cores()) if with_torchrun else 1
     if not run.sizes.full and script != SCALED:
-        return [most]
-    return sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
+        return [maximum]
+    return sorted({min(2**power, maximum) for power in range(maximum.bit_length() + 1)})
 
 
 def starts_with_torchrun(script: str) -> bool:
@@ -94,10 +94,10 @@ def starts_with_torchrun(script: str) -> bool:
 
 
 def run_once(run: Run, subject: Subject) -> Figures:
-    """Start the script as a user does.
+    """Run a script once, as a user starts it.
 
     Raises:
-        ValueError: it failed, and the message holds the end of what it wrote; or it was too short.
+        ValueError: the run failed, with the end of its output as message, or was too short for a speed.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "run")
@@ -105,12 +105,12 @@ def run_once(run: Run, subject: Subject) -> Figures:
         try:
             if process.wait():
                 raise ValueError(" ".join(Path(f"{folder}.txt").read_text().split()[-40:]))
-        finally:  # interrupted: torchrun ends its ranks itself
+        finally:  # after an interrupt, torchrun ends its ranks
             process.terminate()
             process.wait()
         summary = json.loads((folder / "summary.json").read_text())
     if not summary["perf/images_per_s"]:
-        raise ValueError("it ended after its first step, which measures no speed")
+        raise ValueError("the run ended after its first step, before its speed could be measured")
     figures = {
         (SPEED, "images/s"): summary["perf/images_per_s"],
         (WAIT, "%"): 100 * summary["perf/data_wait_share"],
@@ -125,7 +125,7 @@ def run_once(run: Run, subject: Subject) -> Figures:
 def start(
     run: Run, script: str, settings: str, num_devices: int, folder: Path
 ) -> "subprocess.Popen[bytes]":
-    """A script on some of the devices; what it prints goes into a file beside its folder."""
+    """Start a script on some of the devices; its output goes to the file `folder` + `.txt`."""
     env = dict(os.environ)
     prefix: list[str] = []
     if run.device.type == "cuda":
@@ -135,7 +135,7 @@ def start(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:num_devices])
     else:
         env["OMP_NUM_THREADS"] = "1"
-        if shutil.which("taskset"):  # Linux: a device is a core
+        if shutil.which("taskset"):  # Linux only
             prefix = ["taskset", "--cpu-list", ",".join(map(str, cores()[:num_devices]))]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_devices}"]
     global_batch_size = num_devices * make_config(*run.overrides).global_batch_size

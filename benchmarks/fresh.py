@@ -1,4 +1,4 @@
-"""A program in processes of its own: what they hold in memory, and their end after a time limit."""
+"""Functions run in new processes, with their peak memory or under a time limit."""
 
 import multiprocessing
 import os
@@ -17,39 +17,39 @@ import psutil
 from benchmarks import records
 
 SAMPLING_S = 0.1
-"""How often memory is looked at."""
+"""Interval in seconds at which the memory is sampled."""
 
 
 def run_fresh(program: Callable[[], Any], cores: list[int]) -> tuple[Any, float]:
-    """What a program returns, and the peak of `memory_mb` until then.
+    """Run a function in a new process; return its result and the peak of `memory_mb()` in MB.
 
     Args:
-        program: can be pickled. What it has started is ended when it returns.
+        program: picklable function. Child processes that it leaves are killed.
         cores: numbers of the CPU cores that it may use.
 
     Raises:
-        RuntimeError: it has raised an exception, whose text this is, or died.
+        RuntimeError: the function raised an exception, whose text is the message, or its process died.
     """
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(program, there))
+    receiver, sender = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(program, sender))
     before, peak_mb = records.cores(), 0.0
-    os.sched_setaffinity(0, cores)  # which it inherits
+    os.sched_setaffinity(0, cores)  # inherited by the new process
     try:
         process.start()
     finally:
         os.sched_setaffinity(0, before)
-    there.close()
+    sender.close()
     try:
-        while not here.poll(SAMPLING_S):
+        while not receiver.poll(SAMPLING_S):
             peak_mb = max(peak_mb, memory_mb(process.pid))
-        answer = here.recv()
+        result = receiver.recv()
     except EOFError:
-        answer = RuntimeError(f"its process ended with exit code {process.exitcode}")
+        result = RuntimeError(f"its process ended with exit code {process.exitcode}")
     finally:
         _end(process)
-    if isinstance(answer, RuntimeError):
-        raise answer
-    return answer, peak_mb
+    if isinstance(result, RuntimeError):
+        raise result
+    return result, peak_mb
 
 
 def run_limited(
@@ -59,14 +59,14 @@ def run_limited(
     limit_s: float,
     context: Any = None,
 ) -> list[int | None]:
-    """Exit codes of a program in processes of its own; None: it was ended by the time limit.
+    """Run a function in one or several new processes; return their exit codes, None for one that ran out of time.
 
     Args:
-        program: can be pickled. What it has started is ended with it.
-        num_ranks: of processes with the variables of torchrun's ranks; 0: one process without.
-        log: file that their output is appended to.
-        limit_s: seconds for all of it.
-        context: of `multiprocessing`, that starts the processes; default: they begin as new Pythons.
+        program: picklable function. Child processes that it leaves are killed.
+        num_ranks: number of processes with torchrun's environment variables; 0: one process without them.
+        log: file to which the output is appended.
+        limit_s: time limit in seconds for all processes together.
+        context: `multiprocessing` context that starts the processes; default: spawn.
     """
     end = time.monotonic() + limit_s
     envs: list[dict[str, str]] = [{}]
@@ -97,13 +97,14 @@ def _run_logged(program: Callable[[], Any], log: Path, env: dict[str, str]) -> N
     program()
 
 
-def _run(program: Callable[[], Any], answer: Connection) -> None:
-    multiprocessing.set_start_method(None, force=True)  # the platform's default for its workers
+def _run(program: Callable[[], Any], sender: Connection) -> None:
+    # Worker processes of the program start by the platform's default method.
+    multiprocessing.set_start_method(None, force=True)
     try:
-        answer.send(program())
-        answer.poll(None)  # until it is ended
+        sender.send(program())
+        sender.poll(None)  # keep the process and its memory until it is killed
     except Exception as error:
-        answer.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        sender.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 def _end(process: BaseProcess) -> None:
@@ -116,7 +117,7 @@ def _end(process: BaseProcess) -> None:
 
 
 def memory_mb(pid: int | None) -> float:
-    """What a process and those that it has started hold together, beside files; what they share counts once."""
+    """Memory of a process and its children in MB, without file pages; shared pages count once."""
     kb = 0
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""Writes stand-ins for four published data sets, for when the real ones are not at hand, and photographs.
+"""Generator of stand-ins for four published data sets, and of photographs.
 
     python -m benchmarks.generate caltech256 --root data/caltech256 --size 30607
     python -m benchmarks.generate deblur --root data/deblur --size 3214
@@ -6,14 +6,13 @@
     python -m benchmarks.generate cells --root data/cells --size 90000
     python -m benchmarks.generate photographs --root data/photographs --size 100
 
-The sizes above, the folders, the image sizes and roughly the file sizes are those of the published
-sets; the classes and their names are not. The labels or targets can be learned. The photographs are
-dead-leaves images: opaque leaves of all sizes hiding one another, with the edges and the 1/f^2
-power spectrum of nature.
+These sizes, the folders, the image sizes and roughly the file sizes are those of the published sets; the classes
+and their names are not. Models can learn the labels and targets. The photographs are dead-leaves images: opaque
+leaves of all sizes that occlude one another, with the edges and the 1/f^2 power spectrum of natural images.
 
-A file's content depends only on the seed and its sample's number, not on the number of workers.
-What makes a class (hue, shape, brightness of a cell) does not depend on the seed either, so sets
-of two seeds show the same classes.
+The content of a file depends only on the seed and the number of its sample, not on the number of workers. The
+appearance of a class (hue, shape, brightness of a cell) does not depend on the seed: data sets of different seeds
+have the same classes.
 """
 
 import argparse
@@ -37,9 +36,9 @@ FloatImage = NDArray[np.float32]
 ByteImage = NDArray[np.uint8]
 
 GAMMA = 2.2
-MIN_RADIUS = 2  # pixels; with smaller leaves, JPEG files outgrow those of photographs
+MIN_RADIUS = 2  # pixels; with smaller leaves, JPEG files are larger than those of photographs
 SMALL_RADIUS = 8  # leaves up to this radius are drawn all at once, larger ones one by one
-COVERAGE = 12  # leaves over a pixel on average; e^-12 of the pixels have none and show the backdrop
+COVERAGE = 12  # mean number of leaves over a pixel; e^-12 of the pixels show the backdrop
 TEXTURE_SIZE = 512
 
 SHAPES = ("disc", "square", "diamond", "triangle", "cross")
@@ -47,7 +46,7 @@ HUES = (
     *("red", "orange", "yellow", "lime", "green"),
     *("mint", "cyan", "azure", "blue", "violet", "pink"),
 )
-# A quarter turn only, so that a mirrored image keeps its class.
+# At most 90 degrees: a mirrored image keeps its class.
 ANGLES_DEG = (0.0, 22.5, 45.0, 67.5, 90.0)
 CELLS = ("b_cell", "cd4_t_cell", "cd8_t_cell", "dendritic", "monocyte", "neutrophil", "nk_cell")
 FRAMES_PER_SCENE = 10
@@ -55,16 +54,16 @@ RECORD = ".generated.json"
 
 
 def stream(seed: int, number: int, purpose: int = 0) -> np.random.Generator:
-    """The random numbers of one sample: a Philox generator keyed by `seed` and `number`.
+    """Random number generator of one sample: Philox, keyed by `seed` and `number`.
 
-    Streams of other seeds, numbers or purposes never overlap, and any one starts at no cost.
+    Streams with different seeds, numbers or purposes never overlap.
     """
     return np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, purpose]))
 
 
 @cache
 def _texture() -> FloatImage:
-    """A periodic square of noise with power 1/f^2, zero mean and unit variance."""
+    """Periodic square of noise with power 1/f^2, zero mean and unit variance."""
     noise = stream(0, 0, purpose=1).standard_normal((TEXTURE_SIZE, TEXTURE_SIZE))
     columns = np.fft.rfftfreq(TEXTURE_SIZE)
     frequency = np.hypot(np.fft.fftfreq(TEXTURE_SIZE)[:, None], columns)
@@ -74,23 +73,23 @@ def _texture() -> FloatImage:
 
 
 @cache
-def _stamp(shape: str, radius: int) -> NDArray[np.bool_]:
-    """The pixels that a leaf hides, bool (2 * radius + 1, 2 * radius + 1)."""
+def _leaf_mask(shape: str, radius: int) -> NDArray[np.bool_]:
+    """Pixels that a leaf covers, bool (2 * radius + 1, 2 * radius + 1)."""
     v, u = np.mgrid[-radius : radius + 1, -radius : radius + 1] / (radius + 0.5)
-    stamps = {
+    masks = {
         "disc": u**2 + v**2 < 1,
         "square": np.maximum(abs(u), abs(v)) < 0.88,
         "diamond": abs(u) + abs(v) < 1,
         "triangle": 2 * abs(u) < v + 1,
         "cross": np.minimum(abs(u), abs(v)) < 0.34,
     }
-    if shape not in stamps:
+    if shape not in masks:
         raise ValueError(f"shape={shape!r} is unknown; use one of {', '.join(SHAPES)}")
-    return stamps[shape]
+    return masks[shape]
 
 
 def _rgb(hue: NDArray, saturation: NDArray, value: NDArray) -> FloatImage:
-    """HSV to RGB, all in [0, 1]; arrays (n,) to an array (n, 3)."""
+    """Convert HSV to RGB, all in [0, 1]; three arrays (n,) to one array (n, 3)."""
     k = (np.array([5, 3, 1]) + 6 * hue[:, None]) % 6
     tint = np.clip(np.minimum(k, 4 - k), 0, 1)
     return (value[:, None] * (1 - saturation[:, None] * tint)).astype(np.float32)
@@ -99,9 +98,9 @@ def _rgb(hue: NDArray, saturation: NDArray, value: NDArray) -> FloatImage:
 def _leaf_map(
     rng: np.random.Generator, height: int, width: int, shape: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Which leaf each pixel shows, (height, width), and the centres of the leaves, (2, n).
+    """Number of the leaf that each pixel shows, (height, width), and the centres of the leaves, (2, n).
 
-    Leaf 0 is the front one; the last is the backdrop.
+    Leaf 0 is at the front; the last one is the backdrop.
     """
     margin = 2 * SMALL_RADIUS
     height, width = height + 2 * margin, width + 2 * margin
@@ -122,15 +121,15 @@ def _leaf_map(
     for leaf in np.flatnonzero(radii > SMALL_RADIUS)[::-1]:  # from the back to the front
         radius = radii[leaf]
         top, left = rows[leaf] - radius, columns[leaf] - radius
-        stamp = _stamp(shape, int(radius))[max(0, -top) :, max(0, -left) :]
+        mask = _leaf_mask(shape, int(radius))[max(0, -top) :, max(0, -left) :]
         window = labels[max(0, top) : top + 2 * radius + 1, max(0, left) : left + 2 * radius + 1]
-        np.copyto(window, leaf, where=stamp[: window.shape[0], : window.shape[1]])
+        np.copyto(window, leaf, where=mask[: window.shape[0], : window.shape[1]])
 
     for radius in range(1, SMALL_RADIUS + 1):
         inside = ((centres >= radius) & (centres < size - radius)).all(axis=0)
         leaves = np.flatnonzero((radii == radius) & inside).astype(np.int32)
-        v, u = np.nonzero(_stamp(shape, radius))
-        # One flat index is several times as fast here as a pair of them.
+        v, u = np.nonzero(_leaf_mask(shape, radius))
+        # A flat index is several times faster here than a pair of indices.
         pixels = (rows[leaves] * width + columns[leaves])[:, None]
         pixels = pixels + (v - radius) * width + (u - radius)
         np.minimum.at(labels.reshape(-1), pixels.ravel(), np.repeat(leaves, len(v)))
@@ -147,15 +146,15 @@ def dead_leaves(
     shape: str = "disc",
     angle_deg: float | None = None,
 ) -> ByteImage:
-    """A photograph-like image, uint8 (height, width, 3): leaves with radii of density 1/r^3.
+    """Photograph-like image, uint8 (height, width, 3): leaves with radii of density 1/r^3.
 
-    Every leaf has a colour, a piece of 1/f noise and perhaps stripes. `hue` in [0, 1] is that of
-    most leaves and `angle_deg` the direction of their stripes, both random if None; `shape` is one
-    of SHAPES, or a ValueError says so.
+    Each leaf has a colour, a piece of 1/f noise and perhaps stripes. `hue` in [0, 1] is the hue of most
+    leaves and `angle_deg` the direction of their stripes, both random if None. `shape` is one of SHAPES;
+    others raise a ValueError.
 
     Source: A. Lee, D. Mumford, J. Huang, "Occlusion models for natural images", IJCV 2001.
     """
-    # One pixel more on each side, for the lens.
+    # One more pixel on each side for the smoothing below.
     labels, centres = _leaf_map(rng, height + 2, width + 2, shape)
     n = len(centres.T)
 
@@ -165,7 +164,7 @@ def dead_leaves(
     def pick(values: NDArray) -> FloatImage:
         return np.asarray(values, np.float32)[labels]
 
-    # Neighbours resemble each other: light and palette drift over the image like the texture does.
+    # Brightness and palette vary over the image like the texture: neighbours are similar.
     scale = TEXTURE_SIZE / max(height, width)
     shift = rng.integers(0, TEXTURE_SIZE, (2, 2, 1))
     places = (centres[:, None] * scale + shift).astype(int) % TEXTURE_SIZE
@@ -194,27 +193,27 @@ def dead_leaves(
     relief += pick(striped * rng.uniform(0.05, 0.25, n)) * np.sin(phase)
 
     image = colours[labels] * relief[:, :, None]
-    # A lens: without it, edges would be staircases.
+    # Smoothing as by a lens, against jagged edges.
     image = 0.25 * (image[:-2] + image[2:]) + 0.5 * image[1:-1]
     image = 0.25 * (image[:, :-2] + image[:, 2:]) + 0.5 * image[:, 1:-1]
     return np.clip(255 * image + 0.5, 0, 255).astype(np.uint8)
 
 
 def _to_linear(image: ByteImage) -> FloatImage:
-    """Gamma-coded bytes to linear light in [0, 1]."""
+    """Convert gamma-coded bytes to linear light in [0, 1]."""
     return ((np.arange(256) / 255) ** GAMMA).astype(np.float32)[image]
 
 
 def _to_bytes(light: FloatImage) -> ByteImage:
-    """Linear light to gamma-coded bytes; light outside [0, 1] is clipped."""
+    """Convert linear light to gamma-coded bytes; values outside [0, 1] are clipped."""
     return (255 * np.clip(light, 0, 1) ** np.float32(1 / GAMMA) + 0.5).astype(np.uint8)
 
 
 def shake_kernel(rng: np.random.Generator, size: int) -> FloatImage:
-    """The path of a shaken camera during one exposure, float32 (size, size), sum 1.
+    """Path of a shaken camera during one exposure, float32 (size, size), sum 1.
 
-    A point moves with random inertia and a few jerks; its mean position is the centre, so that
-    blurring does not shift the image. `size` is odd and at least 3, or a ValueError says so.
+    A point moves with random inertia and a few jerks. Its mean position is the centre: blurring does not
+    shift the image. `size` is odd and at least 3; others raise a ValueError.
 
     Source: G. Boracchi, A. Foi, "Modeling the performance of image restoration from motion blur",
     IEEE TIP 2012.
@@ -222,9 +221,9 @@ def shake_kernel(rng: np.random.Generator, size: int) -> FloatImage:
     if size < 3 or size % 2 == 0:
         raise ValueError(f"size={size} has no centre to blur around; use an odd size from 3 on")
     num_steps = 1000
-    turns = rng.normal(0, np.exp(rng.uniform(np.log(0.01), np.log(0.1))), num_steps)
-    turns += (rng.random(num_steps) < 0.002) * rng.normal(0, 1.5, num_steps)  # jerks
-    heading = rng.uniform(0, 2 * np.pi) + np.cumsum(turns)
+    angle_changes = rng.normal(0, np.exp(rng.uniform(np.log(0.01), np.log(0.1))), num_steps)
+    angle_changes += (rng.random(num_steps) < 0.002) * rng.normal(0, 1.5, num_steps)  # jerks
+    heading = rng.uniform(0, 2 * np.pi) + np.cumsum(angle_changes)
     speed = np.exp(np.cumsum(rng.normal(0, 0.03, num_steps)))
     path = np.cumsum(speed[:, None] * np.stack([np.sin(heading), np.cos(heading)], 1), axis=0)
     path -= path.mean(0)
@@ -232,7 +231,7 @@ def shake_kernel(rng: np.random.Generator, size: int) -> FloatImage:
 
     corner = np.clip(np.floor(path), -(size // 2), size // 2 - 1)
     kernel = np.zeros((size, size))
-    for neighbour in np.ndindex(2, 2):  # bilinear: each step lights the four pixels around it
+    for neighbour in np.ndindex(2, 2):  # bilinear weights of the four pixels around each step
         pixel = corner + np.array(neighbour)
         y, x = pixel.astype(int).T + size // 2
         np.add.at(kernel, (y, x), np.prod(1 - abs(pixel - path), axis=1))
@@ -240,10 +239,10 @@ def shake_kernel(rng: np.random.Generator, size: int) -> FloatImage:
 
 
 def blur(image: ByteImage, kernel: FloatImage) -> ByteImage:
-    """Convolves `image`, uint8 (H, W, 3), with `kernel` (k, k) in linear light, as a sensor does.
+    """Convolve an image, uint8 (H, W, 3), with a kernel (k, k) in linear light, as a sensor does.
 
-    Returns only the pixels whose light all comes from inside: uint8 (H - k + 1, W - k + 1, 3).
-    Raises ValueError if there are none.
+    Returns only pixels that need no padding: uint8 (H - k + 1, W - k + 1, 3). Raises ValueError if there
+    are none.
     """
     height, width = image.shape[:2]
     lost = len(kernel) - 1
@@ -259,9 +258,9 @@ def blur(image: ByteImage, kernel: FloatImage) -> ByteImage:
 
 
 def low_light(rng: np.random.Generator, image: ByteImage) -> ByteImage:
-    """The same scene, uint8 (H, W, 3), with 1/20 to 1/5 of the light and the noise of a sensor.
+    """Image, uint8 (H, W, 3), with 1/20 to 1/5 of the light and the noise of a sensor.
 
-    The variance of the noise is a * light + b, shot noise and read noise, both taken as normal.
+    The variance of the noise is a * light + b (shot noise and read noise), both normally distributed.
 
     Source: A. Foi et al., "Practical Poissonian-Gaussian noise modeling and fitting for
     single-image raw-data", IEEE TIP 2008.
@@ -279,10 +278,10 @@ def cell(
     dtype: str = "uint8",
     size: int = 50,
 ) -> NDArray[Any]:
-    """One stained cell, (size, size, channels) of `dtype` ("uint8" or "uint16", full range).
+    """Stained cell, (size, size, channels) of `dtype` ("uint8" or "uint16", full range).
 
-    In each channel a soft blob; how bright, how large and how far from the middle of the cell it is
-    depends on the class, and varies from cell to cell. The noise is that of `low_light`.
+    Each channel has a soft blob. Its brightness, radius and distance from the centre of the cell depend on
+    the class and vary from cell to cell. The noise is that of `low_light`.
     """
     traits = stream(0, class_index, purpose=2)
     brightness = np.exp(traits.uniform(np.log(0.08), np.log(0.6), channels))
@@ -291,8 +290,8 @@ def cell(
 
     brightness = brightness * np.exp(rng.normal(0, 0.25, channels))
     radius = radius * np.exp(rng.normal(0, 0.1))
-    turn = rng.uniform(0, 2 * np.pi)
-    rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    angle = rng.uniform(0, 2 * np.pi)
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     centre = rotation @ shift + size / 2 + rng.normal(0, 0.03 * size, (2, 1))
 
     pixels = np.mgrid[:size, :size].transpose(1, 2, 0)[..., None] + 0.5 - centre
@@ -306,8 +305,8 @@ def cell(
     return np.clip(maximum * light + 0.5, 0, maximum).astype(dtype)
 
 
-def _publish(path: Path, content: bytes) -> None:
-    """Writes a file under another name first, so that a killed run leaves no half-written one."""
+def _write_file(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name first; a killed run leaves no incomplete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(content)
@@ -315,16 +314,16 @@ def _publish(path: Path, content: bytes) -> None:
 
 
 def _save_photo(path: Path, image: ByteImage, quality: int = 85) -> None:
-    """Writes a PNG or, of this quality, a JPEG file, as the path's suffix says."""
+    """Write a PNG or JPEG file, according to the suffix of the path."""
     file = io.BytesIO()
     kind = "PNG" if path.suffix == ".png" else "JPEG"
     Image.fromarray(image).save(file, kind, quality=quality, compress_level=3)
-    _publish(path, file.getvalue())
+    _write_file(path, file.getvalue())
 
 
 def _write_caltech256(number: int, root: Path, seed: int, num_classes: int) -> None:
     c, index = number % num_classes, number // num_classes
-    # 11 hues and 5 shapes have no common factor, so that 55 classes pass before a pair comes again.
+    # 11 and 5 have no common factor: 55 classes have different pairs of hue and shape.
     hue, shape = c % len(HUES), SHAPES[c % len(SHAPES)]
     angle_deg = ANGLES_DEG[c // (len(HUES) * len(SHAPES))]
     folder = root / f"{c + 1:03d}.{HUES[hue]}-{shape}-{angle_deg:g}"
@@ -382,7 +381,7 @@ def _write_cells(
         return
     image, file = cell(stream(seed, number), c, channels, dtype), io.BytesIO()
     tifffile.imwrite(file, image, photometric="minisblack", planarconfig="contig", metadata=None)
-    _publish(path, file.getvalue())
+    _write_file(path, file.getvalue())
 
 
 WRITERS: dict[str, Callable[..., None]] = {
@@ -411,10 +410,10 @@ OPTIONS: dict[str, dict[str, tuple[Any, Sequence[Any]]]] = {
 }
 
 
-def _complete(name: str, size: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given and the default options of a data set, or a ValueError about the first bad one."""
+def _complete_options(name: str, size: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Given and default options of a data set; ValueError for the first invalid one."""
     if name not in OPTIONS:
-        raise ValueError(f"name={name!r} is no known data set; use one of {', '.join(OPTIONS)}")
+        raise ValueError(f"name={name!r} is not a known data set; use one of {', '.join(OPTIONS)}")
     options = {key: default for key, (default, _) in OPTIONS[name].items()}
     if "num_classes" in options:
         options["num_classes"] = max(2, min(options["num_classes"], size // 2))
@@ -423,11 +422,11 @@ def _complete(name: str, size: int, given: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in options.items():
         if key not in OPTIONS[name]:
             known = ", ".join(OPTIONS[name])
-            raise ValueError(f"{key}={value!r} is no option of {name}; use {known}")
+            raise ValueError(f"{key}={value!r} is not an option of {name}; use {known}")
         allowed = OPTIONS[name][key][1]
         if value not in allowed:
             fix = f"{allowed[0]} {'to' if isinstance(allowed, range) else 'or'} {allowed[-1]}"
-            raise ValueError(f"{key}={value!r} is not possible for {name}; use {fix}")
+            raise ValueError(f"{key}={value!r} is invalid for {name}; use {fix}")
 
     smallest = 3 if name == "deblur" else 2 * options.get("num_classes", 1)
     if size < smallest:
@@ -443,16 +442,16 @@ def generate(
     workers: int | None = None,
     **options: Any,
 ) -> None:
-    """Writes data set `name` (a key of OPTIONS) of `size` images or pairs into the folder `root`.
+    """Write the data set `name` (a key of OPTIONS) with `size` images or pairs into the folder `root`.
 
-    Any number of worker processes (default: one per core) writes the same files. `options` are
-    those of the data set in OPTIONS. Running a stopped run again finishes it: whole files are kept.
-    Raises ValueError for a bad argument and FileExistsError if `root` holds anything else.
+    The files do not depend on the number of worker processes (default: one per core). `options` are those
+    of the data set in OPTIONS. A stopped run can be repeated: complete files are kept. Raises ValueError
+    for an invalid argument and FileExistsError if `root` contains anything else.
     """
-    options = _complete(name, size, options)
+    options = _complete_options(name, size, options)
     workers = os.cpu_count() or 1 if workers is None else workers
     if workers < 1:
-        raise ValueError(f"workers={workers} would write nothing; use 1 or more")
+        raise ValueError(f"workers={workers} is too small; use 1 or more")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed={seed} is out of range; use 0 to 2**63 - 1")
 
@@ -460,13 +459,15 @@ def generate(
     record = json.dumps({"name": name, "size": size, "seed": seed, **options})
     earlier = (root / RECORD).read_text() if (root / RECORD).exists() else None
     if earlier is None and root.exists() and any(root.iterdir()):
-        raise FileExistsError(f"root={root} holds files that are not generated; use an empty root")
+        raise FileExistsError(
+            f"root={root} contains files that were not generated; use an empty root"
+        )
     if earlier not in (None, record):
         raise FileExistsError(
             f"root={root} was generated with {earlier}, not with {record}; "
             "use the earlier arguments to finish it, or another root"
         )
-    _publish(root / RECORD, record.encode())
+    _write_file(root / RECORD, record.encode())
 
     write = partial(WRITERS[name], root=root, seed=seed, **options)
     unit = "image" if "num_classes" in options else "pair"
@@ -478,7 +479,7 @@ def generate(
 
 
 def link_often(root: Path, links: Path, copies: int) -> None:
-    """Give each image below class folders `copies` names in a folder `links`: a long epoch of few images."""
+    """Link each image in class folders `copies` times in the folder `links`, for long epochs of few images."""
     for label in root.glob("*/"):
         for copy in map(str, range(copies)):
             if not (links / label.name / copy).exists():
@@ -486,7 +487,7 @@ def link_often(root: Path, links: Path, copies: int) -> None:
 
 
 def main() -> None:
-    """The command line: bad arguments end it with a message, not with a traceback."""
+    """Run the command line; invalid arguments end it with a message."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.generate",
         usage="%(prog)s NAME --root FOLDER --size COUNT; -h lists the options",

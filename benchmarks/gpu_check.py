@@ -1,7 +1,7 @@
-"""All that only a GPU can show, in one command: `make gpu-check`.
+"""Checks and measurements that need a GPU, in one command: `make gpu-check`.
 
-Each result is at once a row of `checks.csv`, beside the output of each job, and at the end all is in one archive.
-Without a GPU, the same parts run on the CPU with small sizes: a dry run.
+Each result is immediately appended to `checks.csv`, next to the output of each job; at the end, all files are
+archived. Without a GPU, the same jobs run on the CPU with small sizes, as a dry run.
 """
 
 import csv
@@ -39,7 +39,7 @@ Job = tuple[str, Callable[[Path, str], None], int]  # name, function(results, na
 
 IS_DRY = not torch.cuda.is_available()
 NUM_GPUS = 2 if IS_DRY else torch.cuda.device_count()
-WARM_UP, MEASURED, NUM_STEPS = (1, 2, 3) if IS_DRY else (8, 32, 24)  # the last ones of a script
+WARM_UP, MEASURED, NUM_STEPS = (1, 2, 3) if IS_DRY else (8, 32, 24)  # NUM_STEPS: of scripts
 RESNET = "model.kwargs.width=4" if IS_DRY else "model.arch=resnet50"
 LOADERS = {"synthetic": "loader=synthetic", "dali": "loader=dali", "threads": "loader=pytorch"}
 LOADERS["processes"] = f"loader.num_workers={min(14, len(cores()))}"
@@ -48,7 +48,9 @@ SPEEDS += [("synthetic", dtype, "model.channels_last=false") for dtype in ("floa
 SPEEDS = SPEEDS[1:2] if IS_DRY else [*SPEEDS, ("synthetic", "AMP", "model.compile=true")]
 
 
-def tell(folder: Path, what: str, outcome: str, value: object = "", note: str = "") -> None:
+def record_result(
+    folder: Path, what: str, outcome: str, value: object = "", note: str = ""
+) -> None:
     """Append a row to `checks.csv` and print it."""
     row = [" ".join(cell.split()) for cell in (what, outcome, str(value), note)]
     with (folder / "checks.csv").open("a", newline="") as file:
@@ -66,7 +68,7 @@ def versions(folder: Path, what: str) -> None:
         facts |= {"driver": NVIDIA_DRIVER.read_text(), "NCCL": torch.cuda.nccl.version()}
         facts |= {f"GPU {n}": torch.cuda.get_device_properties(n) for n in range(NUM_GPUS)}
     for name, value in facts.items():
-        tell(folder, f"{what}, {name}", "measured", value)
+        record_result(folder, f"{what}, {name}", "measured", value)
     dist.destroy_process_group()
 
 
@@ -75,17 +77,17 @@ def tests(folder: Path, what: str) -> None:
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.when == "call" or not report.passed:
                 note = str(report.longrepr or "")[-500:]
-                tell(folder, report.nodeid, report.outcome, note=note)
+                record_result(folder, report.nodeid, report.outcome, note=note)
 
     chosen = ["-k", "nan and sgd and float32", "tests/test_gpu.py"]
-    if not IS_DRY:  # with pytest-xdist: they measure nothing
+    if not IS_DRY:  # in parallel with pytest-xdist: these tests measure no speed
         files = [str(p) for p in Path("tests").glob("test_*.py") if "DEVICES" in p.read_text()]
         chosen = ["-m", "gpu", "-n", str(min(8, len(cores()) // 2)), *files]
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *chosen], plugins=[Reporter()]))
 
 
 def photos(folder: Path) -> list[str]:
-    """Overrides for ResNet-50 on photographs; in a dry run, for a small model."""
+    """Overrides for ResNet-50 on photographs, or for a small model in a dry run."""
     images, links = folder / "work" / "images", folder / "work" / "photos"
     generate("caltech256", images, 8 if IS_DRY else 256, num_classes=2)
     link_often(images, links, 2 if IS_DRY else 48)
@@ -101,14 +103,14 @@ def speed(name: str, precision: str, override: str, folder: Path, what: str) -> 
     train = partial(steps, cfg, tuple(others), device, amp=precision == "AMP")
     list(islice(train(batches=batches), WARM_UP))
     timing = Timing(device)
-    list(islice(train(batches=timed(batches, timing)), 1 + MEASURED))  # the first is not counted
+    list(islice(train(batches=timed(batches, timing)), 1 + MEASURED))  # the first step is not timed
     host = f"{1000 * timing.seconds['compute'] / (MEASURED - 1):.1f} ms of the host a step"
     if not IS_DRY:
         host += f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
         torch.cuda.synchronize()
     timing.finished()
     value = f"{timing.speed()}, {timing.data_wait_share:.0%} waiting for data, {host}"
-    tell(folder, what, "measured", value)
+    record_result(folder, what, "measured", value)
     if name in ("dali", "threads"):  # after what is measured
         with torch.profiler.profile() as profiler:
             list(islice(train(batches=batches), 3))
@@ -116,7 +118,7 @@ def speed(name: str, precision: str, override: str, folder: Path, what: str) -> 
 
 
 def script(path: Path, overrides: list[str], folder: Path, what: str) -> None:
-    """Run a script; tell its speed, the time that saving took, and the lines where each step waits."""
+    """Run a training script; record its speed, the time of saving, and lines that wait for the GPU in each step."""
     rank, output = int(os.environ.get("RANK", "0")), folder / "work" / what
     overrides = photos(folder) + overrides if RESNET in overrides else overrides
     sys.argv = [path.name, f"output_dir={output}", f"max_steps={NUM_STEPS}", *overrides]
@@ -132,11 +134,11 @@ def script(path: Path, overrides: list[str], folder: Path, what: str) -> None:
     waits = ", ".join(place for place in counts if counts[place] > NUM_STEPS - 3) or "none"
     summary = json.loads((output / "summary.json").read_text())
     value = f"{summary['perf/images_per_s']:.0f} images/s, {summary['seconds']['saving']:.2f} s"
-    tell(folder, what, "measured", f"{value} saving, waits: {waits}")
+    record_result(folder, what, "measured", f"{value} saving, waits: {waits}")
 
 
 def parts_of(folder: Path) -> dict[str, tuple[int, int, Sequence[Job]]]:
-    """Parts by name: the most seconds it may take, how many of its jobs run at once, and these."""
+    """Parts by name: time limit in seconds, number of parallel jobs, and jobs."""
     paths = [REPOSITORY / name for name in scripts()] + merges_of_two(folder / "work")
     paths = [paths[0], paths[-1]] if IS_DRY else paths
     ranks = {path: int(starts_with_torchrun(str(path))) for path in paths}
@@ -161,7 +163,7 @@ def parts_of(folder: Path) -> dict[str, tuple[int, int, Sequence[Job]]]:
 
 
 def run_part(folder: Path, limit_s: float, at_once: int, jobs: Sequence[Job], context: Any) -> None:
-    """Run jobs, each in processes of its own, within a time limit for all of them."""
+    """Run jobs in processes of their own, within a time limit for all of them."""
     end = time.monotonic() + limit_s
 
     def run(job: Job) -> None:
@@ -170,15 +172,21 @@ def run_part(folder: Path, limit_s: float, at_once: int, jobs: Sequence[Job], co
         codes = run_limited(program, num_ranks, log, end - time.monotonic(), context)
         text = log.read_text()[-500:] if log.exists() else ""
         reason = "" if set(codes) == {0} else f"exit codes {codes}, None: time limit. {text}"
-        tell(folder, what, "failed" if reason else "passed", note=reason)
+        record_result(folder, what, "failed" if reason else "passed", note=reason)
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(run, jobs))
 
 
 def main(folder: Path, context: Any = None, patience: float = 1) -> int:
-    """Run all parts, with their time limits times `patience`; returns 1 if anything failed."""
-    folder.mkdir(parents=True)  # a new one: earlier results stay
+    """Run all parts; return 1 if any job failed, otherwise 0.
+
+    Args:
+        folder: results; must not exist.
+        context: `multiprocessing` context of the jobs; default: spawn.
+        patience: factor of the time limits.
+    """
+    folder.mkdir(parents=True)  # fails if it exists, to keep earlier results
     os.chdir(REPOSITORY)
     chosen = parts_of(folder)
     limits = {name: part[0] for name, part in chosen.items()}

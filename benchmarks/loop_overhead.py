@@ -1,8 +1,8 @@
-"""What a training loop costs beside forward, backward and step: ours, and those of two frameworks.
+"""Overhead of the training loop over forward, backward and step, compared with Lightning and accelerate.
 
-All train the same model on the same synthetic batches, clip the norm of its gradients as the
-configuration says, and keep a log, a progress bar and checkpoints; validation is left out everywhere.
-What is timed is the same for all: from one training forward pass of the model to the next one.
+All loops train the same model on the same synthetic batches, clip the gradient norm, and write a log, a
+progress bar and checkpoints; validation is left out. The time from one training forward pass to the next
+is measured.
 """
 
 import io
@@ -21,60 +21,63 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from benchmarks.baselines import optional
+from benchmarks.interleave import CountItems
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import endless, make_config, parts
-from benchmarks.turns import Count
 from conf.schema import Config
 from runtime.libc import keep_freed_memory
 
-BARE, UNKEPT = "bare loop", "bare loop with malloc's own settings"
-# Imports, memory pools and the first progress bar are over after so long.
-UNTIMED_S = 0.5
-ENDLESS = 10**6  # epochs
-# Checkpoints and log points must be part of a sample.
-WINDOWS = 4  # of others' samples, in one sample
+BARE, DEFAULT_MALLOC = "bare loop", "bare loop with malloc's own settings"
+# Long enough for imports, memory pools and the first progress bar.
+WARMUP_S = 0.5
+NUM_EPOCHS = 10**6  # more than are ever run
+WINDOW_FACTOR = 4  # longer samples than elsewhere, to include checkpoints and log steps
 
-Watch = Callable[[nn.Module], nn.Module]
-"""Has each training step of a model counted."""
+AddStepCounter = Callable[[nn.Module], nn.Module]
+"""Adds a hook to a model that counts its training steps; returns the model."""
 
 
 def main(run: Run) -> None:
-    """Runs side by side, each of which gives one sample of the time per step."""
-    programs = {
+    """Measure all loops alternately; each process gives one sample of the time per step."""
+    workloads = {
         Subject(name): partial(train_with, name, run.overrides, run.device) for name in LOOPS
     }
-    sizes = replace(run.sizes, warmup_s=UNTIMED_S, window_s=WINDOWS * run.sizes.window_s)
-    replace(run, sizes=sizes).compare("loop_overhead", run.title, programs, fresh=True)
+    sizes = replace(run.sizes, warmup_s=WARMUP_S, window_s=WINDOW_FACTOR * run.sizes.window_s)
+    replace(run, sizes=sizes).compare("loop_overhead", run.title, workloads, fresh=True)
 
 
-def train_with(name: str, overrides: tuple[str, ...], device: torch.device, count: Count) -> None:
-    """Train with a loop until `count`, which it calls for each step, ends it."""
+def train_with(
+    name: str, overrides: tuple[str, ...], device: torch.device, count_items: CountItems
+) -> None:
+    """Train with the loop `name` until `count_items`, called in each step, ends it."""
 
-    def watch(model: nn.Module) -> nn.Module:
-        model.register_forward_pre_hook(lambda *_: count(1) if model.training else None)
+    def add_step_counter(model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda *_: count_items(1) if model.training else None)
         return model
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cfg = make_config(
             *overrides, "loader=synthetic", f"output_dir={folder}/run", "max_steps=null"
         )
-        cfg.epochs = ENDLESS
-        if name != UNKEPT and device.type == "cpu":
+        cfg.epochs = NUM_EPOCHS
+        if name != DEFAULT_MALLOC and device.type == "cpu":
             keep_freed_memory()
         sys.stdout, sys.stderr = Terminal(), Terminal()
-        LOOPS[name](cfg, device, watch, Path(folder))
+        LOOPS[name](cfg, device, add_step_counter, Path(folder))
 
 
 class Terminal(io.StringIO):
-    """A terminal that nobody looks at, so that progress bars are drawn."""
+    """Output that counts as a terminal and keeps the text, which makes libraries draw progress bars."""
 
     def isatty(self) -> bool:
         return True
 
 
-def ours(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
-    """`train.py` itself, but that its model is watched and its validation is left out."""
+def train_py(
+    cfg: Config, device: torch.device, add_step_counter: AddStepCounter, folder: Path
+) -> None:
+    """Loop of `train.py`, with counted steps and without validation."""
     import train
 
     build_model = train.build_model
@@ -83,16 +86,24 @@ def ours(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
         return torch.ones(task.num_sums, dtype=torch.float64), ()
 
     with (
-        mock.patch.object(train, "build_model", lambda *parts: watch(build_model(*parts))),
+        mock.patch.object(
+            train, "build_model", lambda *parts: add_step_counter(build_model(*parts))
+        ),
         mock.patch.object(train, "evaluate", no_validation),
     ):
         train.main(OmegaConf.structured(cfg))
 
 
-def bare(cfg: Config, device: torch.device, watch: Watch, folder: Path, clip: bool = False) -> None:
-    """Forward, backward and step, and with `clip` the norm of the gradients, and nothing else."""
+def bare(
+    cfg: Config,
+    device: torch.device,
+    add_step_counter: AddStepCounter,
+    folder: Path,
+    clip: bool = False,
+) -> None:
+    """Loop of forward, backward and step only; `clip` adds clipping of the gradient norm."""
     loader, task, model, optimizer, _ = parts(cfg, device)
-    watch(model).train()
+    add_step_counter(model).train()
     for inputs, targets in endless(loader):
         loss = task.loss(model(inputs), targets)
         loss.backward()
@@ -102,13 +113,15 @@ def bare(cfg: Config, device: torch.device, watch: Watch, folder: Path, clip: bo
         optimizer.zero_grad(set_to_none=True)
 
 
-def lightning(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
-    """Lightning's Trainer with its TensorBoard logger, checkpoint per epoch and progress bar."""
+def lightning(
+    cfg: Config, device: torch.device, add_step_counter: AddStepCounter, folder: Path
+) -> None:
+    """Lightning's Trainer with TensorBoard logger, a checkpoint per epoch and progress bar."""
     package = optional("lightning", "lightning")
     loggers = optional("lightning.pytorch.loggers", "lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     loader, task, model, optimizer, scheduler = parts(cfg, device)
-    watch(model)
+    add_step_counter(model)
 
     class Module(package.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -136,13 +149,15 @@ def lightning(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> 
     trainer.fit(Module(), loader)
 
 
-def accelerate(cfg: Config, device: torch.device, watch: Watch, folder: Path) -> None:
-    """accelerate around a plain loop, with its TensorBoard tracker and checkpoint per epoch."""
+def accelerate(
+    cfg: Config, device: torch.device, add_step_counter: AddStepCounter, folder: Path
+) -> None:
+    """accelerate in a plain loop with TensorBoard tracker, a checkpoint per epoch and progress bar."""
     package = optional("accelerate", "accelerate")
     from tqdm import tqdm
 
     loader, task, model, optimizer, scheduler = parts(cfg, device)
-    watch(model)
+    add_step_counter(model)
     accelerator = package.Accelerator(
         cpu=device.type == "cpu", log_with="tensorboard", project_dir=str(folder)
     )
@@ -164,12 +179,12 @@ def accelerate(cfg: Config, device: torch.device, watch: Watch, folder: Path) ->
         accelerator.save_state(str(folder / "checkpoint"))
 
 
-Loop = Callable[[Config, torch.device, Watch, Path], None]
+Loop = Callable[[Config, torch.device, AddStepCounter, Path], None]
 LOOPS: dict[str, Loop] = {
     BARE: bare,
     "bare loop with clip_grad_norm_": partial(bare, clip=True),
-    UNKEPT: bare,
-    "train.py": ours,
+    DEFAULT_MALLOC: bare,
+    "train.py": train_py,
     "Lightning": lightning,
     "accelerate": accelerate,
 }

@@ -1,4 +1,4 @@
-"""The pictures in the report: bars with the intervals of their values."""
+"""Bar charts of the report, with confidence intervals."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 
 from benchmarks.records import Summary
-from benchmarks.run import number
+from benchmarks.run import format_number
 
 WIDTH_INCHES = 9.0
 DPI = 110
-# Three of Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Colours of the colour-blind safe palette by Okabe and Ito.
 OURS, OTHERS, LIMIT = "#0072B2", "#999999", "#009E73"
 
 
@@ -18,11 +18,11 @@ Bar = tuple[str, Summary | None, str]
 """Label, value (None: not measured) and colour."""
 
 Panel = tuple[str, str, list[Bar]]
-"""Title, what the bars show, with its unit, and the bars, the first one on top."""
+"""Title, axis label with unit, and bars from top to bottom."""
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
-    """Write a PNG of horizontal bars, one panel below the other; the intervals are black lines."""
+    """Write a PNG of horizontal bars, one panel below the other, with intervals as black lines."""
     heights = [len(bars) + 2.2 for _, _, bars in panels]
     figure, axes = plt.subplots(
         *(len(panels), 1),
@@ -43,7 +43,7 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
             median, low, high = value
             ax.barh(place, median, color=colour, height=0.7)
             ax.plot([low, high], [place, place], "|-", color="black", linewidth=1, markersize=4)
-            ax.text(max(high, 0) + gap, place, number(median), va="center", fontsize=8)
+            ax.text(max(high, 0) + gap, place, format_number(median), va="center", fontsize=8)
         ax.set_yticks(range(len(bars)), [label for label, _, _ in bars])
         ax.set_ylim(len(bars) - 0.4, -0.6)
         ax.set_xlim(left - (5 * gap if left < 0 else 0), right + 14 * gap)

@@ -1,4 +1,4 @@
-"""The CSV files: one row per figure, typed, complete and on disk as soon as it was measured."""
+"""CSV files of results: one typed row per figure, written as soon as it is measured."""
 
 import csv
 import functools
@@ -30,7 +30,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured, as the columns of a row name it."""
+    """A measured program with its settings, as identified by the columns of a row."""
 
     name: str
     num_workers: int = 0
@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def parallelism(self) -> str:
-        """Such as `2 workers, 1 thread`; empty where the subject has no such setting."""
+        """Text such as `2 workers, 1 thread`; empty without such settings."""
         counts = {"worker": self.num_workers, "thread": self.num_threads}
         if self.num_devices > 1:
             counts["device"] = self.num_devices
@@ -52,31 +52,31 @@ class Subject:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row: what was measured, the result, and where."""
+    """One row: a figure, its settings, and the machine."""
 
     benchmark: str
-    """Name of the benchmark, which is also the name of its CSV file."""
+    """Name of the benchmark and of its CSV file."""
 
     case: str
-    """What it was measured on, such as the data set."""
+    """Data set or configuration of the measurement."""
 
     subject: str
-    """What was measured, such as `loader=pytorch`."""
+    """Name of the measured program, such as `loader=pytorch`."""
 
     quantity: str
-    """The kind of figure, such as `speed` or `data wait`."""
+    """Kind of figure, such as `speed` or `data wait`."""
 
     num_workers: int
     """Worker processes per device."""
 
     num_threads: int
-    """Threads per device that load data; 0 where the subject has no such setting."""
+    """Loading threads per device; 0 if there is no such setting."""
 
     num_devices: int
-    """GPUs, or on a machine without GPUs the processes, that worked together."""
+    """Number of GPUs or, without GPUs, of processes."""
 
     settings: str
-    """All else that was set, as `key=value` separated by blanks."""
+    """Other settings, as `key=value` separated by spaces."""
 
     unit: str
     """Unit of the figures, such as `images/s`."""
@@ -91,49 +91,48 @@ class Measurement:
     """Upper end of the interval in `unit`."""
 
     repeats: int
-    """Number of samples; 0: not measured, `note` says why."""
+    """Number of samples; 0: not measured, for the reason in `note`."""
 
     samples: str
-    """The samples in `unit`, in the order in which they were taken, joined by `;`. Sample i of two
-    subjects with the same `date` was taken in the same round, side by side."""
+    """Samples in `unit` in order, separated by `;`. The i-th samples of rows with the same `date` are of one round."""
 
     epoch_size: int
-    """Samples of an epoch of the data at its published size; 0 where that has no meaning."""
+    """Samples per epoch of the published data set; 0 if not applicable."""
 
     note: str
-    """What a reader must know of this row, such as why there is no figure."""
+    """Remarks, such as the reason for a missing figure."""
 
     cpu: str
     """Model of the CPU."""
 
     cores: int
-    """CPU cores that this process may use."""
+    """Number of CPU cores available to the process."""
 
     memory_gib: float
     """Main memory in GiB."""
 
     gpu: str
-    """Number and model of the GPUs; empty without."""
+    """Number and model of the GPUs; empty without GPUs."""
 
     versions: str
-    """Python and the packages that matter, joined by `, `."""
+    """Versions of Python and packages, separated by `, `."""
 
     commit: str
-    """Commit of the repository, with `-dirty` if files were changed since."""
+    """Commit of the repository; ends with `-dirty` if files were changed."""
 
     date: str
-    """When the group of subjects that this row belongs to was finished, ISO 8601, UTC."""
+    """End of the group of measurements, ISO 8601 in UTC."""
 
     @property
-    def who(self) -> Subject:
+    def full_subject(self) -> Subject:
         return Subject(
             *(self.subject, self.num_workers, self.num_threads, self.num_devices, self.settings)
         )
 
     @property
-    def what(self) -> tuple[str, Subject, str]:
-        """What makes it the same measurement when it is taken again."""
-        return self.case, self.who, self.quantity
+    def key(self) -> tuple[str, Subject, str]:
+        """Identity of the measurement, the same when it is repeated."""
+        return self.case, self.full_subject, self.quantity
 
     @property
     def summary(self) -> "Summary":
@@ -141,7 +140,7 @@ class Measurement:
 
     @property
     def values(self) -> list[float]:
-        """The samples as numbers."""
+        """Samples as numbers."""
         return [float(sample) for sample in self.samples.split(";") if sample]
 
 
@@ -149,7 +148,7 @@ COLUMNS = [field.name for field in fields(Measurement)]
 
 
 def append(path: Path, rows: Iterable[Measurement]) -> None:
-    """Add rows to a file, which is replaced as a whole: a crash leaves the old or the new one.
+    """Append rows to a file, which is replaced atomically.
 
     Raises:
         ValueError: the file has other columns.
@@ -170,10 +169,10 @@ def _write(path: Path, rows: Iterable[Measurement]) -> None:
 
 
 def read(path: Path) -> list[Measurement]:
-    """All rows of a file, oldest first.
+    """Read all rows of a file, oldest first.
 
     Raises:
-        ValueError: a column is missing, unknown or holds a value of another type.
+        ValueError: a column is missing, unknown, or has a value of the wrong type.
     """
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
@@ -196,8 +195,8 @@ def read(path: Path) -> list[Measurement]:
 
 
 def latest(path: Path) -> list[Measurement]:
-    """Of each measurement in a file the newest row, whatever the commit, in order of first appearance."""
-    return list({row.what: row for row in read(path)}.values())
+    """Newest row of each measurement, from any commit, in the order of first appearance."""
+    return list({row.key: row for row in read(path)}.values())
 
 
 class Summary(NamedTuple):
@@ -207,13 +206,12 @@ class Summary(NamedTuple):
 
 
 def summarise(samples: list[float]) -> Summary:
-    """Median and its confidence interval from order statistics, whatever the noise; nan without samples.
+    """Median and confidence interval from order statistics, valid for any distribution; nan without samples.
 
-    The interval from the k-th smallest to the k-th largest sample holds the true median with
-    probability 1 - 2 P(X < k), X binomial with n and 1/2, whatever the distribution (David and
-    Nagaraja 2003, "Order statistics", section 7.1). It is the narrowest such interval with at least
-    95 %. That takes 6 samples; with fewer it is the range of all of them, which holds the median
-    with probability 1 - 2^(1 - n).
+    The interval from the k-th smallest to the k-th largest of n samples contains the true median with
+    probability 1 - 2 P(X < k), where X is binomial with n and 1/2 (David and Nagaraja 2003, "Order
+    statistics", section 7.1). The narrowest interval with at least 95 % is returned. This needs 6 samples;
+    with fewer, it is their range, with probability 1 - 2^(1 - n).
     """
     if not samples:
         return Summary(math.nan, math.nan, math.nan)
@@ -228,9 +226,9 @@ def summarise(samples: list[float]) -> Summary:
 
 
 def ratio(row: Measurement | None, reference: Measurement | None) -> Summary | None:
-    """How many times as large: the ratio is taken in each round, then summarised.
+    """Ratio of two measurements, taken in each round and then summarised.
 
-    None if one is missing, or they were not measured side by side.
+    None if one is missing or they were not measured in the same rounds.
     """
     if row is None or reference is None or not row.repeats:
         return None
@@ -241,7 +239,7 @@ def ratio(row: Measurement | None, reference: Measurement | None) -> Summary | N
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """The columns that describe this machine, the versions and the commit."""
+    """Columns that describe this machine, package versions and commit."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
     gpu = ""
@@ -249,7 +247,7 @@ def machine() -> dict[str, Any]:
         gpu = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = ""
-    with suppress(OSError):  # git is not installed
+    with suppress(OSError):  # without git
         commit = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
     versions = [f"python {platform.python_version()}"]
     for package in PACKAGES:
@@ -266,14 +264,14 @@ def machine() -> dict[str, Any]:
 
 
 def cores() -> list[int]:
-    """Numbers of the CPU cores that this process may use."""
+    """Numbers of the CPU cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def machine_name() -> str:
-    """A short name for folders, such as `intel-xeon-processor-2-cores` or `1-x-nvidia-h200`."""
+    """Short machine name for folders, such as `intel-xeon-processor-2-cores` or `1-x-nvidia-h200`."""
     name = machine()["gpu"] or f"{machine()['cpu']} {machine()['cores']} cores"
     name = re.sub(r"\((r|tm)\)|@.*?(?= \d+ cores|$)", "", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")

@@ -1,8 +1,7 @@
-"""What it costs that shards lie on a server: images/s and memory, beside files and shards on disk and other loaders.
+"""Speed and memory of reading shards from a server, compared with local files and shards and other libraries.
 
-The server stands on loopback and answers after 0, 20 or 100 ms. It has a CPU core of its own, so that it takes no
-time from those that read, which use the others. Each figure comes from a process that starts without copies of
-the data, and these follow one another in turns.
+The server runs on loopback with latencies of 0, 20 and 100 ms. It has a CPU core of its own; the readers use
+the others. The readers run alternately, and each sample comes from a new process without copies of the data.
 """
 
 import importlib
@@ -35,7 +34,7 @@ from runtime.setup import resolve_device
 PEAK = "peak memory"
 CASE, TITLE = "caltech256", "JPEGs, resize 256, random crop 224"
 LATENCIES_MS = (0, 20, 100)
-"""Of the servers."""
+"""Latencies of the servers."""
 SHARD_MB = 64
 OVER_NETWORK = "benchmarks.baselines.over_network"
 OTHERS = {
@@ -43,39 +42,40 @@ OTHERS = {
     "LitData": ("litdata", "fetches whole chunks of 64 MB, two ahead; copies on disk"),
     "mosaicml-streaming": ("mosaicml", "fetches whole shards of 64 MB; copies on disk"),
 }
-"""By name: function in OVER_NETWORK, what is to be known of it. All decode by torchvision in worker processes,
-hand over uint8, and convert whole batches."""
+"""By name: function in OVER_NETWORK and note. All decode with torchvision in worker processes, which return uint8
+images, and convert whole batches to float32.
+"""
 MIN_SAMPLES = 8000
-"""Fewer are linked under several names, so that no loader comes to the end, and to its copies, while it is measured."""
+"""Smaller data sets are linked under several names: no epoch may end, and copies be read again, while measuring."""
 WARMUP_S, WINDOW_S = 1.0, 3.0
-"""The least that is left out, and measured."""
+"""Shortest warm-up and measurement in seconds."""
 WINDOW = ("data.shuffle=window", "data.shuffle_window=2")
-"""Small windows, of which each is fetched while the one before is read."""
+"""Small windows, which makes room for fetching one while the previous one is read."""
 CREDENTIALS = {
     **{"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": "benchmark"},
     **{"AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"},
 }
 
-Found = dict[tuple[str, str], float]
-"""By quantity and unit."""
+Figures = dict[tuple[str, str], float]
+"""Results by quantity and unit."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What is measured, in a process of its own."""
+    """A loader and what it reads; measured in a process of its own."""
 
     overrides: tuple[str, ...]
-    """Of the configuration."""
+    """Overrides of the configuration."""
 
     bucket: Path
     address: str = ""
-    """Of the server."""
+    """Address of the server."""
 
     other: str = ""
-    """Which of the other loaders; empty: ours."""
+    """Key of OTHERS; empty: the template's loader."""
 
     def batches(self, parallel: int, folder: Path) -> Iterator[Any]:
-        """Batches of training without end, by so many threads or workers; `folder` is for copies."""
+        """Endless training batches from `parallel` threads or workers, with copies in `folder`."""
         cfg = make_config(*self.overrides, f"data.cache_dir={folder}")
         if not self.other:
             cfg.loader.num_threads = parallel
@@ -87,7 +87,7 @@ class Reader:
 
 def main(run: Run) -> None:
     cores = records.cores()
-    servers, mine = (cores[:1], cores[1:]) if len(cores) > 1 else (cores, cores)
+    server_cores, reader_cores = (cores[:1], cores[1:]) if len(cores) > 1 else (cores, cores)
     overrides, bucket = prepare(run)
     readers = {
         "loader=pytorch, files on disk": Reader(overrides, bucket),
@@ -97,18 +97,22 @@ def main(run: Run) -> None:
     }
     with ExitStack() as stack:
         for latency_ms in LATENCIES_MS:
-            address = stack.enter_context(serve(bucket.parent, latency_ms / 1000, set(servers)))
+            address = stack.enter_context(
+                serve(bucket.parent, latency_ms / 1000, set(server_cores))
+            )
             root = f"data.root=s3://{bucket.name}/shards"
             ours = Reader((*overrides, root, *WINDOW), bucket, address)
             readers[f"loader=pytorch, shards, {latency_ms} ms"] = ours
             for other in OTHERS:
                 readers[f"{other}, {latency_ms} ms"] = Reader(overrides, bucket, address, other)
-        measure(run, readers, mine)
+        measure(run, readers, reader_cores)
 
 
 def prepare(run: Run) -> tuple[tuple[str, ...], Path]:
-    """The configuration that reads the files, and the folder with what the server is to hand out, which is made
-    if it is not there."""
+    """Overrides that read the local files, and the bucket folder of the server.
+
+    Links to the files and all shards are created if missing.
+    """
     cfg = run.config(CASE)
     folder = run.data_dir / f"remote-{Path(cfg.data.root).name}"
     overrides = (*run.case_overrides(CASE), f"data.root={folder / 'files'}")
@@ -132,7 +136,7 @@ def prepare(run: Run) -> tuple[tuple[str, ...], Path]:
 
 
 def measure(run: Run, readers: dict[str, Reader], cores: list[int]) -> None:
-    """Let each read in turn, again and again, and write a row for each."""
+    """Run the readers alternately and write rows for each."""
     subjects = {
         name: Subject(name, *((len(cores), 0) if reader.other else (0, len(cores))))
         for name, reader in readers.items()
@@ -146,10 +150,11 @@ def measure(run: Run, readers: dict[str, Reader], cores: list[int]) -> None:
         for _ in range(run.sizes.repeats):
             for name in [name for name in readers if name not in failed]:
                 try:
-                    # Cleared when all are gone that write to it.
                     with TemporaryDirectory(prefix="copies-", ignore_cleanup_errors=True) as folder:
                         copies = Path(folder)
-                        program = partial(read, readers[name], len(cores), run.sizes, copies)
+                        program = partial(
+                            measure_reader, readers[name], len(cores), run.sizes, copies
+                        )
                         figures, peak_mb = run_fresh(program, cores)
                     for what, value in {**figures, (PEAK, "MB"): peak_mb}.items():
                         found[name].setdefault(what, []).append(value)
@@ -164,22 +169,22 @@ def measure(run: Run, readers: dict[str, Reader], cores: list[int]) -> None:
         run.record("remote", TITLE, subject, found[name], note=notes.get(name, ""), date=date)
 
 
-def read(reader: Reader, parallel: int, sizes: Sizes, folder: Path) -> Found:
-    """Speed, and the time from the begin to the first batch."""
+def measure_reader(reader: Reader, parallel: int, sizes: Sizes, folder: Path) -> Figures:
+    """Speed of a reader, and the seconds from its start to its first batch."""
     os.environ.update(CREDENTIALS | {"AWS_ENDPOINT_URL": reader.address})
-    resolve_device("cpu")  # after which malloc keeps memory
+    resolve_device("cpu")  # also makes malloc keep freed memory
     torch.set_num_threads(parallel)
     begin = time.perf_counter()
     batches = reader.batches(parallel, folder)
     next(batches)
     first_s = time.perf_counter() - begin
-    work(batches, max(WARMUP_S, sizes.warmup_s))
-    speed = work(batches, max(WINDOW_S, sizes.window_s))
+    images_per_second(batches, max(WARMUP_S, sizes.warmup_s))
+    speed = images_per_second(batches, max(WINDOW_S, sizes.window_s))
     return {(SPEED, "images/s"): speed, (FIRST_BATCH, "s"): first_s}
 
 
-def work(batches: Iterator[Any], seconds: float) -> float:
-    """Samples per second."""
+def images_per_second(batches: Iterator[Any], seconds: float) -> float:
+    """Speed of reading batches for this many seconds."""
     count, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
         count += len(next(batches)[0])

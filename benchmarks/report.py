@@ -1,4 +1,4 @@
-"""Draws the report from the CSV files alone: tables in `report.md`, and a PNG for each benchmark.
+"""Report of results from their CSV files alone: tables in `report.md`, and a PNG for each benchmark.
 
 python -m benchmarks.report benchmarks/results/<machine>-<date>
 """
@@ -13,50 +13,39 @@ from benchmarks.bottleneck import SYNTHETIC
 from benchmarks.entry_points import WAIT
 from benchmarks.loading import PACKING
 from benchmarks.loop_overhead import BARE
+from benchmarks.pipelines import DECODING
 from benchmarks.plots import LIMIT, OTHERS, OURS, Panel
 from benchmarks.records import Measurement, Subject, Summary, latest, ratio
 from benchmarks.remote import PEAK
-from benchmarks.run import SPEED, STEP_TIME, number, span
+from benchmarks.run import SPEED, STEP_TIME, format_interval, format_number
 from benchmarks.scale import FIRST_BATCH, GROWTH, RESUME
 from benchmarks.shuffle import CLASSES, MOVED, ORIGINS
 from benchmarks.simulate import EFFICIENCY, ERROR
-from benchmarks.ways import DECODING
 
 PICTURED = (
-    SPEED,
-    STEP_TIME,
-    WAIT,
-    PACKING,
-    FIRST_BATCH,
-    RESUME,
-    GROWTH,
-    PEAK,
-    CLASSES,
-    ORIGINS,
-    MOVED,
-    EFFICIENCY,
-    ERROR,
+    *(SPEED, STEP_TIME, WAIT, PACKING, FIRST_BATCH, RESUME, GROWTH, PEAK),
+    *(CLASSES, ORIGINS, MOVED, EFFICIENCY, ERROR),
 )
 Rows = list[Measurement]
 Line = dict[str, Measurement]
-"""A subject's rows by quantity."""
+"""Rows of a subject, by quantity."""
 
 Table = list[list[str]]
-"""The first line is the header."""
+"""Cells by line; the first line is the header."""
 
 TITLES = {
-    "alternatives": "Beside all others",
-    "loaders": "Loaders",  # measured until it became part of the one above
+    "alternatives": "Loaders compared",
+    "loaders": "Loaders",  # earlier results only
     "workers": "Workers and threads",
-    "out_of_band": "Decoding ahead of time",
+    "out_of_band": "Decoding in advance",
     "entry_points": "Entry points",
     "bottleneck": "Bottleneck",
-    "loop_overhead": "The training loop's own cost",
+    "loop_overhead": "Overhead of the training loop",
     "scale": "Number of samples",
-    "shuffle": "Order of an epoch through shards",
+    "shuffle": "Sample order with shards",
     "remote": "Shards on a server",
-    "augmentations": "Augmentations of a finished batch",
-    "agreement": "Agreement of ranks in each step",
+    "augmentations": "Augmentations of batches",
+    "agreement": "Exchange of flags between ranks",
     "simulate": "Many ranks, simulated",
 }
 FACTS = """\
@@ -66,15 +55,15 @@ FACTS = """\
 
 Commit {commits}; {first} to {last}.
 
-Figures are medians; in brackets, and as black lines in the pictures, their 95 % confidence intervals
-(with fewer than 6 samples, their range). Subjects of one table were measured side by side, in turns;
-ratios are those of rounds in which all took turns. An epoch is one of the published data's size. For
-entry points a device without GPUs is one CPU core; their runs follow one another, so their efficiencies
-are quotients of medians."""
+Figures are medians. Brackets, and black lines in the charts, show 95 % confidence intervals, or the range of
+fewer than 6 samples. The subjects of a table ran alternately in short time slices; ratios are taken within
+each round and then summarised. The duration of an epoch refers to the published size of a data set. Without
+GPUs, a device of an entry point is one CPU core. Entry points ran one after another; their efficiencies are
+ratios of medians."""
 
 
 def draw(folder: Path) -> Path:
-    """Draw the report of a folder of results.
+    """Write the report of a folder with results.
 
     Returns:
         Path of `report.md`.
@@ -87,7 +76,7 @@ def draw(folder: Path) -> Path:
     measured = {name: latest(path) for name, path in files.items() if path.exists()}
     if not measured:
         raise FileNotFoundError(
-            f"{folder} holds no results ({', '.join(path.name for path in files.values())}); run "
+            f"no results in {folder} ({', '.join(path.name for path in files.values())}); run "
             f"python -m benchmarks results={folder}"
         )
     rows = sorted((row for rows in measured.values() for row in rows), key=lambda row: row.date)
@@ -115,16 +104,18 @@ def markdown(table: Table) -> str:
 
 
 def tables(name: str, rows: Rows) -> dict[str, Table]:
-    """One for each case, by its title: a line for each subject with its figures, derived ones, and why
-    something is missing. Columns without an entry are left out."""
+    """One table per case, by title: a line per subject with measured and derived figures, and a note.
+
+    Columns without entries are left out.
+    """
     found: dict[str, Table] = {}
     for case, group in by_case(rows).items():
         subjects: dict[Subject, Line] = {}
         for row in group:
-            subjects.setdefault(row.who, {})[row.quantity] = row
+            subjects.setdefault(row.full_subject, {})[row.quantity] = row
         lines = list(subjects.values())
         if name == "alternatives":
-            lines.sort(key=lambda line: -speed(first(line)))
+            lines.sort(key=lambda line: -speed(main_row(line)))
         table = [cells(name, line, group, rows) for line in lines]
         header = [title for title in table[0] if any(line[title] for line in table)]
         found[case] = [header, *([line[title] for title in header] for line in table)]
@@ -132,50 +123,60 @@ def tables(name: str, rows: Rows) -> dict[str, Table]:
 
 
 def cells(name: str, line: Line, group: Rows, rows: Rows) -> dict[str, str]:
-    """What stands in a subject's line, by column; `group` are the rows of its case, `rows` all rows."""
-    row = first(line)
-    found = {"subject": row.subject, "settings": row.settings, "parallel": row.who.parallelism}
-    found |= {f"{r.quantity} ({r.unit})": span(line.get(r.quantity)) for r in group if r.repeats}
+    """Cells of a subject's line by column; `group` has the rows of its case, `rows` those of all cases."""
+    row = main_row(line)
+    found = {
+        "subject": row.subject,
+        "settings": row.settings,
+        "parallel": row.full_subject.parallelism,
+    }
+    found |= {
+        f"{r.quantity} ({r.unit})": format_interval(line.get(r.quantity))
+        for r in group
+        if r.repeats
+    }
     if name == "entry_points":
         found["scaling efficiency"] = efficiency(row, group, row.subject)
         found["speed per device against train.py"] = efficiency(row, group, "train.py")
     elif name == "loop_overhead":
-        found["over the bare loop (%)"] = span(overhead(row, group))
+        found["over the bare loop (%)"] = format_interval(overhead(row, group))
     else:
-        # By settings, the first one that is no limit is what all are compared with.
+        # Reference for each settings: the first subject that is not a limit.
         candidates = [r for r in group if r.quantity in (SPEED, STEP_TIME) and r.repeats]
-        of = {r.settings: r for r in reversed(candidates) if colour(r) != LIMIT}
-        names = {r.subject for r in of.values()}
+        references = {r.settings: r for r in reversed(candidates) if bar_colour(r) != LIMIT}
+        names = {r.subject for r in references.values()}
         found[f"against {names.pop()}" if len(names) == 1 else "ratio"] = (
-            "1x" if row in of.values() else span(ratio(row, of.get(row.settings)), "x")
+            "1x"
+            if row in references.values()
+            else format_interval(ratio(row, references.get(row.settings)), "x")
         )
         limit = next((r for r in candidates if r.subject == DECODING.name), None)
         share = None if from_pixels(row) or name != "alternatives" else ratio(row, limit)
         found["share of the limit"] = f"{100 * share.median:.0f} %" if share else ""
         found["epoch"] = duration(row.epoch_size / speed(row)) if speed(row) else ""
-        found["packing is paid for after (epochs)"] = paid_after(row, rows)
+        found["packing is paid for after (epochs)"] = break_even_epochs(row, rows)
     return found | {"note": row.note}
 
 
 def efficiency(row: Measurement, rows: Rows, script: str) -> str:
-    """Speed per device as a share of a script's on one device."""
+    """Speed per device relative to `script` on one device."""
     one = Subject(script, settings=row.settings)
-    reference = next((r for r in rows if r.quantity == SPEED and r.who == one), None)
+    reference = next((r for r in rows if r.quantity == SPEED and r.full_subject == one), None)
     if row.quantity != SPEED or reference is None or row is reference:
         return ""
     return f"{100 * row.median / row.num_devices / reference.median:.0f} %"
 
 
 def overhead(row: Measurement, rows: Rows) -> Summary | None:
-    """What it takes more than the bare loop, in %."""
+    """Additional time relative to the bare loop in %."""
     found = ratio(row, next((row for row in rows if row.subject == BARE), None))
     if found is None or row.subject == BARE:
         return None
     return Summary(*(100 * (value - 1) for value in found))
 
 
-def paid_after(row: Measurement, rows: Rows) -> str:
-    """Epochs after which training from the pack has saved the time that packing the published set takes."""
+def break_even_epochs(row: Measurement, rows: Rows) -> str:
+    """Epochs after which training from the pack has saved the time of packing the published data set."""
     whole = row.case.partition(",")[0]
     packing = [r for r in rows if r.case == whole and r.quantity == PACKING and r.repeats]
     others = [r for r in rows if r.case == row.case and not is_packed(r) and speed(r)]
@@ -183,31 +184,33 @@ def paid_after(row: Measurement, rows: Rows) -> str:
         return ""
     whole_s = packing[0].median * packing[0].epoch_size / int(packing[0].note.split()[0])
     saved_s = min(r.epoch_size / r.median for r in others) - row.epoch_size / row.median
-    return number(whole_s / saved_s) if saved_s > 0 else "never"
+    return format_number(whole_s / saved_s) if saved_s > 0 else "never"
 
 
 def panels(name: str, rows: Rows) -> list[Panel]:
-    """The picture of a benchmark."""
+    """Panels of a benchmark's figure."""
     found: list[Panel] = []
     for case, group in by_case(rows).items():
         if name == "loop_overhead":
             others = [row for row in group if row.subject != BARE]
-            bars = [(str(row.who), overhead(row, group), colour(row)) for row in others]
+            bars = [
+                (str(row.full_subject), overhead(row, group), bar_colour(row)) for row in others
+            ]
             found.append((case, "% of the bare loop's time per step, on top of it", bars))
             continue
         for quantity in PICTURED:
             chosen = [row for row in group if row.quantity == quantity]
-            # What reads pixels is so much faster that no other bar could be seen beside it.
+            # A separate panel: these are so fast that the other bars would be too short.
             pixels = [row for row in chosen if name == "alternatives" and from_pixels(row)]
             encoded = [row for row in chosen if row not in pixels]
             for part, title in ((encoded, case), (pixels, f"{case}, from pixels")):
-                bars = [(str(r.who), r.summary if r.repeats else None, colour(r)) for r in part]
+                bars = [
+                    (str(r.full_subject), r.summary if r.repeats else None, bar_colour(r))
+                    for r in part
+                ]
                 if part:
                     found.append((title, f"{quantity} ({part[0].unit})", bars))
     return found
-
-
-# What tables and pictures have in common
 
 
 def by_case(rows: Rows) -> dict[str, Rows]:
@@ -217,18 +220,18 @@ def by_case(rows: Rows) -> dict[str, Rows]:
     return groups
 
 
-def first(line: Line) -> Measurement:
-    """The main figure's row."""
+def main_row(line: Line) -> Measurement:
+    """Row of the speed or time per step if there is one, otherwise the first row."""
     return line.get(SPEED) or line.get(STEP_TIME) or next(iter(line.values()))
 
 
 def speed(row: Measurement) -> float:
-    """0 if it was not measured, or not on data that have epochs."""
+    """Median speed; 0 if it was not measured or the case has no epochs."""
     return row.median if row.quantity == SPEED and row.repeats and row.epoch_size else 0.0
 
 
-def colour(row: Measurement) -> str:
-    """That of ours, a limit, or others."""
+def bar_colour(row: Measurement) -> str:
+    """Colour of limits, the template's own programs, and others."""
     if row.subject.startswith("limit:"):
         return LIMIT
     ours = ("loader=", "data.shuffle=", "train", "python -m", list(AGREEMENTS)[-1], AUGMENTED)
@@ -240,14 +243,18 @@ def is_packed(row: Measurement) -> bool:
 
 
 def from_pixels(row: Measurement) -> bool:
-    """Whether nothing is decoded any more."""
+    """True for subjects that do not decode images."""
     return is_packed(row) or row.subject.startswith("limit: copying")
 
 
 def duration(seconds: float) -> str:
     if seconds < 120:
-        return f"{number(seconds)} s"
-    return f"{number(seconds / 60)} min" if seconds < 7200 else f"{number(seconds / 3600)} h"
+        return f"{format_number(seconds)} s"
+    return (
+        f"{format_number(seconds / 60)} min"
+        if seconds < 7200
+        else f"{format_number(seconds / 3600)} h"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What all benchmarks share: sizes, where the results go, and measuring subjects side by side."""
+"""Parts that all benchmarks share: sizes, the results folder, and the comparison of subjects."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,13 +16,13 @@ from tqdm import tqdm
 from benchmarks import records
 from benchmarks.cases import CASES, FULL, SMALL, Case
 from benchmarks.generate import generate
+from benchmarks.interleave import SLICE_S, CountItems, Workload, measure
 from benchmarks.records import Measurement, Subject, Summary, machine, summarise
 from benchmarks.template import make_config
-from benchmarks.turns import TURN_S, Count, Program, measure
 from conf.schema import Config
 from runtime.setup import resolve_device
 
-# What a subject that cannot be had here raises when it is built: it becomes a row without a figure.
+# Exceptions of a subject that is not available, which becomes a row without a figure.
 UNAVAILABLE = (
     *(ModuleNotFoundError, FileNotFoundError, NotImplementedError, ValueError),
     *(torch.OutOfMemoryError, HydraException, OmegaConfBaseException),
@@ -32,39 +32,41 @@ SPEED, STEP_TIME = "speed", "time per step"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Amounts of data and of measurements."""
 
     data: dict[str, int] = field(default_factory=lambda: dict(SMALL))
-    """Samples of each generated data set."""
+    """Number of samples of each generated data set."""
 
     full: bool = False
-    """Batches as large as the experiment's configuration says, not as small as `Case.batch_size`, and
-    each script with each loader on each number of devices, not a choice of these."""
+    """Use the batch sizes of the experiments, not `Case.batch_size`, and run each training script with each
+    loader on each number of devices, not a selection of these.
+    """
 
     warmup_s: float = 0.1
-    """Seconds that each subject works before anything is counted."""
+    """Warm-up of each subject in seconds."""
 
     window_s: float = 0.25
-    """Seconds of one sample."""
+    """Length of one sample in seconds."""
 
-    turn_s: float | None = None
-    """Length of a turn. By default short; on a GPU as long as a sample, because what a loader has queued
-    there runs on when it is stopped."""
+    slice_s: float | None = None
+    """Length of a time slice in seconds. None: short slices on a CPU; one slice per sample on a GPU, because queued
+    work continues while a process is stopped.
+    """
 
     repeats: int = 3
-    """Samples of each subject; 6 are the least that give a 95 % interval."""
+    """Samples of each subject; a 95 % interval needs at least 6."""
 
     samples: tuple[int, ...] = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
-    """In the index, of `scale`."""
+    """Numbers of samples in the index, for `scale`."""
 
     run_repeats: int = 1
-    """Runs of each entry point."""
+    """Number of runs of each entry point."""
 
     epochs: int = 1
     """Epochs of each of these runs."""
 
     max_steps: int | None = 40
-    """Optimizer steps after which such a run ends early: on a CPU, float16 is slow."""
+    """Steps after which such a run ends early; float16 is slow on a CPU."""
 
 
 SIZES_SMALL = Sizes()
@@ -85,25 +87,25 @@ class Run:
     """One call of `python -m benchmarks`."""
 
     folder: Path
-    """Where the CSV files and the report go."""
+    """Folder of the CSV files and the report."""
 
     sizes: Sizes = SIZES_SMALL
 
     overrides: tuple[str, ...] = ()
-    """Hydra overrides of the command line; they come last, so they win."""
+    """Hydra overrides of the command line; they are applied last."""
 
     cases: tuple[str, ...] = tuple(CASES)
-    """Names of the cases that may be used."""
+    """Names of the cases to use."""
 
     data_dir: Path = Path("data/bench")
-    """Where generated data lies."""
+    """Folder of generated data."""
 
     prepared: dict[str, list[str]] = field(default_factory=dict)
-    """By case, what `case_overrides` found: a process that is sent this run need not look again."""
+    """Results of `case_overrides` by case, kept for processes that receive this object."""
 
     @property
     def title(self) -> str:
-        """What the benchmarks without cases of their own are measured on."""
+        """Title of measurements without a case: the overrides."""
         return " ".join(self.overrides) or "default configuration"
 
     @cached_property
@@ -112,15 +114,15 @@ class Run:
 
     @property
     def num_cores(self) -> int:
-        """CPU cores for each device: the parallelism that all loaders get."""
+        """CPU cores per device, the parallelism of all loaders."""
         devices = torch.cuda.device_count() if self.device.type == "cuda" else 1
         return max(1, len(records.cores()) // max(1, devices))
 
     def case_overrides(self, name: str) -> list[str]:
-        """Overrides that choose a case's data, generated first if need be, at this run's sizes.
+        """Overrides that select the data of a case, which is generated if missing.
 
         Raises:
-            one of UNAVAILABLE: the data cannot be had.
+            Exception: one of UNAVAILABLE if the data is not available.
         """
         if name in self.prepared:
             return self.prepared[name]
@@ -137,11 +139,11 @@ class Run:
         return self.prepared[name]
 
     def config(self, name: str, *overrides: str) -> Config:
-        """Configuration of a case; `overrides` win over all others."""
+        """Configuration of a case; `overrides` are applied last."""
         return make_config(*self.case_overrides(name), *overrides)
 
     def chosen(self, *names: str) -> list[Case]:
-        """Those of the named cases that this run may use."""
+        """Those of the named cases that this run uses."""
         return [CASES[name] for name in names if name in self.cases]
 
     def path(self, benchmark: str) -> Path:
@@ -150,13 +152,13 @@ class Run:
     def is_done(
         self, benchmark: str, case: str, subjects: Iterable[Subject], quantity: str = SPEED
     ) -> bool:
-        """Whether an earlier run, such as an interrupted one, measured all of them at this commit."""
+        """True if all subjects were already measured at this commit, for example by an interrupted run."""
         path = self.path(benchmark)
         rows = records.read(path) if path.exists() else []
-        found = {row.what for row in rows if row.commit == machine()["commit"]}
+        found = {row.key for row in rows if row.commit == machine()["commit"]}
         done = all((case, subject, quantity) in found for subject in subjects)
         if done:
-            say(f"{benchmark} {case}: measured already, see {path}")
+            log(f"{benchmark} {case}: measured already, see {path}")
         return done
 
     def record(
@@ -170,7 +172,7 @@ class Run:
         note: str = "",
         date: str = "",
     ) -> None:
-        """Write a row for each (quantity, unit); where there are no samples, `note` must say why."""
+        """Write a row for each (quantity, unit); without samples, `note` gives the reason."""
         rows = [
             Measurement(
                 *(benchmark, case, subject.name, quantity, subject.num_workers),
@@ -187,44 +189,47 @@ class Run:
         ]
         records.append(self.path(benchmark), rows)
         for row in rows:
-            figure = f"{row.quantity} {span(row)} {row.unit}" if row.repeats else note
-            say(f"{benchmark} {case}: {subject}: {figure}")
+            figure = f"{row.quantity} {format_interval(row)} {row.unit}" if row.repeats else note
+            log(f"{benchmark} {case}: {subject}: {figure}")
 
     def compare(
         self,
         benchmark: str,
         case: str,
-        programs: Mapping[Subject, Program],
+        workloads: Mapping[Subject, Workload],
         *,
         unit: str = "",
         epoch_size: int = 0,
         fresh: bool = False,
     ) -> None:
-        """Measure subjects side by side and write a row for each.
+        """Measure subjects alternately and write a row for each.
 
         Args:
             benchmark: name of the CSV file.
-            case: what they are measured on.
-            programs: what works in a process of its own; can be pickled. What it raises of UNAVAILABLE
-                before it counts anything becomes the reason why there is no figure.
-            unit: of the speed, such as `images/s`; empty: the time per item in ms is written down.
-            epoch_size: samples of an epoch of the published data.
-            fresh: each round starts its processes anew.
+            case: title of the comparison.
+            workloads: by subject; picklable. An exception in UNAVAILABLE before the first item becomes the note
+                of a row without a figure.
+            unit: unit of the speed, such as `images/s`; empty: record the time per item in ms instead.
+            epoch_size: samples per epoch of the published data.
+            fresh: start new processes in each round.
         """
         quantity = SPEED if unit else STEP_TIME
-        if self.is_done(benchmark, case, programs, quantity):
+        if self.is_done(benchmark, case, workloads, quantity):
             return
         sizes = self.sizes
-        turn_s = sizes.turn_s or (TURN_S if self.device.type == "cpu" else sizes.window_s)
+        slice_s = sizes.slice_s or (SLICE_S if self.device.type == "cpu" else sizes.window_s)
         starts, rounds = (sizes.repeats, 1) if fresh else (1, sizes.repeats)
-        speeds: dict[Subject, list[float]] = {subject: [] for subject in programs}
+        speeds: dict[Subject, list[float]] = {subject: [] for subject in workloads}
         reasons: dict[Subject, str] = {}
-        say(f"{benchmark} {case}: {len(programs)} subjects")
+        log(f"{benchmark} {case}: {len(workloads)} subjects")
         with progress(sizes.repeats, f"{benchmark} {case}") as bar:
             for _ in range(starts):
                 found = measure(
-                    {who: partial(_work_on, self.device, work) for who, work in programs.items()},
-                    *(sizes.warmup_s, sizes.window_s, rounds, UNAVAILABLE, turn_s, bar.update),
+                    {
+                        who: partial(_run_on_device, self.device, work)
+                        for who, work in workloads.items()
+                    },
+                    *(sizes.warmup_s, sizes.window_s, rounds, UNAVAILABLE, slice_s, bar.update),
                 )
                 for subject, outcome in found.items():
                     if isinstance(outcome, str):
@@ -232,7 +237,7 @@ class Run:
                     else:
                         speeds[subject] += outcome
         date = now()
-        for subject in programs:
+        for subject in workloads:
             values = [] if subject in reasons else speeds[subject]
             samples = values if unit else [1000 / speed for speed in values]
             self.record(
@@ -243,19 +248,20 @@ class Run:
             )
 
 
-def _work_on(device: torch.device, program: Program, count: Count) -> None:
-    resolve_device(str(device))  # after which, on a CPU, malloc keeps memory
-    program(count)
+def _run_on_device(device: torch.device, workload: Workload, count_items: CountItems) -> None:
+    resolve_device(str(device))  # also makes malloc keep freed memory, on a CPU
+    workload(count_items)
 
 
-def fetch(batches: Iterable[Any], device: torch.device | None, count: Count) -> NoReturn:
-    """Count the samples of batch after batch.
+def count_batches(
+    batches: Iterable[Any], device: torch.device | None, count_items: CountItems
+) -> NoReturn:
+    """Count the samples of batch after batch, endlessly.
 
     Args:
-        batches: endless, or an epoch each time that it is iterated over; tensors, sequences, or tuples of
-            these.
-        device: where the batches shall lie, if the loader leaves them elsewhere.
-        count: ends it.
+        batches: endless, or iterable any number of times; tensors, sequences, or tuples of these.
+        device: device to which the batches are copied; None: leave them where they are.
+        count_items: ends the process.
     """
     while True:
         batch = None
@@ -263,41 +269,41 @@ def fetch(batches: Iterable[Any], device: torch.device | None, count: Count) -> 
             parts = batch if isinstance(batch, tuple) else (batch,)
             if device is not None:
                 parts = tuple(part.to(device, non_blocking=True) for part in parts)
-            count(len(parts[0]))
+            count_items(len(parts[0]))
         if batch is None:
-            raise ValueError("an epoch without a batch; use more data or smaller batches")
+            raise ValueError("no batch in an epoch; use more data or a smaller batch size")
 
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def say(text: str) -> None:
-    """Print a line without breaking a progress bar."""
+def log(text: str) -> None:
+    """Print a line above the progress bar."""
     tqdm.write(text.rstrip(), file=sys.stdout)
 
 
 def progress(total: int, what: str) -> Any:
-    """A progress bar on a terminal, nothing elsewhere."""
+    """Progress bar of `total` rounds; shown on terminals only."""
     return tqdm(total=total, desc=what, unit="round", leave=False, disable=None)
 
 
-def number(value: float) -> str:
-    """Three significant digits, with thousands separated by commas."""
+def format_number(value: float) -> str:
+    """Three significant digits; thousands separated by commas."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def span(found: Measurement | Summary | None, unit: str = "") -> str:
-    """`1,840 (1,800 to 1,890)`, the median alone if there is one sample, nothing if there is none."""
+def format_interval(found: Measurement | Summary | None, unit: str = "") -> str:
+    """Text such as `1,840 (1,800 to 1,890)`, the median alone of one sample, empty without samples."""
     if found is None or found.median != found.median:
         return ""
-    text = f"{number(found.median)}{unit}"
+    text = f"{format_number(found.median)}{unit}"
     if isinstance(found, Measurement) and found.repeats == 1:
         return text
-    return f"{text} ({number(found.low)} to {number(found.high)})"
+    return f"{text} ({format_number(found.low)} to {format_number(found.high)})"
 
 
-def results_folder() -> Path:
-    """`benchmarks/results/<machine>-<date>`."""
+def default_results_dir() -> Path:
+    """Folder `benchmarks/results/<machine>-<date>`."""
     date = datetime.now(UTC).date().isoformat()
     return Path(__file__).with_name("results") / f"{records.machine_name()}-{date}"

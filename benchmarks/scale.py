@@ -1,9 +1,8 @@
-"""What the number of samples costs a rank: time to the first batch and to go on in the middle, and memory.
+"""Start-up time and memory per rank by number of samples: to the first batch, and to resume within an epoch.
 
-Of a sparse index, in which every sample is the same image, held once: what grows with the number of samples
-is then the plan's doing. And of an index on disk with the names of up to ten million files, which are a
-thousand JPEGs again and again. `samples=1e9` measures that number alone. The figures of the sparse index are also
-printed as a line of JSON.
+A sparse index, whose samples are all the same image in memory, shows the cost of planning. An index on disk lists
+up to ten million file names that refer to a thousand JPEGs. `samples=1e9` selects a single number of samples. The
+medians of the sparse index are also printed as a line of JSON.
 """
 
 import json
@@ -37,18 +36,18 @@ def main(run: Run) -> None:
         if count <= MAX_FILES:
             with TemporaryDirectory() as folder:
                 options = write_files(count, Path(folder))
-                run.record("scale", "an index of files", *measured(run, count, options))
-        subject, samples = measured(run, count, None)
+                run.record("scale", "an index of files", *measure_repeatedly(run, count, options))
+        subject, samples = measure_repeatedly(run, count, None)
         run.record("scale", "a sparse index", subject, samples)
         names = {FIRST_BATCH: "first_batch_s", GROWTH: "rss_growth_mb", RESUME: "resume_s"}
         medians = {names[what]: statistics.median(samples[what, unit]) for what, unit in samples}
         print(json.dumps({"samples": count} | medians), flush=True)
 
 
-def measured(
+def measure_repeatedly(
     run: Run, count: int, options: list[str] | None
 ) -> tuple[Subject, dict[tuple[str, str], list[float]]]:
-    """By quantity and unit, what so many samples cost a process of its own, whose memory nothing else has grown."""
+    """Samples by (quantity, unit), each measured in a new process with the memory of no other."""
     samples: dict[tuple[str, str], list[float]] = {}
     for _ in range(run.sizes.repeats):
         with multiprocessing.get_context("forkserver").Pool(1) as pool:
@@ -58,7 +57,7 @@ def measured(
 
 
 def measure(count: int, options: list[str] | None) -> dict[tuple[str, str], float]:
-    """Of a sparse index, or of the one that these options open."""
+    """Measure once: the index that `options` open or, if None, a sparse index."""
     cfg = make_config("loader.num_threads=1", f"global_batch_size={BATCH_SIZE}", *(options or ()))
     before, found = private_bytes(), {}
     for what, position in ((FIRST_BATCH, 0), (RESUME, count * 7 // 10 // BATCH_SIZE * BATCH_SIZE)):
@@ -75,13 +74,13 @@ def measure(count: int, options: list[str] | None) -> dict[tuple[str, str], floa
 
 
 def private_bytes() -> int:
-    """Memory of this process, without the pages of files that it shares with others."""
+    """Memory of this process without shared file pages."""
     memory = psutil.Process().memory_info()
     return memory.rss - memory.shared
 
 
 def sparse_index(count: int) -> Index:
-    """So many images of 28x28 pixels, all the same."""
+    """Index of `count` identical images of 28x28 pixels."""
     return Index(
         name="sparse/train",
         sizes=np.broadcast_to(np.array([28, 28], np.int32), (count, 2)),
@@ -93,7 +92,7 @@ def sparse_index(count: int) -> Index:
 
 
 def write_files(count: int, folder: Path) -> list[str]:
-    """The index on disk of so many training files, and the options that open it."""
+    """Write the index of `count` files and up to 1,000 of the files; return the options that open it."""
     root, num_files = folder / "images", min(count, 1000)
     root.mkdir()
     for number in range(num_files):

@@ -1,6 +1,6 @@
-"""A web server and bucket (S3's GET, HEAD and ListObjectsV2) on loopback, whose answers come late.
+"""HTTP server and bucket (GET, HEAD and ListObjectsV2 of S3) on loopback, with a delay before each response.
 
-One thread keeps any number of requests waiting. Files lie in memory once they were asked for.
+A single thread handles any number of delayed requests. Files are mapped into memory on the first request.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ HEAD_END = b"\r\n\r\n"
 
 @contextmanager
 def serve(folder: Path, latency_s: float, cores: set[int]) -> Iterator[str]:
-    """The server's address while it runs, in a process of its own.
+    """Run the server in a process; yield its address.
 
     Args:
-        folder: its sub-folders are the buckets; what lies in it must stay as it is.
-        latency_s: seconds from a request to its answer, beside what the answer takes.
-        cores: numbers of the CPU cores that it may use.
+        folder: its subfolders are the buckets; their files must not change.
+        latency_s: seconds between a request and the start of its response.
+        cores: numbers of the CPU cores that the server may use.
     """
-    here, there = multiprocessing.Pipe()
+    receiver, sender = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=_run, args=(str(folder), latency_s, cores, there), daemon=True
+        target=_run, args=(str(folder), latency_s, cores, sender), daemon=True
     )
     process.start()
     try:
-        yield f"http://127.0.0.1:{here.recv()}"
+        yield f"http://127.0.0.1:{receiver.recv()}"
     finally:
         process.terminate()
         process.join()
@@ -55,7 +55,7 @@ def _run(folder: str, latency_s: float, cores: set[int], answer: Any) -> None:
 
 
 class _Connection(asyncio.Protocol):
-    """HTTP/1.1 without a body in the request; the next one comes after the answer."""
+    """HTTP/1.1 connection without request bodies and pipelining."""
 
     def __init__(self, folder: str, latency_s: float) -> None:
         self.folder, self.latency_s = folder, latency_s
@@ -80,19 +80,19 @@ class _Connection(asyncio.Protocol):
         address = urlsplit(target)
         query, path = parse_qs(address.query), os.path.join(self.folder, unquote(address.path)[1:])
         if "list-type" in query:
-            self.send(200, method, listing(path, query.get("prefix", [""])[0]))
+            self.send(200, method, list_objects(path, query.get("prefix", [""])[0]))
             return
         try:
-            content, tag, changed = opened(path)
+            content, tag, modified = open_file(path)
         except OSError:
             self.send(404, method, b"<Error><Code>NoSuchKey</Code></Error>")
             return
-        headers = f'ETag: "{tag}"\r\nLast-Modified: {changed}\r\nAccept-Ranges: bytes\r\n'
-        asked = re.search(r"\r\nrange: *bytes=(\d+)-(\d*)", head, re.IGNORECASE)
-        if not asked:
+        headers = f'ETag: "{tag}"\r\nLast-Modified: {modified}\r\nAccept-Ranges: bytes\r\n'
+        requested = re.search(r"\r\nrange: *bytes=(\d+)-(\d*)", head, re.IGNORECASE)
+        if not requested:
             self.send(200, method, content, headers)
             return
-        start, stop = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
+        start, stop = int(requested[1]), min(int(requested[2] or len(content)) + 1, len(content))
         headers += f"Content-Range: bytes {start}-{stop - 1}/{len(content)}\r\n"
         self.send(206, method, content[start:stop], headers)
 
@@ -104,11 +104,11 @@ class _Connection(asyncio.Protocol):
 
 
 @cache
-def opened(path: str) -> tuple[memoryview, str, str]:
-    """Content, tag and time of change of a file.
+def open_file(path: str) -> tuple[memoryview, str, str]:
+    """Content, ETag and modification time of a file.
 
     Raises:
-        OSError: there is none.
+        OSError: sender is no such file.
     """
     with open(path, "rb") as file:
         facts = os.fstat(file.fileno())
@@ -117,8 +117,8 @@ def opened(path: str) -> tuple[memoryview, str, str]:
     return memoryview(content), tag, formatdate(facts.st_mtime, usegmt=True)
 
 
-def listing(bucket: str, prefix: str) -> bytes:
-    """ListObjectsV2's answer."""
+def list_objects(bucket: str, prefix: str) -> bytes:
+    """Response to ListObjectsV2."""
     files = sorted(path for path in Path(bucket).rglob("*") if path.is_file())
     keys = [(path.relative_to(bucket).as_posix(), path.stat().st_size) for path in files]
     found = "".join(

@@ -1,8 +1,8 @@
-"""How random the order of an epoch is that goes through shards, beside a shuffle buffer of the same memory.
+"""Randomness of the order in which samples are read from shards, compared with a shuffle buffer of the same memory.
 
-No images are read: of shards that hold 100 classes, mixed (as `loaders.pack` writes them) or one class behind
-another, what comes into the batches of an epoch is counted. The buffer, as WebDataset has it, takes samples
-of shuffled shards one by one, and hands out a random one of those that it holds; a window has as many.
+No images are read. The classes and shards in the batches of an epoch are counted, for shards that contain 100
+classes mixed (as `loaders.pack` writes them) or in order. The shuffle buffer works as WebDataset's: it reads
+shuffled shards sequentially and returns a random one of its samples. A window holds as many samples.
 """
 
 from collections.abc import Callable
@@ -35,14 +35,14 @@ def main(run: Run) -> None:
         shards=Shards(ShardFiles(Path(), ()), "", (), samples, starts),
     )
     orders: dict[Subject, Callable[[int], np.ndarray]] = {
-        Subject("data.shuffle=full"): partial(in_plan, index, ["data.shuffle=full"]),
+        Subject("data.shuffle=full"): partial(planned_order, index, ["data.shuffle=full"]),
         **{
             Subject("data.shuffle=window", settings=f"{window} of {NUM_SHARDS} shards"): partial(
-                in_plan, index, ["data.shuffle=window", f"data.shuffle_window={window}"]
+                planned_order, index, ["data.shuffle=window", f"data.shuffle_window={window}"]
             )
             for window in (1, WINDOW, 4 * WINDOW)
         },
-        Subject("shuffle buffer", settings=f"{WINDOW * SHARD_SIZE} samples"): through_buffer,
+        Subject("shuffle buffer", settings=f"{WINDOW * SHARD_SIZE} samples"): buffered_order,
     }
     for case, is_mixed in CASES.items():
         classes = samples * NUM_CLASSES // COUNT
@@ -55,18 +55,20 @@ def main(run: Run) -> None:
 
 
 def measure(order: np.ndarray, classes: np.ndarray) -> dict[tuple[str, str], float]:
-    """What the batches of an epoch hold.
+    """Distinct classes and shards per batch, and mean displacement of the samples as a share of the epoch.
 
-    The displacement is that between the position of a sample and the one that it would have if the samples
-    came shard by shard, in the order of the epoch's shards; as a share of the epoch.
+    The displacement is the distance between the position of a sample in the epoch and its position if the shards
+    were read sequentially, in the order of their first appearance.
     """
     whole = len(order) // BATCH_SIZE * BATCH_SIZE
     shard_of = order // SHARD_SIZE
     _, first = np.unique(shard_of, return_index=True)
-    turn_of = np.argsort(np.argsort(first))  # the order in which the shards appear
-    unmixed = turn_of[shard_of] * SHARD_SIZE + order % SHARD_SIZE
+    rank_of = np.argsort(np.argsort(first))  # rank of each shard by first appearance
+    sequential = rank_of[shard_of] * SHARD_SIZE + order % SHARD_SIZE
     found = {
-        (MOVED, "% of the epoch"): 100 * np.abs(unmixed - np.arange(len(order))).mean() / len(order)
+        (MOVED, "% of the epoch"): 100
+        * np.abs(sequential - np.arange(len(order))).mean()
+        / len(order)
     }
     for name, values in ((CLASSES, classes[order]), (ORIGINS, shard_of)):
         batches = values[:whole].reshape(-1, BATCH_SIZE)
@@ -74,21 +76,21 @@ def measure(order: np.ndarray, classes: np.ndarray) -> dict[tuple[str, str], flo
     return found
 
 
-def in_plan(index: Index, overrides: list[str], epoch: int) -> np.ndarray:
-    """Samples of an epoch with these overrides, in its order."""
+def planned_order(index: Index, overrides: list[str], epoch: int) -> np.ndarray:
+    """Sample numbers of an epoch in the order of the plan with these overrides."""
     sampler = PlanSampler(index, make_config(*overrides).data, 0, BATCH_SIZE, 0, 1, train=True)
     sampler.set_epoch(epoch)
     return sampler.plan(np.arange(COUNT))["sample"]
 
 
-def through_buffer(epoch: int) -> np.ndarray:
-    """The order in which a buffer, once it is full, hands out the samples of shuffled shards."""
+def buffered_order(epoch: int) -> np.ndarray:
+    """Sample numbers in the order in which a full shuffle buffer returns those of shuffled shards."""
     random = np.random.default_rng(epoch)
     shards = random.permutation(NUM_SHARDS)
-    coming = (shards[:, None] * SHARD_SIZE + np.arange(SHARD_SIZE)).ravel()
-    held, order = list(coming[: WINDOW * SHARD_SIZE]), []
-    for sample in coming[WINDOW * SHARD_SIZE :]:
-        place = random.integers(len(held))
-        order.append(held[place])
-        held[place] = sample
-    return np.array(order + [held[place] for place in random.permutation(len(held))])
+    incoming = (shards[:, None] * SHARD_SIZE + np.arange(SHARD_SIZE)).ravel()
+    buffer, order = list(incoming[: WINDOW * SHARD_SIZE]), []
+    for sample in incoming[WINDOW * SHARD_SIZE :]:
+        place = random.integers(len(buffer))
+        order.append(buffer[place])
+        buffer[place] = sample
+    return np.array(order + [buffer[place] for place in random.permutation(len(buffer))])

@@ -1,4 +1,4 @@
-"""A training step: the lines of the entry points without their `Run`, on one or several ranks."""
+"""A training step as in the training scripts, without their `Run`, on one or several ranks."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -10,28 +10,33 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler, autocast
 
+from benchmarks.interleave import CountItems
 from benchmarks.template import endless
-from benchmarks.turns import Count
 from conf.schema import Config
 from runtime.amp import amp_dtype
 from runtime.timing import Timing
 
 HOST = "127.0.0.1"
-RankProgram = Callable[[int, Count], Any]
+RankWorkload = Callable[[int, CountItems], Any]
 
 
 def train(
-    cfg: Config, parts: tuple[Any, ...], device: torch.device, count: Count, amp: bool = False
+    cfg: Config,
+    parts: tuple[Any, ...],
+    device: torch.device,
+    count_items: CountItems,
+    amp: bool = False,
 ) -> None:
-    """Train on the batches of all epochs, and count the samples of each step; `count` ends it.
+    """Train endlessly and count the samples of each step.
 
     Args:
-        cfg, parts, device, amp: as of `steps()`, with the loader as the first part.
-        count: called with the number of samples of each step.
+        cfg, device, amp: as for `steps()`.
+        parts: of `template.parts()`.
+        count_items: called after each step; ends the training.
     """
     loader, *others = parts
     for number in steps(cfg, tuple(others), device, endless(loader), amp):
-        count(number)
+        count_items(number)
 
 
 def steps(
@@ -41,14 +46,14 @@ def steps(
     batches: Iterator[Any],
     amp: bool = False,
 ) -> Iterator[int]:
-    """Compute loss and gradients of each batch, and update the weights; yields the number of samples.
+    """Train on each batch; yield its number of samples.
 
     Args:
-        cfg: precision and limit of the gradients' norm.
-        parts: task, model, optimizer and scheduler of `template.parts`.
-        device: where they are.
+        cfg: AMP precision and maximum gradient norm.
+        parts: task, model, optimizer and scheduler of `template.parts()`.
+        device: device of these.
         batches: inputs and targets.
-        amp: compute in `cfg.amp.dtype`, as `train_amp.py` does.
+        amp: compute in `cfg.amp.dtype`, as `train_amp.py`.
     """
     task, model, optimizer, scheduler = parts
     dtype = amp_dtype(cfg.amp.dtype, device) if amp else torch.float32
@@ -69,7 +74,7 @@ def steps(
 
 
 def timed(batches: Iterator[Any], timing: Timing) -> Iterator[Any]:
-    """Batches whose waits, and whose steps until the next one is asked for, are measured."""
+    """Batches, with the waits for them and the steps on them measured by `timing`."""
     timing.lap("other")
     while True:
         with timing.data_wait():
@@ -80,42 +85,51 @@ def timed(batches: Iterator[Any], timing: Timing) -> Iterator[Any]:
 
 
 def on_ranks(
-    program: RankProgram, world_size: int, backend: str, count: Count, in_step: bool = False
+    workload: RankWorkload,
+    world_size: int,
+    backend: str,
+    count_items: CountItems,
+    lockstep: bool = False,
 ) -> None:
-    """Let a program work as rank 0 in this process and as the other ranks in processes of their own.
+    """Run a workload as rank 0 in this process and as the other ranks in child processes.
 
     Args:
-        program: called on each rank with its number, in a process group of all; can be pickled.
+        workload: picklable; called on each rank with its number, inside the process group.
         world_size: number of ranks.
         backend: `gloo` or `nccl`.
-        count: is called by rank 0, with its own items.
-        in_step: the others begin each piece of work when rank 0 does. Otherwise they work on until a
-            collective holds them, which on a GPU takes time from whoever else is measured.
+        count_items: called by rank 0 with its own items.
+        lockstep: the other ranks wait for rank 0 after each piece of work. Otherwise they continue until a
+            collective operation blocks them, which on a GPU takes time from other workloads.
     """
-    # A process that has computed nothing yet may fork, which is quick.
+    # Forking is fast, and safe in a process that has not started any computation.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    turns = [context.Semaphore(0) for _ in range(1, world_size)]
-    shared = (program, world_size, backend, store.port)
-    for rank, turn in enumerate(turns, start=1):
-        follow = partial(_wait, turn if in_step else None)
-        context.Process(target=_join, args=(*shared, rank, follow), daemon=True).start()
+    permits = [context.Semaphore(0) for _ in range(1, world_size)]
+    shared = (workload, world_size, backend, store.port)
+    for rank, permit in enumerate(permits, start=1):
+        follow = partial(_wait_for_rank_0, permit if lockstep else None)
+        context.Process(target=_run_rank, args=(*shared, rank, follow), daemon=True).start()
 
     def count_and_release(number: int) -> None:
-        count(number)
-        for turn in turns:
-            turn.release()
+        count_items(number)
+        for permit in permits:
+            permit.release()
 
-    _join(*shared, 0, count_and_release)
-
-
-def _wait(turn: Any, _: int) -> None:
-    if turn is not None:
-        turn.acquire()
+    _run_rank(*shared, 0, count_and_release)
 
 
-def _join(
-    program: RankProgram, world_size: int, backend: str, port: int, rank: int, count: Count
+def _wait_for_rank_0(permit: Any, _: int) -> None:
+    if permit is not None:
+        permit.acquire()
+
+
+def _run_rank(
+    workload: RankWorkload,
+    world_size: int,
+    backend: str,
+    port: int,
+    rank: int,
+    count_items: CountItems,
 ) -> None:
     device = torch.device("cuda", rank) if backend == "nccl" else None
     if device is not None:
@@ -124,4 +138,4 @@ def _join(
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, device_id=device
     )
-    program(rank, count)
+    workload(rank, count_items)

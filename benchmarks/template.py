@@ -1,4 +1,4 @@
-"""The parts of the template that several benchmarks use: its configuration, files, loaders and models."""
+"""Parts of the template that several benchmarks use: configuration, loaders and models."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ from tasks import build_task
 
 
 def make_config(*overrides: str) -> Config:
-    """The configuration that these command-line overrides give.
+    """Configuration with these command-line overrides.
 
     Raises:
         UserError, HydraException, OmegaConfBaseException: an override is wrong.
@@ -27,7 +27,7 @@ def make_config(*overrides: str) -> Config:
 
 
 def endless(loader: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Its batches, epoch after epoch."""
+    """Batches of a loader, epoch after epoch."""
     epoch = 0
     while True:
         loader.set_epoch(epoch)
@@ -38,7 +38,7 @@ def endless(loader: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def parts(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1, distributed: bool = False
 ) -> tuple[Any, Any, nn.Module, torch.optim.Optimizer, Any]:
-    """Loader, task, model, optimizer and schedule; `distributed`: the model as `train_ddp.py` has it."""
+    """Loader, task, model, optimizer and scheduler; with `distributed`, the model is wrapped as in `train_ddp.py`."""
     set_numerics(cfg)
     seed_everything(cfg.seed)
     loader = build_loaders(cfg, device, rank, world_size)[0]
@@ -46,7 +46,7 @@ def parts(
     model = build_model(cfg.model, loader.in_channels, task.num_outputs)
     model = model.to(device)
     if distributed:
-        from runtime.distributed import convert_sync_batchnorm  # which takes a second to import
+        from runtime.distributed import convert_sync_batchnorm  # its import takes a second
 
         model = convert_sync_batchnorm(cfg, model, device)
     optimizer, scheduler = build_optimizer(cfg, model, len(loader))

@@ -1,8 +1,8 @@
-"""Other ways of loading the same files, as plain code to compare with.
+"""Other input pipelines for the same files, as plain code to compare with.
 
-Each is a function of a `Job`. What it returns gives float32 batches (B, C, H, W), for pairs tuples of
-two, on the CPU or on the device: one epoch in evaluation; in training either epoch after epoch, or an epoch
-each time that it is iterated over.
+Each is a function of a `Job` that returns an iterable of float32 batches (B, C, H, W), tuples of two for pairs,
+on the CPU or the device of the job. For evaluation it yields one epoch; for training it is endless or can be
+iterated over any number of times.
 """
 
 import importlib
@@ -21,42 +21,42 @@ AUGMENTS_BY = ("random_crop", "hflip", "vflip")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What becomes of an image, whoever loads it."""
+    """Preprocessing of an image, the same in all pipelines."""
 
     resize: int | tuple[int, int] | None = 256
-    """Length of the shorter side or (height, width) in pixels; None: as it is."""
+    """Length of the shorter side, or (height, width), in pixels; None: no resizing."""
 
     crop: tuple[int, int] | None = (224, 224)
-    """Height and width of the crop in pixels; None: all."""
+    """Height and width of the crop in pixels; None: no crop."""
 
     train: bool = True
-    """Shuffle the files, crop at a random position and flip; off: no chance, crop at the centre."""
+    """Shuffle the files, crop randomly and flip; off: file order and center crop."""
 
     random_crop: bool = True
-    """In training; off: at the centre there too."""
+    """Crop at a random position in training; off: center crop."""
 
     hflip: float = 0.5
-    """Probability of a left-right flip in training."""
+    """Probability of a horizontal flip in training."""
 
     vflip: float = 0.0
-    """Probability of an upside-down flip in training."""
+    """Probability of a vertical flip in training."""
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     """Per channel (or one for all), subtracted from intensities in [0, 1]."""
 
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    """Per channel (or one for all), divides after that."""
+    """Per channel (or one for all); divisor after the subtraction."""
 
     @classmethod
     def of(cls, data: DataConfig, train: bool = True) -> "Recipe":
-        """The recipe that a configuration asks for.
+        """Recipe of a configuration.
 
         Raises:
-            ValueError: it asks for more than these plain ways of loading do.
+            ValueError: the configuration has augmentations that these pipelines do not support.
         """
         active = [key for a in AUGMENTATIONS for key in a.active_keys(data)]
         if more := [f"data.{key}" for key in active if key not in AUGMENTS_BY]:
-            raise ValueError(f"{', '.join(more)}: not part of the comparison; leave it out")
+            raise ValueError(f"{', '.join(more)}: not supported by the other pipelines; remove it")
         low, high = data.value_range
         size: Any = data.resize
         crop: Any = data.crop
@@ -67,7 +67,7 @@ class Recipe:
             random_crop=data.random_crop,
             hflip=data.hflip,
             vflip=data.vflip,
-            # (x (high - low) + low - mean) / std, as a mean and a std of x
+            # Mean and std of x from (x (high - low) + low - mean) / std.
             mean=tuple((mean - low) / (high - low) for mean in data.mean or [0.0]),
             std=tuple(std / (high - low) for std in data.std or [1.0]),
         )
@@ -79,24 +79,24 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be loaded, and with which means."""
+    """Files to load, and how."""
 
     recipe: Recipe
     files: list[str]
     """Paths of the images."""
 
     targets: list[str]
-    """Paths of the images' targets; empty: there are none."""
+    """Paths of the target images; empty without targets."""
 
     batch_size: int
     parallel: int = 0
-    """Worker processes or threads, whichever the way of loading has."""
+    """Number of worker processes or threads."""
 
     device: torch.device = CPU
-    """Where the batches are needed; who decodes on a GPU uses this one, all others pin memory for it."""
+    """Device of the training; pipelines that decode on the CPU pin memory for a GPU."""
 
     folder: Path = Path()
-    """Where files of a format of one's own are, or are written to."""
+    """Folder for files in a format of the library."""
 
     @property
     def on_gpu(self) -> bool:
@@ -104,10 +104,10 @@ class Job:
 
 
 def optional(module: str, package: str) -> Any:
-    """A module of a package that need not be installed.
+    """Import a module of an optional package.
 
     Raises:
-        ModuleNotFoundError: it is not installed; the message says how to install it.
+        ModuleNotFoundError: it is not installed, with the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""DALI as one writes it after reading its manual, and as the speed-up template feeds it."""
+"""DALI pipelines: one as in its manual, and one as in the speed-up template."""
 
 import random
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def build(graph: Any, arguments: tuple[Any, ...], job: Job) -> Any:
-    """A pipeline; on a GPU it decodes and resizes there, and there its batches lie."""
+    """Build a pipeline, which decodes, resizes and returns batches on a GPU if the job has one."""
     pipeline = optional("nvidia.dali", "nvidia-dali-cuda120").pipeline_def(graph)(
         *(*arguments, job.recipe, "mixed" if job.on_gpu else "cpu"),
         batch_size=job.batch_size,
@@ -27,8 +27,10 @@ def build(graph: Any, arguments: tuple[Any, ...], job: Job) -> Any:
 
 
 def minimal(job: Job) -> Iterator[Tensor]:
-    """The shortest pipeline that is also fast: DALI's own file reader and shuffling; decoding, resizing,
-    cropping and flipping fused. TIFFs keep all of their channels."""
+    """Short and fast pipeline: DALI's file reader and shuffling, with fused decoding, resizing, cropping and flipping.
+
+    TIFF files keep all channels.
+    """
     pipeline = build(_minimal_graph, (job.files,), job)
     left = len(job.files)
     while job.recipe.train or left > 0:
@@ -52,8 +54,7 @@ def _minimal_graph(files: list[str], recipe: Recipe, decoder: str) -> Any:
     if recipe.crop is None:
         images = fn.decoders.image(encoded, device=decoder, output_type=kind)
     else:
-        # The rectangle of the file that becomes the crop once the whole is resized: only this is
-        # decoded.
+        # Decode only the rectangle that becomes the crop after resizing.
         shape = fn.peek_image_shape(encoded)
         whole = fn.cast(fn.stack(shape[0], shape[1]), dtype=types.FLOAT)
         scale: Any = 1.0
@@ -85,7 +86,7 @@ def _minimal_graph(files: list[str], recipe: Recipe, decoder: str) -> Any:
 
 
 def normalise(fn: Any, types: Any, images: Any, recipe: Recipe) -> Any:
-    """uint8 (H, W, C) to float32 (C, H, W)."""
+    """Convert uint8 (H, W, C) to normalised float32 (C, H, W)."""
     mean, std = ([255 * value for value in values] for values in (recipe.mean, recipe.std))
     return fn.crop_mirror_normalize(
         images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std
@@ -93,12 +94,14 @@ def normalise(fn: Any, types: Any, images: Any, recipe: Recipe) -> Any:
 
 
 def external_source(job: Job) -> Iterator[Pair]:
-    """Pairs as the speed-up template feeds them: whole files are read one after another in Python,
-    decoded in full, then resized, cropped and flipped by one operator each; without shards."""
+    """Pairs as in the speed-up template: read sequentially in Python, decoded completely, then transformed.
+
+    Resizing, cropping and flipping are one operator each; there is no sharding.
+    """
     files, shuffler = list(zip(job.files, job.targets, strict=True)), random.Random(0)
 
     def read() -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
-        """The bytes of one epoch's files, batch by batch."""
+        """Bytes of one epoch's files, batch by batch."""
         count = len(files)
         if job.recipe.train:
             shuffler.shuffle(files)

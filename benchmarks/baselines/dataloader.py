@@ -1,4 +1,4 @@
-"""The files through torch's DataLoader: with PIL, torchvision's v2 transforms and tifffile."""
+"""Pipelines with PyTorch's DataLoader: PIL, torchvision's v2 transforms, and tifffile."""
 
 import time
 import warnings
@@ -21,10 +21,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 def data_loader(job: Job, sources: list[Any], load: Callable[[Any], Any]) -> DataLoader[Any]:
-    """What `load` makes of sources, in batches; for pairs in a tuple of two.
+    """DataLoader of `load(source)` for each source; tuples of two batches for pairs.
 
-    Workers live on between epochs, so that small data is not at a disadvantage, and memory is pinned
-    where batches go to a GPU.
+    Workers persist between epochs, which matters for small data sets, and memory is pinned for a GPU.
     """
     return DataLoader(
         cast(Any, sources),
@@ -47,7 +46,7 @@ def load_batch(load: Callable[[Any], Any], sources: list[Any]) -> Any:
 
 
 def geometry(recipe: Recipe, package: Any) -> list[Any]:
-    """What resizes, crops and flips, of torchvision's `transforms` or its `v2`."""
+    """Transforms that resize, crop and flip, from torchvision's `transforms` or `transforms.v2`."""
     steps: list[Any] = []
     if recipe.resize is not None:
         steps.append(package.Resize(recipe.resize, antialias=True))
@@ -62,7 +61,7 @@ def geometry(recipe: Recipe, package: Any) -> list[Any]:
 
 
 def to_tensor(recipe: Recipe) -> list[Any]:
-    """From a PIL image to a normalised float32 tensor."""
+    """Transforms from a PIL image to a normalised float32 tensor."""
     return [transforms.ToTensor(), transforms.Normalize(recipe.mean, recipe.std)]
 
 
@@ -78,13 +77,13 @@ def load_pil_draft(path: str, shorter_side: int, transform: Callable[[Any], Tens
 
 
 def pil_images(job: Job) -> Iterable[Tensor]:
-    """As the I/O tuning guide and most tutorials load class folders of JPEGs."""
+    """Images with PIL, as in the I/O tuning guide and most tutorials."""
     steps = [*geometry(job.recipe, transforms), *to_tensor(job.recipe)]
     return data_loader(job, job.files, partial(load_pil, transform=transforms.Compose(steps)))
 
 
 def pil_draft_images(job: Job) -> Iterable[Tensor]:
-    """The same, of JPEGs that are decoded as small as `data.resize` allows."""
+    """Images with PIL, JPEGs decoded at the smallest scale that `data.resize` allows."""
     steps = [*geometry(job.recipe, transforms), *to_tensor(job.recipe)]
     size, transform = job.recipe.resize, transforms.Compose(steps)
     load = partial(load_pil_draft, shorter_side=cast(int, size), transform=transform)
@@ -92,7 +91,7 @@ def pil_draft_images(job: Job) -> Iterable[Tensor]:
 
 
 def convert(recipe: Recipe) -> Any:
-    """uint8 to normalised float32, of one image or of a batch."""
+    """Transform from uint8 to normalised float32, for an image or a batch."""
     return v2.Compose(
         [v2.ToDtype(torch.float32, scale=True), v2.Normalize(recipe.mean, recipe.std)]
     )
@@ -103,14 +102,13 @@ def load_torchvision(path: str, transform: Callable[[Tensor], Tensor]) -> Tensor
 
 
 def torchvision_images(job: Job) -> Iterable[Tensor]:
-    """torchvision's own newest pipeline."""
+    """Images with torchvision's decoder and v2 transforms."""
     steps = [*geometry(job.recipe, v2), convert(job.recipe)]
     return data_loader(job, job.files, partial(load_torchvision, transform=v2.Compose(steps)))
 
 
 def torchvision_uint8(job: Job) -> Iterator[Tensor]:
-    """Workers hand over a quarter of the bytes; whole batches are converted and normalised, on the GPU
-    if there is one."""
+    """Images with torchvision; workers return uint8, and whole batches are converted on the job's device."""
     transform = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])
     loader = data_loader(job, job.files, partial(load_torchvision, transform=transform))
     to_float = convert(job.recipe)
@@ -128,8 +126,7 @@ def load_tiff(path: str, transform: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def tifffile_images(job: Job) -> Iterable[Tensor]:
-    """Interleaved TIFFs of any number of channels, as the multi-channel benchmark loads them: resized
-    and cropped after the conversion."""
+    """Interleaved TIFFs with any number of channels, resized and cropped as float32 tensors."""
     normalise = transforms.Normalize(job.recipe.mean, job.recipe.std)
     transform = transforms.Compose([*geometry(job.recipe, transforms), normalise])
     return data_loader(job, job.files, partial(load_tiff, transform=transform))
@@ -144,7 +141,7 @@ def load_pair(paths: tuple[str, str], transform: Callable[[Any], Pair]) -> Pair:
 
 
 def pil_pairs(job: Job) -> Iterable[Pair]:
-    """Pairs as the speed-up template and the DALI tutorial load them: cut at one place, flipped alike."""
+    """Pairs with PIL as in the speed-up template, with the same crop and flips for both images."""
     steps = [*geometry(job.recipe, v2), v2.ToImage(), convert(job.recipe), v2.ToPureTensor()]
     load = partial(load_pair, transform=v2.Compose(steps))
     return data_loader(job, list(zip(job.files, job.targets, strict=True)), load)
@@ -156,8 +153,8 @@ def sleep_for(seconds: float) -> Tensor:
 
 
 def sleeping_items(num_items: int, sleep_s: float, batch_size: int, num_workers: int) -> Any:
-    """The I/O tuning guide's mock data set, each of whose items sleeps and takes no CPU time."""
-    # More workers than cores is the point here.
+    """Mock data set of the I/O tuning guide, whose items sleep and use no CPU time."""
+    # This benchmark uses more workers than cores on purpose.
     warnings.filterwarnings("ignore", "This DataLoader will create")
     job = Job(Recipe(train=False), [], [], batch_size, num_workers)
     return data_loader(job, [sleep_s] * num_items, sleep_for)

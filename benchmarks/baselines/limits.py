@@ -1,6 +1,6 @@
-"""What no loader on these cores can beat: reading, decoding or resizing, and nothing else.
+"""Upper limits of any pipeline on these cores: only reading, only decoding, or decoding and resizing.
 
-Unlike the other baselines these give lists of arrays of any size, without end.
+Unlike the other baselines, these yield lists of arrays of different sizes, endlessly.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def resize(job: Job) -> Iterator[Any]:
 
 
 def of_files(job: Job, function: Callable[[str], Any]) -> Iterator[tuple[list[Any], ...]]:
-    """Its results for file after file, a batch at a time, those of the targets apart."""
+    """Results of `function` for each file in batches, targets apart from inputs."""
     columns = [job.files, job.targets] if job.targets else [job.files]
     paths = itertools.cycle([path for sample in zip(*columns, strict=True) for path in sample])
     for results in on_threads(function, paths, len(columns) * job.batch_size, job.parallel):
@@ -45,17 +45,17 @@ def of_files(job: Job, function: Callable[[str], Any]) -> Iterator[tuple[list[An
 
 
 def read_file(path: str) -> np.ndarray:
-    """The bytes of the file."""
+    """Bytes of a file."""
     return np.fromfile(path, np.uint8)
 
 
 def decode_file(path: str) -> np.ndarray:
-    """The whole JPEG, uint8 (H, W, 3)."""
+    """JPEG decoded to uint8 (H, W, 3)."""
     return simplejpeg.decode_jpeg(Path(path).read_bytes(), "RGB")
 
 
 def resize_file(path: str, shorter_side: int, crop: tuple[int, int]) -> np.ndarray:
-    """The `crop` (height, width) from the centre of the decoded image, resized with antialiasing."""
+    """Center crop of size `crop` (height, width) from the decoded image, resized with antialiasing."""
     image = decode_file(path)
     factor = min(image.shape[:2]) / shorter_side
     height, width = (round(factor * length) for length in crop)
@@ -68,7 +68,7 @@ def resize_file(path: str, shorter_side: int, crop: tuple[int, int]) -> np.ndarr
 def on_threads(
     function: Callable[[T], U], items: Iterable[T], batch_size: int, num_threads: int
 ) -> Iterator[list[U]]:
-    """The function's results, batch by batch, three batches of work being handed out in advance."""
+    """Results of `function` in batches; three batches are computed ahead by a pool of threads."""
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         waiting: deque[list[Future[U]]] = deque([[]])
         for item in items:

@@ -1,4 +1,4 @@
-"""LitData: the same JPEGs in its chunks, decoded by torchvision in worker processes."""
+"""LitData: JPEGs in chunks, decoded by worker processes."""
 
 import shutil
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from benchmarks.baselines.dataloader import convert, geometry
 
 
 def prepare(files: list[str], folder: Path, num_workers: int) -> Path:
-    """The folder with the chunks, which are written if they are not there."""
+    """Folder of the chunks, which are written if missing."""
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         optional("litdata", "litdata").optimize(
-            Image.open,  # the file's bytes are kept as they are
+            Image.open,  # LitData stores the file's bytes unchanged
             inputs=files,
             output_dir=str(unfinished),
             chunk_bytes="64MB",

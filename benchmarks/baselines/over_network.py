@@ -1,11 +1,9 @@
-"""Shards on a server, through others' loaders: with the settings that their documentation advises, and the
-same steps by torchvision in worker processes, whose uint8 batches are converted as a whole.
+"""Other libraries that read shards from a server, with the settings that their documentation recommends.
 
-All are functions of the folder that is the server's bucket, its address, and the job, whose folder is for
-copies.
-
-LitData and mosaicml-streaming fetch whole shards into a folder and read from there; WebDataset reads them
-as a stream.
+Each function takes the bucket folder of the server, the server's address, and a job, whose folder is for local
+copies. All apply the same transforms with torchvision in worker processes, which return uint8; whole batches are
+converted to float32. LitData and mosaicml-streaming download whole shards and read them from the folder;
+WebDataset streams them.
 """
 
 import importlib
@@ -13,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,11 @@ from benchmarks.baselines.dataloader import convert, geometry
 from benchmarks.baselines.webdataset_shards import SHUFFLE_BUFFER
 
 SHARD_BYTES = 1 << 26
-"""What mosaicml-streaming and LitData advise."""
+"""Shard size that mosaicml-streaming and LitData recommend."""
 
 
 def webdataset(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
-    """Tar files in `shards/train` that curl reads, shuffled in a buffer only."""
+    """Tar files in `shards/train`, streamed by curl and shuffled in a buffer only."""
     wds = optional("webdataset", "webdataset")
     names = sorted(path.name for path in (bucket / "shards" / "train").glob("*.tar"))
     urls = [f"{address}/{bucket.name}/shards/train/{name}" for name in names]
@@ -40,14 +39,14 @@ def webdataset(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
     loader: Any = wds.WebLoader(
         dataset.batched(job.batch_size, partial=False), batch_size=None, num_workers=job.parallel
     )
-    return _converted(loader.map(_first), job)
+    return _converted(loader.map(itemgetter(0)), job)
 
 
 def litdata(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
-    """Its chunks in `litdata`."""
+    """LitData chunks in `litdata`."""
     package = optional("litdata", "litdata")
     downloader = importlib.import_module("litdata.streaming.downloader")
-    # Its fast way to fetch knows https only.
+    # Its fast downloader refuses http otherwise.
     getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", {})["allow_http"] = True
     dataset = package.StreamingDataset(
         f"s3://{bucket.name}/litdata",
@@ -65,7 +64,7 @@ def litdata(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
 
 
 def mosaicml(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
-    """Its shards in `mosaicml`."""
+    """MDS shards in `mosaicml`."""
     os.environ["S3_ENDPOINT_URL"] = address
     dataset = optional("streaming", "mosaicml-streaming").StreamingDataset(
         remote=f"s3://{bucket.name}/mosaicml",
@@ -84,8 +83,8 @@ def mosaicml(bucket: Path, address: str, job: Job) -> Iterator[tuple[Tensor]]:
 
 
 def prepare(files: list[str], bucket: Path) -> None:
-    """Write what these loaders read, as far as they are installed and it is not there."""
-    with suppress(ModuleNotFoundError):  # as the rows say
+    """Write missing chunks and shards of the libraries that are installed."""
+    with suppress(ModuleNotFoundError):  # reported by its rows
         litdata_chunks.prepare(files, bucket.absolute() / "litdata", 1)
     with suppress(ModuleNotFoundError):
         writes = optional("streaming", "mosaicml-streaming").MDSWriter
@@ -97,7 +96,7 @@ def prepare(files: list[str], bucket: Path) -> None:
 
 
 class _Decode:
-    """From a JPEG to a uint8 image, cut."""
+    """Picklable transform from JPEG bytes to a cropped uint8 image."""
 
     def __init__(self, job: Job) -> None:
         self.steps = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])
@@ -111,12 +110,8 @@ def _decode_all(decode: _Decode, samples: list[dict[str, bytes]]) -> Tensor:
     return torch.stack([decode(sample["jpg"]) for sample in samples])
 
 
-def _first(batch: Any) -> Any:
-    return batch[0]
-
-
 def _converted(loader: Iterable[Tensor], job: Job) -> Iterator[tuple[Tensor]]:
-    """Epoch after epoch."""
+    """Batches as float32, epoch after epoch."""
     to_float = convert(job.recipe)
     while True:
         for images in loader:

@@ -1,6 +1,6 @@
-"""SPDL: its pipeline of threads, around torchvision's decoder.
+"""SPDL: a pipeline of threads with torchvision's decoder.
 
-Its own decoder, which needs FFmpeg, is no faster for JPEGs.
+SPDL's own decoder uses FFmpeg and is not faster for JPEGs.
 """
 
 import random
@@ -16,7 +16,7 @@ from benchmarks.baselines.dataloader import convert, geometry, load_torchvision
 
 
 def batches(job: Job) -> Iterator[Tensor]:
-    """One pipeline per epoch: each file to uint8 RGB, then one batch after another to float32."""
+    """One pipeline per epoch: files are decoded to uint8, and whole batches converted to float32."""
     builder = optional("spdl.pipeline", "spdl").PipelineBuilder
     # torchvision's decoder and v2 transforms release Python's interpreter lock.
     transform = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])

@@ -1,6 +1,7 @@
-"""WebDataset: the same files in tar archives, decoded by PIL in worker processes."""
+"""WebDataset: files in tar archives, decoded by PIL in worker processes."""
 
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ SHUFFLE_BUFFER = 1000
 
 
 def prepare(files: list[str], folder: Path) -> list[str]:
-    """Paths of the archives, which are written if they are not there."""
+    """Paths of the archives, which are written if missing."""
     wds = optional("webdataset", "webdataset")
     shards = [str(folder / f"{number:03d}.tar") for number in range(NUM_SHARDS)]
     finished = folder / "finished"
@@ -32,8 +33,10 @@ def prepare(files: list[str], folder: Path) -> list[str]:
 
 
 def batches(job: Job) -> Iterable[Tensor]:
-    """JPEGs. Shuffled by shards and in a buffer only; each worker has shards and batches of its own,
-    the last of them smaller."""
+    """JPEGs, shuffled by shards and in a buffer only.
+
+    Each worker reads its own shards and builds its own batches, the last of which is smaller.
+    """
     wds = optional("webdataset", "webdataset")
     dataset = wds.WebDataset(
         prepare(job.files, job.folder),
@@ -52,8 +55,4 @@ def batches(job: Job) -> Iterable[Tensor]:
         persistent_workers=job.parallel > 0,
         pin_memory=job.on_gpu,
     )
-    return loader.map(_first)
-
-
-def _first(batch: tuple[Tensor, ...]) -> Tensor:
-    return batch[0]
+    return loader.map(itemgetter(0))

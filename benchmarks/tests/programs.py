@@ -1,4 +1,4 @@
-"""Programs that are measured, in a module that processes import quickly."""
+"""Workloads that are measured, in a module that processes import quickly."""
 
 import multiprocessing
 import os

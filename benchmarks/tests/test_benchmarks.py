@@ -113,7 +113,7 @@ def test_the_best_interval_is_near_youngs_and_keeps_what_theory_says() -> None:
     for count in (1, 16, 64):
         best, young = simulate.best_interval_s(IDEAL, count), simulate.young_s(IDEAL, count)
         assert 0.5 < best / young < 2
-        lost = 1 - simulate.kept(IDEAL, count, young)
+        lost = 1 - simulate.useful_share(IDEAL, count, young)
         mtbf_s = IDEAL.mtbf_s / count
         assert lost == pytest.approx(10 / young + young / 2 / mtbf_s, rel=0.1)
 

@@ -1,4 +1,4 @@
-"""Programs are measured in turns, figures are what they claim, and rows are stored as they are measured."""
+"""Workloads are measured in turns, figures are what they claim, and rows are stored as they are measured."""
 
 import itertools
 import os
@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from benchmarks import REPOSITORY, fresh, records
+from benchmarks.interleave import Workload, measure
 from benchmarks.records import Subject, Summary, ratio, summarise
 from benchmarks.run import Run
 from benchmarks.tests import programs
 from benchmarks.tests.examples import TINY, row
-from benchmarks.turns import Program, measure
 
 
 def test_a_speed_is_items_by_seconds_in_every_round() -> None:
@@ -37,7 +37,7 @@ def test_a_speed_is_items_by_seconds_in_every_round() -> None:
 def test_programs_take_turns_and_only_one_of_them_works(tmp_path: Path) -> None:
     names = ["a", "b", "c"]
     working = {name: partial(programs.note_when, tmp_path / name) for name in names}
-    measure(working, warmup_s=0, window_s=0.3, repeats=3, turn_s=0.1)
+    measure(working, warmup_s=0, window_s=0.3, repeats=3, slice_s=0.1)
     for process in ("main", "worker"):
         bins = [{int(line) for line in (tmp_path / n / process).open()} for n in names]
         assert all(bins), "did not get its turns"
@@ -52,7 +52,7 @@ def test_a_program_that_cannot_begin_has_a_reason_and_one_that_fails_ends_the_me
     found = measure({"SPDL": programs.refuse, "good": good}, 0, 0.02, 2, (ModuleNotFoundError,))
     assert found["SPDL"] == "spdl is not installed"
     assert len(found["good"]) == 2
-    bad_programs: dict[Program, str] = {
+    bad_programs: dict[Workload, str] = {
         programs.refuse: "spdl is not installed",
         programs.fail_later: "one.py",
         programs.die: "exit code 3",
@@ -69,13 +69,13 @@ import sys
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
-from benchmarks import turns
+from benchmarks import interleave
 from benchmarks.tests import programs
 if __name__ == "__main__":
-    forkserver.set_forkserver_preload(["benchmarks.turns"])  # the programs need no more
+    forkserver.set_forkserver_preload(["benchmarks.interleave"])  # the programs need no more
     forkserver.ensure_running()
     noting = {name: partial(programs.note_when, Path(sys.argv[1], name)) for name in ("a", "b")}
-    turns.measure(noting, 0, 60, 9)
+    interleave.measure(noting, 0, 60, 9)
 """
 
 
@@ -161,7 +161,7 @@ def test_an_interrupted_run_goes_on_and_lists_what_cannot_be_had(tmp_path: Path)
     started = tmp_path / "started.txt"
     once = partial(programs.note_start, started)
 
-    def measure_both(last: Program) -> None:
+    def measure_both(last: Workload) -> None:
         run = Run(tmp_path, TINY)
         run.compare("loaders", "one", {Subject("a"): once, Subject("b"): programs.refuse}, unit="s")
         run.compare("loaders", "two", {Subject("c"): once, Subject("d"): last}, unit="s")
