@@ -1,6 +1,7 @@
 """The base class of all backends."""
 
 from collections.abc import Iterator
+from functools import partial  # part: loss_weights
 
 import torch
 
@@ -53,7 +54,8 @@ class ImageLoader(EpochLoader):
             example=torch.zeros(1, self.index.channels, *self.output_size),
             name_of=self.index.name_of,
             pictures=self.transform.denormalize,
-            class_counts=lambda: class_counts(self.index),  # part: loss_weights
+            # Not a lambda, which would keep this loader alive.  # part: loss_weights
+            class_counts=partial(class_counts, self.index),  # part: loss_weights
         )
         super().__init__(sampler, info)
         self.classes = info.classes
