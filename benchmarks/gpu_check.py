@@ -1,7 +1,7 @@
 """Checks and measurements that need a GPU, in one command: `make gpu-check`.
 
-Each result is immediately appended to `checks.csv`, next to the output of each job; at the end, all files are
-archived. Without a GPU, the same jobs run on the CPU with small sizes, as a dry run.
+Each result is appended to `checks.csv` at once; at the end, all files are archived. Without a GPU, the same jobs
+run on the CPU with small sizes, as a dry run.
 """
 
 import csv
@@ -36,7 +36,6 @@ from runtime.setup import NVIDIA_DRIVER, resolve_device
 from runtime.timing import Timing
 
 Job = tuple[str, Callable[[Path, str], None], int]  # name, function(results, name), ranks or 0
-
 IS_DRY = not torch.cuda.is_available()
 NUM_GPUS = 2 if IS_DRY else torch.cuda.device_count()
 WARM_UP, MEASURED, NUM_STEPS = (1, 2, 3) if IS_DRY else (8, 32, 24)  # NUM_STEPS: of scripts
@@ -48,9 +47,7 @@ SPEEDS += [("synthetic", dtype, "model.channels_last=false") for dtype in ("floa
 SPEEDS = SPEEDS[1:2] if IS_DRY else [*SPEEDS, ("synthetic", "AMP", "model.compile=true")]
 
 
-def record_result(
-    folder: Path, what: str, outcome: str, value: object = "", note: str = ""
-) -> None:
+def record(folder: Path, what: str, outcome: str, value: object = "", note: str = "") -> None:
     """Append a row to `checks.csv` and print it."""
     row = [" ".join(cell.split()) for cell in (what, outcome, str(value), note)]
     with (folder / "checks.csv").open("a", newline="") as file:
@@ -61,14 +58,16 @@ def record_result(
 def versions(folder: Path, what: str) -> None:
     dist, backend = torch.distributed, "gloo" if IS_DRY else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    facts = machine() | {"CUDA": torch.version.cuda}
+    facts = machine() | {
+        "CUDA": torch.version.cuda,
+        "git": shutil.which("git") or "none: no merges",
+    }
     facts["collectives"] = backend_name(resolve_device("auto"))
-    facts["git"] = shutil.which("git") or "none: merges are left out"
     if not IS_DRY:
         facts |= {"driver": NVIDIA_DRIVER.read_text(), "NCCL": torch.cuda.nccl.version()}
         facts |= {f"GPU {n}": torch.cuda.get_device_properties(n) for n in range(NUM_GPUS)}
     for name, value in facts.items():
-        record_result(folder, f"{what}, {name}", "measured", value)
+        record(folder, f"{what}, {name}", "measured", value)
     dist.destroy_process_group()
 
 
@@ -76,8 +75,7 @@ def tests(folder: Path, what: str) -> None:
     class Reporter:
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.when == "call" or not report.passed:
-                note = str(report.longrepr or "")[-500:]
-                record_result(folder, report.nodeid, report.outcome, note=note)
+                record(folder, report.nodeid, report.outcome, note=f"{report.longrepr}"[-500:])
 
     chosen = ["-k", "nan and sgd and float32", "tests/test_gpu.py"]
     if not IS_DRY:  # in parallel with pytest-xdist: these tests measure no speed
@@ -109,8 +107,8 @@ def speed(name: str, precision: str, override: str, folder: Path, what: str) -> 
         host += f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
         torch.cuda.synchronize()
     timing.finished()
-    value = f"{timing.speed()}, {timing.data_wait_share:.0%} waiting for data, {host}"
-    record_result(folder, what, "measured", value)
+    waits = f"{timing.data_wait_share:.0%} waiting for data"
+    record(folder, what, "measured", f"{timing.speed()}, {waits}, {host}")
     if name in ("dali", "threads"):  # after what is measured
         with torch.profiler.profile() as profiler:
             list(islice(train(batches=batches), 3))
@@ -119,28 +117,27 @@ def speed(name: str, precision: str, override: str, folder: Path, what: str) -> 
 
 def script(path: Path, overrides: list[str], folder: Path, what: str) -> None:
     """Run a training script; record its speed, the time of saving, and lines that wait for the GPU in each step."""
-    rank, output = int(os.environ.get("RANK", "0")), folder / "work" / what
+    output = folder / "work" / what
     overrides = photos(folder) + overrides if RESNET in overrides else overrides
     sys.argv = [path.name, f"output_dir={output}", f"max_steps={NUM_STEPS}", *overrides]
     if not IS_DRY:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(int(os.environ.get("RANK", 0)))
         torch.cuda.set_sync_debug_mode("warn")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         runpy.run_path(str(path), run_name="__main__")
-    if rank > 0:
+    if os.environ.get("RANK", "0") != "0":
         return
     counts = Counter(f"{w.filename}:{w.lineno}" for w in caught if "synchroniz" in str(w.message))
     waits = ", ".join(place for place in counts if counts[place] > NUM_STEPS - 3) or "none"
     summary = json.loads((output / "summary.json").read_text())
-    value = f"{summary['perf/images_per_s']:.0f} images/s, {summary['seconds']['saving']:.2f} s"
-    record_result(folder, what, "measured", f"{value} saving, waits: {waits}")
+    per_s, save_s = summary["perf/images_per_s"], summary["seconds"]["saving"]
+    record(folder, what, "measured", f"{per_s:.0f} images/s, {save_s:.2f} s saving, waits: {waits}")
 
 
 def parts_of(folder: Path) -> dict[str, tuple[int, int, Sequence[Job]]]:
     """Parts by name: time limit in seconds, number of parallel jobs, and jobs."""
     paths = [REPOSITORY / name for name in scripts()] + merges_of_two(folder / "work")
-    paths = [paths[0], paths[-1]] if IS_DRY else paths
+    paths = paths[:: len(paths) - 1] if IS_DRY else paths  # the first and the last one
     ranks = {path: int(starts_with_torchrun(str(path))) for path in paths}
     speeds = [(" ".join(one), partial(speed, *one), 0) for one in SPEEDS]
     waits = [(path.stem, partial(script, path, []), ranks[path]) for path in paths]
@@ -172,7 +169,7 @@ def run_part(folder: Path, limit_s: float, at_once: int, jobs: Sequence[Job], co
         codes = run_limited(program, num_ranks, log, end - time.monotonic(), context)
         text = log.read_text()[-500:] if log.exists() else ""
         reason = "" if set(codes) == {0} else f"exit codes {codes}, None: time limit. {text}"
-        record_result(folder, what, "failed" if reason else "passed", note=reason)
+        record(folder, what, "failed" if reason else "passed", note=reason)
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(run, jobs))
@@ -183,14 +180,13 @@ def main(folder: Path, context: Any = None, patience: float = 1) -> int:
 
     Args:
         folder: results; must not exist.
-        context: `multiprocessing` context of the jobs; default: spawn.
+        context: of `multiprocessing`, for the jobs.
         patience: factor of the time limits.
     """
     folder.mkdir(parents=True)  # fails if it exists, to keep earlier results
     os.chdir(REPOSITORY)
     chosen = parts_of(folder)
-    limits = {name: part[0] for name, part in chosen.items()}
-    print(f"at most {sum(limits.values())} s: {limits}")
+    print(f"at most {sum(limit_s for limit_s, *_ in chosen.values())} s")
     try:
         for limit_s, at_once, jobs in chosen.values():
             run_part(folder, limit_s * patience, at_once, jobs, context)
