@@ -1,11 +1,21 @@
-"""Small images for the tests of data sets."""
+"""Small images, and data sets of every kind, for the tests of data."""
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tifffile
 from PIL import Image, ImageOps
+
+from loaders.shards import Part, pack_shards
+from tests.helpers import make_config
+
+NUM_VAL, NUM_TRAIN = 7, 22
+CLASSES, IGNORED = (0, 3, 7, 200), 255  # of masks: far apart, so that a mixture of two is a new one
+PLAIN = ["data.mean=null", "data.std=null", "data.resize=null"]
 
 
 def smooth(number: int, height: int, width: int) -> np.ndarray:
@@ -23,6 +33,13 @@ def save(path: Path, image: np.ndarray | Image.Image, **options: Any) -> np.ndar
     upright = ImageOps.exif_transpose(Image.open(path))
     assert upright
     return np.asarray(upright.convert("RGB")) / np.float32(255)
+
+
+def save_tiff(path: Path, image: np.ndarray, **options: Any) -> None:
+    """Write an image of any number of channels, which follow each other in each pixel."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    interleaved = {"photometric": "minisblack", "planarconfig": "contig"}
+    tifffile.imwrite(path, image, **(interleaved | options))
 
 
 def make_photos(root: Path, count: int) -> Path:
@@ -43,3 +60,169 @@ def cut_short(path: str) -> None:
     """Only the last lines are missing, which are far below every centre crop."""
     content = Path(path).read_bytes()
     replace_file(path, content[: len(content) * 97 // 100])
+
+
+# Kinds of data. Each function writes one below a folder.
+
+
+@dataclass
+class Data:
+    """A data set on disk, and what its files hold."""
+
+    options: list[str]
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    """(height, width, C) in [0, 1], upright, by file name."""
+    targets: dict[str, Any] = field(default_factory=dict)
+
+
+def common(root: Path) -> list[str]:
+    """Overrides that read the data set in this folder."""
+    return [
+        *(f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}"),
+        f"data.val_count={NUM_VAL}",
+    ]
+
+
+def photos(root: Path) -> Data:
+    """JPEGs, also turned and grey ones, PNGs, WebPs and BMPs of various sizes in three class folders."""
+    data = Data(["data=imagefolder", *PLAIN])
+    turned = Image.Exif()
+    for number in range(NUM_VAL + NUM_TRAIN):
+        image = Image.fromarray(smooth(number, 45 + number, 80 - number))
+        turned[0x112] = 1 + number % 8
+        ending, options = ("jpg", "jpg", "jpg", "png", "webp", "bmp")[number % 6], {}
+        match number % 6:
+            case 0 | 1:
+                options = {"exif": turned, "quality": 90}
+            case 2:
+                image = image.convert("L")
+            case 3:
+                image = image.convert(("RGB", "P", "RGBA", "L")[number // 6 % 4])
+            case 4:
+                options = {"lossless": True}
+        name, label = f"bild-ä {number}.{ending}", f"class {number % 3}"
+        data.inputs[name], data.targets[name] = save(root / label / name, image, **options), label
+    return data
+
+
+def table(*cells: str) -> Callable[[Path], Data]:
+    """Images whose labels are in a CSV file."""
+
+    def write(root: Path) -> Data:
+        data, lines = Data(["data=table", f"data.table={root}.csv", *PLAIN]), ["path,label"]
+        for number in range(NUM_VAL + NUM_TRAIN):
+            name, cell = f"{number}.png", cells[number % len(cells)]
+            data.inputs[name] = save(root / name, smooth(number, 42, 44))
+            data.targets[name] = cell
+            lines.append(f"{name},{cell}")
+        Path(f"{root}.csv").write_text("\n".join(lines))
+        return data
+
+    return write
+
+
+def pairs(factor: int = 1) -> Callable[[Path], Data]:
+    """Pairs whose targets are `factor` times as large as the inputs."""
+
+    def write(root: Path) -> Data:
+        data = Data(["data=pairs", "data.input_dir=blurry", "data.target_dir=sharp"])
+        data.options += ["data.value_range=[0,1]"]
+        for number in range(NUM_VAL + NUM_TRAIN):
+            folder = "test" if number < NUM_VAL else "train"
+            name, height = f"scene{number % 2}/{number}.png", 41 + number % 3
+            for side, size in (("blurry", 1), ("sharp", factor)):
+                image = smooth(number + 50 * (side == "sharp"), size * height, size * 50)
+                values = save(root / folder / side / name, image)
+                (data.inputs if side == "blurry" else data.targets)[f"{number}.png"] = values
+        return data
+
+    return write
+
+
+def masks(root: Path) -> Data:
+    """Masks of 8 and 16 bits, with palettes and as TIFFs, in turn."""
+    data = Data(["data=masks", f"data.ignore_index={IGNORED}", *PLAIN])
+    (root / "masks").mkdir(parents=True)
+    for number in range(NUM_VAL + NUM_TRAIN):
+        random, height = np.random.default_rng(number), 40 + 4 * (number % 3)
+        mask = random.choice([*CLASSES, IGNORED], (height // 4, 14)).astype(np.uint8)
+        mask = mask.repeat(4, axis=0).repeat(4, axis=1)
+        name, form = f"{number}.{'webp' if number % 3 == 1 else 'png'}", number % 5
+        image = np.stack([mask, mask, np.full_like(mask, number)], axis=-1)
+        data.inputs[name] = save(root / "images" / name, image, lossless=True)
+        data.targets[name] = mask.astype(np.int64)
+        deep = mask.astype(np.uint16) if form in (1, 4) else mask
+        if form >= 3:
+            tifffile.imwrite(root / "masks" / f"{number}.tif", deep)
+            continue
+        stored = Image.fromarray(deep)
+        if form == 2:
+            stored.putpalette([(37 * i) % 256 for i in range(768)])
+        stored.save(root / "masks" / f"{number}.png")
+    return data
+
+
+TIFFS: list[dict[str, Any]] = [
+    {},
+    {"planarconfig": "separate"},
+    {"compression": "lzw", "predictor": 2},
+    {"compression": "deflate"},
+    {"compression": "lzma"},
+    {"byteorder": ">"},
+    {"photometric": "rgb"},  # the rest has three channels
+    {"photometric": "rgb", "extratags": [(274, 3, 1, 3, True)]},  # an orientation
+    {"photometric": "cielab"},
+]
+
+
+def cells(channels: int, dtype: str, *kinds: dict[str, Any]) -> Callable[[Path], Data]:
+    """TIFFs of these kinds in turn."""
+
+    def write(root: Path) -> Data:
+        data = Data(["data=cells", *PLAIN])
+        for number in range(NUM_VAL + NUM_TRAIN):
+            image = np.random.default_rng(number).integers(
+                0, np.iinfo(dtype).max, (45, 48, channels), dtype=dtype, endpoint=True
+            )
+            name, label, kind = f"{number}.tif", "ab"[number % 2], kinds[number % len(kinds)]
+            stored = image[..., 0] if channels == 1 else image
+            if channels == 1 or "photometric" in kind:
+                kind = kind | {"planarconfig": None}
+            elif kind.get("planarconfig") == "separate":
+                stored = np.moveaxis(image, -1, 0)
+            save_tiff(root / label / name, stored, **kind)
+            data.inputs[name] = image / np.float32(np.iinfo(dtype).max)
+            data.targets[name] = label
+        return data
+
+    return write
+
+
+def sharded(write: Callable[[Path], Data], *options: str) -> Callable[[Path], Data]:
+    """The same data in shards of a few samples."""
+
+    def write_shards(root: Path) -> Data:
+        data = write(files := root.parent / "files" / root.name)
+        cfg = make_config(*data.options, *common(files), "data.crop=[24,32]")
+        pack_shards(cfg.data, str(root), 0.02, Part(1, 1))
+        data.options += options
+        return data
+
+    return write_shards
+
+
+# name of the kind -> the function that writes it
+KINDS: dict[str, Callable[[Path], Data]] = {
+    "photos": photos,
+    "several labels": table("cat;dog", "dog", ";", "cow; cat"),
+    "numbers": table(*(f"{number}.25" for number in range(50))),
+    "pairs": pairs(),
+    "pairs, targets twice as large": pairs(2),
+    "masks": masks,
+    "cells of 8 bits, not compressed": cells(5, "uint8", {}),
+    "cells of 16 bits": cells(5, "uint16", *TIFFS[:6]),
+    "cells of three channels": cells(3, "uint16", *TIFFS),
+    "cells of one channel": cells(1, "uint8", *TIFFS[:4]),
+    "photos in shards": sharded(photos),
+    "masks in shards, in windows": sharded(masks, "data.shuffle=window", "data.shuffle_window=2"),
+}

@@ -12,8 +12,8 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -28,7 +28,7 @@ from tests.images import cut_short, make_photos, replace_file, save, smooth
 CPU = torch.device("cpu")
 WAYS = {
     "threads": ["loader=pytorch"],
-    "workers": ["loader=pytorch", "loader.num_workers=2"],
+    "workers": ["loader=pytorch", "loader.num_workers=1"],
     "dali": ["loader=dali"],
 }
 HTML = b"<html>404 not found</html>" * 20
@@ -37,16 +37,9 @@ HTML = b"<html>404 not found</html>" * 20
 def options_for(root: Path, tmp_path: Path, *overrides: str) -> list[str]:
     """Centre crops of 40x40 pixels, half of the samples for evaluation."""
     return [
-        "data=imagefolder",
-        f"data.root={root}",
-        f"data.cache_dir={tmp_path / 'cache'}",
-        "data.resize=null",
-        "data.crop=[40,40]",
-        "data.random_resized_crop=null",
-        "data.val_fraction=0.5",
-        "data.colour_jitter=[0,0,0]",
-        "global_batch_size=4",
-        *overrides,
+        *("data=imagefolder", f"data.root={root}", f"data.cache_dir={tmp_path / 'cache'}"),
+        *("data.resize=null", "data.crop=[40,40]", "data.val_fraction=0.5", "global_batch_size=4"),
+        *("data.random_resized_crop=null", "data.colour_jitter=[0,0,0]", *overrides),
     ]
 
 
@@ -64,28 +57,18 @@ def rot(path: str) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-CHANGED = r"has changed \({}\)"
 DAMAGE: dict[str, tuple[Callable[[str], None], str]] = {
-    "cut short": (
-        cut_short,
-        CHANGED.format(r"[\d,]+ bytes .* when it was indexed, [\d,]+ bytes .* now"),
-    ),
-    "deleted": (os.unlink, r"cannot be decoded \(No such file or directory\); repair or remove it"),
-    "same size": (
-        scramble,
-        CHANGED.format(".* when it was indexed, .* bytes of 1970-01-01 .* now"),
-    ),
-    "same stamp": (rot, r"cannot be decoded \(.*\); repair or remove it"),
-    "empty": (
-        lambda path: replace_file(path, b""),
-        CHANGED.format(".* when it was indexed, 0 bytes .* now"),
-    ),
+    "cut short": (cut_short, r"[\d,]+ bytes .* when it was indexed, [\d,]+ bytes .* now"),
+    "deleted": (os.unlink, "No such file or directory"),
+    "same size": (scramble, "when it was indexed, .* bytes of 1970-01-01 .* now"),
+    "same stamp": (rot, r"cannot be decoded \(.*\)"),
+    "empty": (lambda path: replace_file(path, b""), "when it was indexed, 0 bytes .* now"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_file_damaged_after_indexing_is_named_alike(kind: str, tmp_path: Path) -> None:
-    root = make_photos(tmp_path / "photos", 16)
+    root = make_photos(tmp_path / "photos", 8)
     options = options_for(root, tmp_path)
     both = [build_loaders(make_config(*options, *WAYS[way]), CPU) for way in ("threads", "dali")]
     damage, reason = DAMAGE[kind]
@@ -103,72 +86,24 @@ def test_a_file_damaged_after_indexing_is_named_alike(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("way", ["threads", "dali"])
 def test_a_jpeg_cut_short_before_indexing_is_refused_whatever_part_is_used(way, tmp_path) -> None:
     """DALI alone would deliver the upper lines; bytes behind the end do no harm in either."""
-    root = make_photos(tmp_path / "photos", 16)
+    root = make_photos(tmp_path / "photos", 8)
     options = options_for(root, tmp_path, *WAYS[way])
     names = build_index(make_config(*options).data)[0].files[0]
     for name in names[1:]:
         replace_file(name, Path(name).read_bytes() + b"behind the end")
     list(build_loaders(make_config(*options), CPU)[0])
     cut_short(names[0])
-    with pytest.raises(BadFileError, match="image file is truncated"):
+    with pytest.raises(BadFileError, match=names[0]):
         list(build_loaders(make_config(*options), CPU)[0])
-
-
-def samples_of(loader) -> list[int]:
-    return [sample for _ in loader for sample in loader.last_rows["sample"].tolist()]
-
-
-def test_too_many_bad_samples_stop_the_run(tmp_path: Path) -> None:
-    root = make_photos(tmp_path / "photos", 24)
-    options = options_for(root, tmp_path, "data.on_error=skip")
-    train, val = build_loaders(make_config(*options, "data.max_bad_samples=2"), CPU)
-    for name in (*train.index.files[0][:3], *val.index.files[0][:2]):
-        replace_file(name, HTML)
-    assert sum(len(labels) for _, labels in val) == 10
-    with pytest.raises(BadFileError, match="data.max_bad_samples=2"):
-        list(train)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_batches_of_bad_samples_only(way: str, tmp_path: Path) -> None:
-    """Evaluation has fewer batches; training takes the next good one, as long as there is any."""
-    root = make_photos(tmp_path / "photos", 8)
-    options = options_for(root, tmp_path, "data.on_error=skip", "global_batch_size=1", *WAYS[way])
-    train, val = build_loaders(make_config(*options), CPU)
-    again, _ = build_loaders(make_config(*options), CPU)
-    for name in (*train.index.files[0][1:], *val.index.files[0][:2]):
-        replace_file(name, HTML)
-    assert [len(labels) for _, labels in val] == [1, 1]
-    assert samples_of(train) == [0] * 4
-    os.unlink(train.index.files[0][0])
-    with pytest.raises(BadFileError, match="photos/train"):
-        list(again)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_bad_sample_in_flight_of_an_epoch_that_was_left_does_not_matter(way, tmp_path) -> None:
-    root = make_photos(tmp_path / "photos", 32)
-    options = options_for(root, tmp_path, "data.on_error=skip", *WAYS[way])
-    train, _ = build_loaders(make_config(*options), CPU)
-    bad = int(train.sampler.plan(np.array([9]))["sample"][0])
-    os.unlink(train.index.files[0][bad])
-    for _ in train:
-        break
-    train.set_epoch(1)
-    samples = train.sampler.plan(np.arange(train.sampler.num_rows))["sample"].tolist()
-    at = samples.index(bad)
-    samples[at] = samples[(at + 1) % len(samples)]
-    assert samples_of(train) == samples
 
 
 @pytest.mark.parametrize("layout", ["imagefolder", "pairs"])
 def test_files_with_bad_headers_are_skipped_too_and_counted(layout, tmp_path, caplog) -> None:
-    root = make_photos(tmp_path / "photos", 50)
+    root = make_photos(tmp_path / "photos", 20)
     overrides = options_for(root, tmp_path, "data.on_error=skip")
     if layout == "pairs":
         shutil.copytree(root, tmp_path / "pairs" / "input")
-        shutil.copytree(root, tmp_path / "pairs" / "target")
-        root = tmp_path / "pairs"
+        root = Path(shutil.copytree(root, tmp_path / "pairs" / "target")).parent
         overrides += ["data.layout=pairs", f"data.root={root}"]
     bad = sorted(path for path in root.rglob("*.jpg") if "target" not in str(path))[:3]
     for path in bad:
@@ -176,15 +111,13 @@ def test_files_with_bad_headers_are_skipped_too_and_counted(layout, tmp_path, ca
     train, val = build_loaders(make_config(*overrides), CPU)
     left_out = [*train.index.left_out, *val.index.left_out]
     assert sorted(left_out) == [str(path) for path in bad]
-    assert len(train.index) + len(val.index) == 47
+    assert len(train.index) + len(val.index) == 17
     assert sum(len(inputs) for inputs, _ in val) == len(val.index)
-    found = train.share_bad_samples(lambda bad: [bad])
-    assert sum(found.values()) == 3
-    assert set(found) == {"train", "val"}
+    assert sum(train.share_bad_samples(lambda bad: [bad]).values()) == 3
     assert all(str(path) in caplog.text for path in bad)
-    with pytest.raises(BadFileError, match="more than data.max_bad_samples=0"):
+    with pytest.raises(BadFileError, match="data.max_bad_samples=0"):
         build_loaders(make_config(*overrides, "data.max_bad_samples=0"), CPU)
-    with pytest.raises(BadHeadersError, match="3 of 50 files cannot be used"):
+    with pytest.raises(BadHeadersError, match="3 of 20 files"):
         build_loaders(make_config(*overrides, "data.on_error=raise"), CPU)
 
 
@@ -209,29 +142,14 @@ def test_files_that_are_no_images_or_far_too_large_are_refused_from_their_header
     with pytest.raises(BadHeadersError) as caught:
         build_index(make_config(*options).data)
     for part in (
-        "4 of 10 files cannot be used",
-        "bomb.png (40000x30000 pixels are more than data.max_pixels=100000000",
-        "page.jpg (not an image)",
-        "empty.jpg (empty file)",
-        "link.jpg (No such file or directory)",
+        *("4 of 10 files", "bomb.png (40000x30000 pixels", "data.max_pixels=100000000"),
+        *("page.jpg (not an image)", "empty.jpg (empty file)", "link.jpg (No such file"),
     ):
         assert part in str(caught.value)
     for name in ("a/page.jpg", "b/empty.jpg", "b/link.jpg"):
         (root / name).unlink()
     train, val = build_index(make_config(*options, "data.max_pixels=2_000_000_000").data)
     assert max(*train.sizes[:, 0], *val.sizes[:, 0]) == 40_000
-
-
-def test_no_file_starts_another_program(tmp_path, monkeypatch) -> None:
-    root, program = make_photos(tmp_path / "photos", 10), tmp_path / "gs"
-    program.write_text(f"#!/bin/sh\ntouch {tmp_path / 'started'}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    postscript = root / "a" / "photo.jpg"
-    postscript.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60 60\n%%EndComments\n")
-    _, problems = loaders.check.check(make_config(*options_for(root, tmp_path)).data)
-    assert problems == {str(postscript): "not an image"}
-    assert not (tmp_path / "started").exists()
 
 
 def run_check(monkeypatch, *arguments: str) -> int:
@@ -242,39 +160,42 @@ def run_check(monkeypatch, *arguments: str) -> int:
 
 
 def test_the_check_lists_everything_that_is_broken(tmp_path, monkeypatch, capsys) -> None:
-    root, out = make_photos(tmp_path / "photos", 30), tmp_path / "report.json"
+    """And no file starts another program."""
+    root, out = make_photos(tmp_path / "photos", 20), tmp_path / "report.json"
     overrides = [*options_for(root, tmp_path), f"out={out}"]
     assert run_check(monkeypatch, *overrides) == 0
-    assert json.loads(out.read_text()) == {"files": 30, "broken": []}
+    assert json.loads(out.read_text()) == {"files": 20, "broken": []}
 
-    expected = {}
-    for number in range(13):
-        path = root / "a" / f"page {number}.jpg"
-        path.write_bytes(HTML)
-        expected[str(path)] = "not an image"
     (root / "b" / "bomb.png").write_bytes(png_of(40_000, 30_000))
-    expected[str(root / "b" / "bomb.png")] = (
-        "40000x30000 pixels are more than data.max_pixels=100000000; raise it if the file is meant"
-    )
+    for number in range(13):
+        (root / "a" / f"page {number}.jpg").write_bytes(HTML)
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path / 'started'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60 60\n%%EndComments\n"
+    (root / "a" / "page 1.jpg").write_bytes(postscript)
     no_utf8 = os.fsdecode(os.fsencode(root) + b"/c/caf\xe9.jpg")
     Path(no_utf8).touch()
     cut_short(str(root / "c" / "foto ä 2.jpg"))
+    expected = {str(root / "a" / f"page {number}.jpg"): "not an image" for number in range(13)}
+    expected |= {str(root / "b" / "bomb.png"): "data.max_pixels=100000000"}
+    expected |= {no_utf8: "empty file", str(root / "c" / "foto ä 2.jpg"): "truncated"}
     capsys.readouterr()
     assert run_check(monkeypatch, *overrides) == 1
     report = json.loads(out.read_text())
     found = {entry["path"]: entry["reason"] for entry in report["broken"]}
-    assert "image file is truncated" in found.pop(str(root / "c" / "foto ä 2.jpg"))
-    assert found.pop(no_utf8) == "empty file"
-    assert found == expected
-    assert report["files"] == 45
+    assert found.keys() == expected.keys()
+    assert all(reason in found[path] for path, reason in expected.items())
+    assert report["files"] == 35
     printed = capsys.readouterr()
-    assert all(f"{path}: {reason}" in printed.out for path, reason in expected.items())
-    assert rf"{root}/c/caf\xe9.jpg: empty file" in printed.out
-    assert "45 files were decoded, 16 problems were found" in printed.out
-    assert "45/45" in printed.err
+    for path, reason in found.items():
+        assert f"{path}: {reason}".replace("\udce9", r"\xe9") in printed.out
+    assert "35/35" in printed.err
+    assert not (tmp_path / "started").exists()
 
 
-def test_the_check_also_says_what_the_index_refuses(tmp_path, monkeypatch, capsys) -> None:
+def test_the_check_also_names_what_the_index_refuses(tmp_path, monkeypatch, capsys) -> None:
     for number in range(4):
         for side in ("input", "target"):
             save(tmp_path / "p" / side / f"{number}.png", smooth(number, 20, 20))
@@ -284,8 +205,7 @@ def test_the_check_also_says_what_the_index_refuses(tmp_path, monkeypatch, capsy
     overrides = ["data=pairs", f"data.root={tmp_path / 'p'}", f"data.cache_dir={tmp_path}"]
     assert run_check(monkeypatch, *overrides) == 1
     printed = capsys.readouterr().out
-    assert "1 images in" in printed
-    assert "input/3.png; add the partners" in printed
+    assert "input/3.png" in printed
     assert f"{cut}: image file is truncated" in printed
     assert run_check(monkeypatch, "data=mnist_mini") == 0
 
@@ -293,21 +213,21 @@ def test_the_check_also_says_what_the_index_refuses(tmp_path, monkeypatch, capsy
 # What real processes show. The functions below run in processes of their own.
 
 
-def train_and_tell(told: Path, task: Callable[..., None], *arguments) -> None:
-    """Run the task; what it raises goes to the file `told`."""
+def in_process(result: Path, task: Callable[..., None], *arguments):
+    """Start the task in a process; what it raises goes to the file `result`."""
+    process = FORKSERVER.Process(target=_run_task, args=(result, task, *arguments))
+    process.start()
+    return process
+
+
+def _run_task(result: Path, task: Callable[..., None], *arguments) -> None:
     os.environ.update(ENVIRONMENT)
     torch.set_num_threads(1)
     try:
-        task(told, *arguments)
+        task(result, *arguments)
     except Exception as error:
-        told.write_text(f"{type(error).__name__}: {error}")
+        result.write_text(f"{type(error).__name__}: {error}")
         raise
-
-
-def in_process(told: Path, task: Callable[..., None], *arguments):
-    process = FORKSERVER.Process(target=train_and_tell, args=(told, task, *arguments))
-    process.start()
-    return process
 
 
 def text_of(path: Path, patience_s: float = 240) -> str:
@@ -320,21 +240,17 @@ def text_of(path: Path, patience_s: float = 240) -> str:
     raise TimeoutError(f"{path} stayed empty for {patience_s} s")
 
 
-def run_out_of_file_handles(told: Path, options: list[str]) -> None:
+def run_out_of_file_handles(result: Path, options: list[str]) -> None:
     train, _ = build_loaders(make_config(*options), CPU)
-    rows = train.sampler.num_rows
     if train.cfg.loader.num_workers == 0:
-        for _ in train:  # the backend has opened what it needs for itself
-            pass
+        list(train)  # the backend has opened what it needs for itself
     free = os.dup(0)
     os.close(free)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    )
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, most))
     try:
-        for _ in train:
-            pass
-        raise AssertionError(f"{rows} rows were read without file handles")
+        list(train)
+        raise AssertionError("an epoch was read without file handles")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
         assert not train.sampler.bad
@@ -342,14 +258,13 @@ def run_out_of_file_handles(told: Path, options: list[str]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_too_many_open_files_name_the_setting_and_are_not_the_files_fault(way, tmp_path) -> None:
-    root = make_photos(tmp_path / "photos", 24)
+    root = make_photos(tmp_path / "photos", 8)
     options = options_for(root, tmp_path, "data.on_error=skip", *WAYS[way])
-    process = in_process(tmp_path / "told", run_out_of_file_handles, options)
+    process = in_process(tmp_path / "result", run_out_of_file_handles, options)
     process.join(240)
-    told = text_of(tmp_path / "told")
-    assert "LimitError" in told
-    assert "Too many open files" in told
-    assert "raise the limit with ulimit -n 65536, or lower loader.num_workers" in told
+    message = text_of(tmp_path / "result")
+    for part in ("LimitError", "Too many open files", "ulimit -n 65536", "loader.num_workers"):
+        assert part in message
 
 
 SMALL_SHARED_MEMORY = """
@@ -357,7 +272,7 @@ import torch
 from loaders.image_loaders import build_loaders
 from tests.helpers import make_config
 
-options = ["global_batch_size=2000", "loader.num_workers=2"]
+options = ["global_batch_size=2000", "loader.num_workers=1"]
 for inputs, _ in build_loaders(make_config(*options), torch.device("cpu"))[0]:
     pass
 """
@@ -371,17 +286,9 @@ def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
         or subprocess.run([*namespace, "sh", "-c", mount], capture_output=True).returncode
     ):
         pytest.skip("this machine does not allow a /dev/shm of one's own")
+    program = [sys.executable, "-c", SMALL_SHARED_MEMORY]
     result = subprocess.run(
-        [
-            *namespace,
-            "sh",
-            "-c",
-            f'{mount} && exec "$@"',
-            "sh",
-            sys.executable,
-            "-c",
-            SMALL_SHARED_MEMORY,
-        ],
+        [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *program],
         cwd=REPOSITORY,
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
@@ -389,9 +296,8 @@ def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
         timeout=120,
     )
     assert result.returncode == 1
-    assert "LimitError" in result.stderr
-    assert "--shm-size=8g" in result.stderr
-    assert "loader.num_workers=0" in result.stderr
+    for part in ("LimitError", "--shm-size=8g", "loader.num_workers=0"):
+        assert part in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -408,30 +314,34 @@ def test_pytorchs_own_messages_are_recognised(text: str, advice: str) -> None:
         raise RuntimeError(text)
 
 
-def feed_until_killed(told: Path) -> None:
-    loader, _ = build_loaders(make_config("loader.num_workers=2"), CPU)
-    while True:
-        for _ in loader:
-            told.with_name("workers").write_text(" ".join(worker_ids()))
+def feed_in_steps(result: Path, num_epochs: int) -> None:
+    """A batch; the file `go on` lets it continue. Each batch is too large for the workers' pipe."""
+    options = ["loader.num_workers=2", "global_batch_size=2000", "loader.prefetch_factor=4"]
+    loader, _ = build_loaders(make_config(*options), CPU)
+    batches = iter(loader)
+    next(batches)
+    workers = [str(worker.pid) for worker in workers_of(psutil.Process())]
+    result.with_name("workers").write_text(" ".join(workers))
+    text_of(result.with_name("go on"))
+    list(batches)
+    for _ in range(1, num_epochs):
+        list(loader)
+    result.write_text("finished")
+    sys.exit(7)  # while the loader is still alive
 
 
-def worker_ids() -> list[str]:
-    return [str(worker.pid) for worker in workers_of(psutil.Process())]
+def feeding(tmp_path: Path, num_epochs: int = 1) -> tuple[Any, list[int]]:
+    """A process in `feed_in_steps`, and the ids of its two workers.
 
-
-def test_a_killed_worker_names_the_setting(tmp_path: Path) -> None:
-    process = in_process(tmp_path / "told", feed_until_killed)
+    These are not its children: a fork of it would find locks of its threads held.
+    """
+    process = in_process(tmp_path / "result", feed_in_steps, num_epochs)
     workers = [int(pid) for pid in text_of(tmp_path / "workers").split()]
-    os.kill(workers[0], signal.SIGKILL)
-    told = text_of(tmp_path / "told")
-    process.join(30)
-    assert process.exitcode == 1
-    assert told.startswith("LimitError: ")
-    assert "lower loader.num_workers" in told
-    assert gone(workers, 240)
+    assert len(workers) == 2
+    return process, workers
 
 
-def gone(pids: list[int], patience_s: float) -> bool:
+def gone(pids: list[int], patience_s: float = 240) -> bool:
     end = time.monotonic() + patience_s
     while any(psutil.pid_exists(pid) for pid in pids):
         if time.monotonic() > end:
@@ -440,38 +350,33 @@ def gone(pids: list[int], patience_s: float) -> bool:
     return True
 
 
-def feed_in_steps(told: Path) -> None:
-    """Two batches; a file tells when to go on. Each batch is too large for the workers' pipe."""
-    options = ["loader.num_workers=2", "global_batch_size=2000", "loader.prefetch_factor=4"]
-    loader, _ = build_loaders(make_config(*options), CPU)
-    batches = iter(loader)
-    next(batches)
-    told.with_name("workers").write_text(" ".join(worker_ids()))
-    text_of(told.with_name("go on"))
-    for _ in batches:
-        pass
-    told.write_text("finished")
-    raise SystemExit("with a loader that is still alive")
+def test_a_killed_worker_names_the_setting(tmp_path: Path) -> None:
+    process, workers = feeding(tmp_path, 1_000_000)
+    os.kill(workers[0], signal.SIGKILL)
+    (tmp_path / "go on").write_text("yes")
+    message = text_of(tmp_path / "result")
+    process.join(30)
+    assert process.exitcode == 1
+    assert message.startswith("LimitError: ")
+    assert "lower loader.num_workers" in message
+    assert gone(workers)
 
 
 def test_workers_ignore_signals_that_are_not_theirs_and_end_with_the_training(tmp_path) -> None:
-    process = in_process(tmp_path / "told", feed_in_steps)
-    workers = [int(pid) for pid in text_of(tmp_path / "workers").split()]
-    assert len(workers) == 2
+    process, workers = feeding(tmp_path)
     for worker in workers:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             os.kill(worker, number)
     time.sleep(0.5)
     assert all(psutil.pid_exists(worker) for worker in workers)
     (tmp_path / "go on").write_text("yes")
-    assert text_of(tmp_path / "told") == "finished"
+    assert text_of(tmp_path / "result") == "finished"
     process.join(240)
-    assert process.exitcode == 1
-    assert gone(workers, 240)
+    assert process.exitcode == 7  # no death is reported
+    assert gone(workers)
 
 
 def test_no_worker_outlives_a_killed_training(tmp_path: Path) -> None:
-    process = in_process(tmp_path / "told", feed_in_steps)
-    workers = [int(pid) for pid in text_of(tmp_path / "workers").split()]
+    process, workers = feeding(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
-    assert gone(workers, 240)
+    assert gone(workers)

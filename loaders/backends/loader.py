@@ -1,6 +1,7 @@
 """The base class of all backends."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -54,7 +55,7 @@ class ImageLoader(EpochLoader):
             example=torch.zeros(1, self.index.channels, *self.output_size),
             name_of=self.index.name_of,
             pictures=self.transform.denormalize,
-            class_counts=lambda: class_counts(self.index),
+            class_counts=partial(class_counts, self.index),  # a lambda would keep this loader alive
         )
         super().__init__(sampler, info)
         self.classes = info.classes
