@@ -58,10 +58,7 @@ def record(folder: Path, what: str, outcome: str, value: object = "", note: str 
 def versions(folder: Path, what: str) -> None:
     dist, backend = torch.distributed, "gloo" if IS_DRY else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    facts = machine() | {
-        "CUDA": torch.version.cuda,
-        "git": shutil.which("git") or "none: no merges",
-    }
+    facts = machine() | {"CUDA": torch.version.cuda, "git": shutil.which("git") or "no merges"}
     facts["collectives"] = backend_name(resolve_device("auto"))
     if not IS_DRY:
         facts |= {"driver": NVIDIA_DRIVER.read_text(), "NCCL": torch.cuda.nccl.version()}
@@ -176,17 +173,17 @@ def run_part(folder: Path, limit_s: float, at_once: int, jobs: Sequence[Job], co
 
 
 def main(folder: Path, context: Any = None, patience: float = 1) -> int:
-    """Run all parts; return 1 if any job failed, otherwise 0.
+    """Run all parts, with results in a new folder; return 1 if any job failed, otherwise 0.
 
     Args:
-        folder: results; must not exist.
         context: of `multiprocessing`, for the jobs.
         patience: factor of the time limits.
     """
     folder.mkdir(parents=True)  # fails if it exists, to keep earlier results
     os.chdir(REPOSITORY)
     chosen = parts_of(folder)
-    print(f"at most {sum(limit_s for limit_s, *_ in chosen.values())} s")
+    limits = {name: part[0] for name, part in chosen.items()}
+    print(f"at most {sum(limits.values())} s: {limits}")
     try:
         for limit_s, at_once, jobs in chosen.values():
             run_part(folder, limit_s * patience, at_once, jobs, context)
