@@ -1,6 +1,8 @@
 """The promises of every task, and helpers that the tests of single tasks share."""
 
 import math
+import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from conf.errors import UserError
 from conf.schema import Config, DataConfig, TaskConfig
 from loaders import DataInfo, Loader
 from loaders.targets import Target
 from tasks import Task, build_task
-
-Batch = tuple[Tensor, Tensor]
-"""Outputs and targets."""
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -52,12 +52,12 @@ def metrics_of(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, float]
 def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "cpu") -> None:
     """Losses are the means of sums, sums add up, and nothing waits for the device."""
     whole = task.sums(outputs, targets)
+    num_images = len(outputs)
     if device != "cpu":
         check_that_nothing_waits(task, outputs.to(device), targets.to(device), whole)
         return
-    assert (whole.dtype, whole.shape, whole[0]) == (
-        *(torch.float64, (task.num_sums,), len(outputs)),
-    )
+    assert (whole.dtype, whole.shape) == (torch.float64, (task.num_sums,))
+    assert whole[0] == num_images
     loss = task.loss(outputs, targets)
     assert (loss.shape, loss.dtype) == ((), torch.float32)
     torch.testing.assert_close(loss.double(), whole[1] / whole[0], rtol=1e-6, atol=0)
@@ -66,9 +66,8 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
     assert task.best_metric in metrics
     assert tuple(metrics) == task.metric_names
     assert all(math.isfinite(value) for value in metrics.values())
-    single = [task.sums(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
+    single = [task.sums(outputs[i : i + 1], targets[i : i + 1]) for i in range(num_images)]
     torch.testing.assert_close(torch.stack(single).sum(dim=0), whole, rtol=1e-6, atol=1e-9)
-    assert task.metrics(torch.stack(single).sum(dim=0)) == pytest.approx(metrics, rel=1e-6)
     with pytest.raises(ValueError, match="0 images"):
         task.metrics(torch.zeros_like(whole))
 
@@ -86,16 +85,19 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
             with pytest.raises(ValueError, match="outputs have shape"):
                 call(wrong, targets)
 
+    assert [len(row) for row in task.table_rows(outputs)] == num_images * [len(task.columns)]
+    images = task.images(outputs)
+    assert task.makes_images == (images is not None and len(images) == num_images)
     for channels in (1, 3):
-        inputs = torch.rand(len(outputs), channels, 9, 7)
+        inputs = torch.rand(num_images, channels, 9, 7)
         shown = task.visualize(inputs, outputs.bfloat16(), targets)
         plots = task.plots(whole)
         assert shown
-        for pictures, count in ((shown, len(outputs)), (plots, 1)):
-            for images in pictures.values():
-                assert (images.ndim, images.dtype) == (4, torch.float32)
-                assert (images.shape[0], images.shape[1] in (1, 3)) == (count, True)
-                assert 0 <= images.min() <= images.max() <= 1
+        for pictures, count in ((shown, num_images), (plots, 1)):
+            for drawn in pictures.values():
+                assert (drawn.ndim, drawn.dtype) == (4, torch.float32)
+                assert (drawn.shape[0], drawn.shape[1] in (1, 3)) == (count, True)
+                assert 0 <= drawn.min() <= drawn.max() <= 1
 
 
 def check_that_nothing_waits(task: Task, outputs: Tensor, targets: Tensor, whole: Tensor) -> None:
@@ -107,6 +109,32 @@ def check_that_nothing_waits(task: Task, outputs: Tensor, targets: Tensor, whole
         torch.cuda.set_sync_debug_mode("default")
     assert sums.device == outputs.device
     torch.testing.assert_close(sums.cpu(), whole, rtol=1e-5, atol=1e-4)
+
+
+def check_refused(build: Callable[..., Task], **wrong: Any) -> None:
+    """An option that the task does not take is refused with its key and value."""
+    [(name, value)] = wrong.items()
+    key = "loss.weights" if name == "weights" else f"task.{name}"
+    with pytest.raises(UserError, match=re.escape(f"{key}={value}")):
+        build(**wrong)
+
+
+def check_class_weights(build: Callable[..., Task], batch_of: Callable[[int], Any]) -> None:
+    """`loss.weights` multiply the loss of their class; `auto` gives the same share to each.
+
+    Args:
+        build: returns a task of three classes.
+        batch_of: returns outputs that prefer no class, and targets of the given class alone.
+    """
+
+    def weights_of(task: Task) -> list[float]:
+        return [task.loss(*batch_of(number)).item() / math.log(3) for number in range(3)]
+
+    assert weights_of(build(3, weights=[1, 0.5, 4])) == pytest.approx([1, 0.5, 4])
+    automatic = weights_of(build(3, weights="auto", counts=[60.0, 30.0, 10.0]))
+    assert automatic == pytest.approx([100 / 3 / count for count in (60, 30, 10)])
+    absent = weights_of(build(3, weights="auto", counts=[75.0, 0.0, 25.0]))
+    assert absent == pytest.approx([50 / 75, 1, 2])
 
 
 def build(name: str, loss: str, target: Target, **options: Any) -> Any:

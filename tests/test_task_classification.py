@@ -1,6 +1,5 @@
 """One class per image: the loss, the hits and the confusion matrix follow their definitions."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.errors import UserError
 from loaders.targets import Labels
 from tasks import Task
 from tests.helpers import DEVICES
-from tests.task_contract import Batch, build, check_contract, metrics_of, names, random
+from tests.task_contract import (
+    build,
+    check_class_weights,
+    check_contract,
+    check_refused,
+    metrics_of,
+    names,
+    random,
+)
 
 
 def classification(num_classes: int = 7, **options: Any) -> Any:
@@ -20,7 +26,7 @@ def classification(num_classes: int = 7, **options: Any) -> Any:
     return build("classification", options.pop("loss", "cross_entropy"), target, **options)
 
 
-def batch(num_images: int = 12, num_classes: int = 7) -> Batch:
+def batch(num_images: int = 12, num_classes: int = 7) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     targets = torch.randint(num_classes, (num_images,), generator=generator)
     return 3 * random(num_images, num_classes), targets
@@ -37,6 +43,17 @@ def test_it_keeps_the_contract(task: Task, device: str) -> None:
     assert task.num_outputs == 7
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("loss", "l1"),
+        *(("weights", x) for x in ([1, 2], "many", 3, [1, 2, -1])),  # part: loss_weights
+    ],
+)
+def test_what_does_not_fit_is_refused(key: str, value: Any) -> None:
+    check_refused(lambda **wrong: classification(3, **wrong), **{key: value})
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_cross_entropy_is_the_mean_over_the_batch(label_smoothing: float) -> None:
     outputs, targets = batch()
@@ -48,54 +65,32 @@ def test_cross_entropy_is_the_mean_over_the_batch(label_smoothing: float) -> Non
     torch.testing.assert_close(task.loss(outputs, targets), -mixed.mean())
 
 
-def test_top1_and_top5_count_hits() -> None:
+def test_top1_and_top5_count_hits_and_with_up_to_five_classes_top5_would_be_one() -> None:
     outputs = torch.arange(7.0).repeat(4, 1)  # class 6 is the first guess, class 2 the fifth
     metrics = metrics_of(classification(), outputs, torch.tensor([6, 2, 1, 5]))
     assert (metrics["top1"], metrics["top5"]) == (0.25, 0.75)
-
-
-@pytest.mark.parametrize("num_classes", [1, 3, 5])
-def test_with_up_to_five_classes_there_is_no_top5(num_classes: int) -> None:
-    """It would be 1 whatever the model returns."""
-    outputs, targets = batch(num_classes=num_classes)
-    metrics = metrics_of(classification(num_classes), outputs, targets)
-    assert metrics.keys() == {"loss", "top1"}
-    assert metrics["top1"] == (outputs.argmax(dim=1) == targets).double().mean().item()
-
-
-def test_an_unknown_loss_is_refused() -> None:
-    with pytest.raises(UserError, match="task.loss=l1"):
-        classification(loss="l1")
-
-
-def weights_of(task: Task) -> list[float]:
-    zeros = torch.zeros(1, 3)
-    return [task.loss(zeros, torch.tensor([c])).item() / math.log(3) for c in range(3)]
+    for num_classes in (1, 5):
+        outputs, targets = batch(num_classes=num_classes)
+        metrics = metrics_of(classification(num_classes), outputs, targets)
+        assert metrics.keys() == {"loss", "top1"}
+        assert metrics["top1"] == (outputs.argmax(dim=1) == targets).double().mean().item()
 
 
 # part: loss_weights
 def test_a_weight_multiplies_the_loss_of_its_class() -> None:
-    assert weights_of(classification(3, weights=[1, 0.5, 4])) == pytest.approx([1, 0.5, 4])
-    # The same share for each class, and a mean of 1 over all labels.
-    automatic = weights_of(classification(3, weights="auto", counts=[60.0, 30.0, 10.0]))
-    assert automatic == pytest.approx([100 / 3 / count for count in (60, 30, 10)])
-    absent = weights_of(classification(3, weights="auto", counts=[75.0, 0.0, 25.0]))
-    assert absent == pytest.approx([50 / 75, 1, 2])
+    check_class_weights(classification, lambda c: (torch.zeros(1, 3), torch.tensor([c])))
 
 
-@pytest.mark.parametrize("weights", [[1, 2], "many", 3, [1, 2, -1]])
-def test_weights_that_do_not_fit_are_refused(weights: Any) -> None:
-    with pytest.raises(UserError, match="loss.weights=.* 3 classes"):
-        classification(3, weights=weights)
-
-
-def test_the_confusion_matrix_is_that_of_scikit_learn() -> None:
+def test_the_confusion_matrix_is_that_of_scikit_learn_and_left_out_of_many_classes() -> None:
     from sklearn.metrics import confusion_matrix
 
     outputs, targets = batch(200)
     matrix = classification().sums(outputs, targets)[-49:].view(7, 7)
     expected = confusion_matrix(targets, outputs.argmax(dim=1), labels=range(7))
     assert np.array_equal(matrix.numpy(), expected)
+    many = classification(501)  # its sums would be larger than the model
+    sums = many.sums(*batch(num_classes=501))
+    assert (sums.shape, many.plots(sums)) == ((4,), {})
 
 
 def test_the_confusion_chart_has_the_names_of_lines_and_columns_and_shares() -> None:
@@ -113,13 +108,6 @@ def test_the_confusion_chart_has_the_names_of_lines_and_columns_and_shares() -> 
     cells = plain[:, -size:, -size:], worse[:, -size:, -size:]
     assert all(len(cell[:, :48, :48].flatten(1).unique(dim=1).T) > 2 for cell in cells)
     assert not torch.equal(*cells)
-
-
-def test_many_classes_have_no_confusion_matrix() -> None:
-    """Its sums would be larger than the model."""
-    task = classification(501)
-    sums = task.sums(*batch(num_classes=501))
-    assert (sums.shape, task.plots(sums)) == ((4,), {})
 
 
 def test_the_colour_of_the_predicted_name_says_whether_it_is_right() -> None:
