@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 from multiprocessing import forkserver
 from unittest import mock
@@ -7,6 +8,9 @@ import pytest
 
 # Two ranks or workers on few cores would otherwise fight for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# In memory: runs sync their files, and a test would wait 0.1 s and more for each sync of a busy disk.
+if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {

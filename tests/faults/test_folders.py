@@ -132,7 +132,7 @@ def test_another_optimizer_is_refused(copy, options) -> None:
     files = [copy / "config.yaml", copy / "run.json", copy / "summary.json"]
     before = [path.read_text() for path in files]
     line = refused(copy, *options, "resume=auto", "epochs=3", "optimizer=sgd")
-    assert "was made with other settings (optimizer.name: adamw then, sgd now)" in line
+    assert "optimizer.name: adamw then, sgd now" in line
     assert [path.read_text() for path in files] == before
 
 
