@@ -36,7 +36,7 @@ MUST_MATCH = (
     "optimizer.decay_norms_and_biases",
     *("model.freeze", "optimizer.backbone_lr_scale"),  # part: finetune
 )
-"""Keys with the same value as in the checkpoint."""
+"""Keys whose values a resume may not change."""
 
 OPTIONAL_VALUES = {
     "amsgrad": "max_exp_avg_sq",
@@ -46,7 +46,7 @@ OPTIONAL_VALUES = {
 """Keys of `optimizer.kwargs`, and what an optimizer keeps for each weight if they are neither false nor 0."""
 
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
-"""Keys that decide what inputs the weights are for."""
+"""Keys that decide what inputs the weights are for; they change with `checkpoint.fresh_epoch` only."""
 
 
 def on_host(state: Any, rank: int) -> Any:
