@@ -1,6 +1,7 @@
-"""Files that are replaced atomically."""
+"""Files that are replaced atomically, and their checksums."""
 
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,3 +36,12 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's content."""
+    value = 0
+    with path.open("rb") as file:
+        while content := file.read(1 << 20):
+            value = zlib.crc32(content, value)
+    return value

@@ -2,25 +2,15 @@
 
 import logging
 import shutil
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from conf.files import checksum
+
 log = logging.getLogger(__name__)
-
-CHUNK = 1 << 24  # bytes
-
-
-def checksum(path: Path) -> int:
-    """CRC-32 of a file's content."""
-    value = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            value = zlib.crc32(chunk, value)
-    return value
 
 
 def check_shards(state: dict[str, Any], folder: Path) -> None:

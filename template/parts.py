@@ -185,9 +185,8 @@ def without_marks(text: str, chosen: set[str]) -> str:
         if wanted:
             continue
         number = end_of_block(lines, number - 1, line)
-        if (
-            kept and not kept[-1].strip()
-        ):  # of the empty lines around the block, the longer gap stays
+        # Of the empty lines around the block, the longer gap stays.
+        if kept and not kept[-1].strip():
             above, below = num_empty(reversed(kept)), num_empty(lines[number:])
             number += below
             kept += [""] * (below - above)

@@ -16,7 +16,7 @@ from loaders.backends.dataset import LoadedBatch, PlanDataset
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import Batch, RawBatch
 from loaders.epoch import init_worker, worker_context
-from loaders.index import share
+from loaders.index import StoredIndex, share
 from loaders.limits import cpus_per_rank
 from loaders.plan import PlanSampler
 
@@ -34,7 +34,7 @@ class PyTorchLoader(ImageLoader):
         num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
         pin_memory = device.type == "cuda"
         index = self.index
-        if workers:  # part: index
+        if workers and not isinstance(index, StoredIndex):  # part: index
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
         self.dataset = PlanDataset(

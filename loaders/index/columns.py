@@ -222,9 +222,7 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
 
 
 def share(index: Index, folder: Path) -> Index:
-    """An index that worker processes map into memory: its columns are written to a folder if they are in memory."""
-    if isinstance(index, StoredIndex):
-        return index
+    """Write the columns of an index to a folder, and return the index that worker processes map into memory."""
     folders = [paths.folder or os.curdir for paths in index.files]
     root = os.path.commonpath(folders) if folders else ""
     write_columns(index, folder, root)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +14,7 @@ from filelock import FileLock
 
 from conf.credentials import without_credentials
 from conf.errors import UserError
+from conf.files import checksum
 from conf.schema import DataConfig
 from loaders.index import ShardFiles, one_process_at_a_time, replaced_folder
 from loaders.storage import Storage, StorageError
@@ -36,7 +36,7 @@ def copy_columns(storage: Storage, columns: dict[str, dict[str, int]], folder: P
         path = unfinished / name
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.fetch(name, path)
-        if {"size": path.stat().st_size, "crc32": crc32_of(path)} != columns[name]:
+        if {"size": path.stat().st_size, "crc32": checksum(path)} != columns[name]:
             raise UserError(
                 f"{without_credentials(storage.root)}: {name} is not the file that was packed with the shards; "
                 "restore it, or pack again into another place"
@@ -47,15 +47,6 @@ def copy_columns(storage: Storage, columns: dict[str, dict[str, int]], folder: P
             return
         with replaced_folder(folder) as unfinished, ThreadPoolExecutor(COLUMNS_AT_ONCE) as pool:
             list(pool.map(fetch, columns))
-
-
-def crc32_of(path: Path) -> int:
-    """Checksum of a file."""
-    crc32 = 0
-    with path.open("rb") as file:
-        while content := file.read(1 << 18):
-            crc32 = zlib.crc32(content, crc32)
-    return crc32
 
 
 def room_for_copies(sizes: np.ndarray, data: DataConfig, folder: Path) -> int:

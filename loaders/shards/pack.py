@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from conf.credentials import without_credentials
 from conf.errors import UserError
+from conf.files import checksum
 from conf.schema import DataConfig
 from loaders.epoch import random_permutation, stream_key
 from loaders.images import HEADER, Header, read_header
@@ -46,7 +47,6 @@ from loaders.index import (
 from loaders.limits import cpus_per_rank
 from loaders.plan import resized_sizes
 from loaders.read import read_bytes, read_whole
-from loaders.shards.copies import crc32_of
 from loaders.shards.open import DESCRIPTION, FORMAT, holds_shards, shard_name
 from loaders.storage import Storage, open_storage
 from loaders.targets import ImageSpec
@@ -345,7 +345,7 @@ def _write_index(
         split.write_index(table, folder)
         for path in sorted(folder.iterdir()):
             name = f"index/{split.split}/{path.name}"
-            columns[name] = {"size": path.stat().st_size, "crc32": crc32_of(path)}
+            columns[name] = {"size": path.stat().st_size, "crc32": checksum(path)}
             storage.write(name, path)
     return columns
 

@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, empty
 
 from conf.errors import UserError
-from conf.files import sync_folder
+from conf.files import checksum, sync_folder
 from runtime.group import SingleProcess
-from runtime.shards import check_shards, checksum, remove_shards
+from runtime.shards import check_shards, remove_shards
 
 
 def write_shards(
