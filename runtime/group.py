@@ -71,7 +71,7 @@ class SingleProcess:
 
         Args:
             saved: checkpoint with its `path`.
-            key: of a part of the state.
+            key: key of a part of the state.
             example: a parameter of the model, sharded over the ranks that read.
 
         Raises:

@@ -73,8 +73,8 @@ class Recorder:
         """Write `config.yaml` and `run.json`, and log the opening lines.
 
         Args:
-            model: bare or wrapped.
-            precision: dtype that it computes in.
+            model: model, wrapped or not.
+            precision: dtype in which it computes.
             unused: groups of the configuration that the script does not use.
         """
         self.precision = report.name(precision)

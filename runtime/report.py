@@ -20,7 +20,8 @@ from runtime.timing import Timing, verdict
 def opening_lines(
     cfg: Config, loader: Loader, model: nn.Module, place: str, world_size: int
 ) -> list[str]:
-    """Lines about the data, the model, its precision and device (`place`), and the steps of a run."""
+    """Return lines about the data, the model, its precision and device (`place`), and the steps of
+    a run."""
     size = sum(parameter.numel() for parameter in model.parameters())
     name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
     arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
@@ -33,7 +34,7 @@ def opening_lines(
 
 
 def closing_lines(cfg: Config, timing: Timing, best: dict[str, float]) -> list[str]:
-    """Lines about the time of each part of a run, its speed and its best metrics."""
+    """Return lines about the time of each part of a run, its speed and its best metrics."""
     total = sum(timing.seconds.values())
     lines = ["time by part:"]
     lines += [
@@ -58,7 +59,7 @@ def write_settings(run_dir: Path, cfg: Config, facts: dict[str, Any]) -> None:
 
 
 def settings(cfg: Config) -> Any:
-    """Configuration as nested dictionaries without credentials."""
+    """Return the configuration as nested dictionaries without credentials."""
     return masked(asdict(cfg))
 
 
@@ -79,7 +80,7 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
 
 
 def changed_in(cfg: Config, groups: list[str]) -> list[str]:
-    """`key=value` of the values in these groups that are not the defaults."""
+    """Return `key=value` of the values in these groups that are not the defaults."""
     changed = []
     for group in groups:
         config = getattr(cfg, group)

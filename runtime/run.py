@@ -73,11 +73,11 @@ class Run:
 
         Args:
             cfg: configuration of the run.
-            device: of this process.
+            device: device of this process.
             state: parts by name that are saved and restored, before they are wrapped: every script then has
                 the same keys. At least `model`, `optimizer`, `scheduler` and `loader`.
             group: processes of the run; default: this one.
-            clock: seconds since some moment.
+            clock: function that returns a time in seconds.
 
         Raises:
             UserError: another run writes to the folder.
@@ -169,7 +169,7 @@ class Run:
         """Yield the batches of the epoch until `max_steps`; measure the wait for each and the time of its step.
 
         Args:
-            loader: of the training split.
+            loader: loader of the training split.
             num_micro_batches: number of equal parts in which each batch is yielded, one after the other.
         """
         self.step_number = loader.epoch * len(loader) + loader.batches_done
@@ -205,7 +205,7 @@ class Run:
 
         Args:
             grad_norm: L2 norm of all gradients, equal on all ranks.
-            scaler: of mixed precision; a step that it skips is no bad step while its scale is above 1.
+            scaler: scaler of mixed precision; a step that it skips is no bad step while its scale is above 1.
 
         Raises:
             UserError: `max_bad_steps` steps in a row were bad.
@@ -279,7 +279,8 @@ class Run:
         return patience is not None and self.epochs_without_best >= patience
 
     def _unused_groups(self) -> list[str]:
-        """Groups of the configuration that belong to techniques this script does not have."""
+        """Return the groups of the configuration that belong to techniques this script does not
+        have."""
         is_used: dict[str, bool] = {}
         is_used["amp"] = self.precision is not torch.float32  # part: amp
         is_used["ema"] = self.eval_model is not self.model  # part: ema
@@ -289,7 +290,7 @@ class Run:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Progress of the run, besides the parts of `state`."""
+        """Return the progress of the run, besides the parts of `state`."""
         finished = {"epoch_is_finished": is_finished(self.loader)}
         return finished | {name: getattr(self, name) for name in CHECKPOINTED_FIELDS}
 
@@ -341,7 +342,7 @@ class Run:
         writes in the background.
 
         Args:
-            value: of the metric that chooses the best epoch, the higher, the better; None: not after a validation.
+            value: value of the metric that chooses the best epoch, higher is better; None if there was no validation.
         """
         self.guard.settle()
         self.recorder.count_bad_samples()

@@ -63,7 +63,7 @@ def on_host(state: Any, rank: int) -> Any:
 
 
 def num_bytes(state: Any) -> int:
-    """Bytes of all tensors in nested values."""
+    """Return the number of bytes of all tensors in nested values."""
     sizes = [0]
     map_leaves(lambda value: sizes.append(value.nbytes if isinstance(value, Tensor) else 0), state)
     return sum(sizes)
@@ -98,7 +98,7 @@ def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
 
 
 def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
-    """An optimizer's value for a parameter, split over the ranks and laid out in memory like it.
+    """Shard an optimizer's value like its parameter, and lay it out in memory like it.
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
     """
@@ -196,7 +196,7 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
 
 
 def _settings(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Values that are compared, by key."""
+    """Return the values that are compared, by key."""
     if isinstance(config, dict):
         values: dict[str, Any] = {}
         for key, value in config.items():
@@ -230,7 +230,7 @@ def _fit_to_plan(cfg: "Config", loader: Loader, saved: dict[str, Any]) -> None:
 
 
 def rng_state() -> dict[str, Tensor]:
-    """States of this process's random generators, by device."""
+    """Return the states of this process's random generators, by device."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()

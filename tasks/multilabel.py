@@ -56,8 +56,8 @@ class MultiLabel(Task):
         return losses.mean(dim=1)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, for each class the histogram of all logits, for each class that of the
-        logits of images that have it].
+        """Return [images, sum of losses, for each class the histogram of all logits, for each class
+        that of the logits of images that have it].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -68,7 +68,8 @@ class MultiLabel(Task):
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss, mean average precision and F1, the latter two in [0, 1]; ValueError without images."""
+        """Return the mean loss, and the mean average precision and F1, both in [0, 1]; ValueError
+        without images."""
         loss = divide_by_count(("loss",), totals)
         # From the highest score downwards: (classes, bins).
         scored, right = totals[2:].cpu().view(2, self.num_outputs, NUM_BINS).flip(2).cumsum(dim=2)
@@ -83,7 +84,7 @@ class MultiLabel(Task):
         return loss | {"map": float(average.mean()) if occurs.any() else 0.0, "f1": float(f1)}
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """(N, number of classes) float32 probabilities."""
+        """Return probabilities, (N, number of classes) float32."""
         return outputs.float().sigmoid()
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -42,7 +42,7 @@ class Restoration(Task):
         return self.pixel_loss(outputs.float() - targets.float()).mean(dim=(1, 2, 3))
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, sum of PSNRs in dB, sum of SSIMs].
+        """Return [images, sum of losses, sum of PSNRs in dB, sum of SSIMs].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -58,11 +58,11 @@ class Restoration(Task):
         return {name: as_pictures(images) for name, images in pictures.items()}
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """(N, H, W, C) float32 images with pixels in [0, 1]."""
+        """Return (N, H, W, C) float32 images with pixels in [0, 1]."""
         return self._to_unit_range(outputs).clamp(0, 1).permute(0, 2, 3, 1)
 
     def images(self, outputs: Tensor) -> np.ndarray:
-        """(N, H, W, C) uint8 images."""
+        """Return (N, H, W, C) uint8 images."""
         return (self.predictions(outputs) * 255).round().to(torch.uint8).cpu().numpy()
 
     def _to_unit_range(self, images: Tensor) -> Tensor:
@@ -71,12 +71,14 @@ class Restoration(Task):
 
 
 def charbonnier(difference: Tensor, eps: float = 1e-3) -> Tensor:
-    """sqrt(d^2 + eps^2): the absolute value, but smooth at 0 (Lai et al., LapSRN, CVPR 2017)."""
+    """Return sqrt(d^2 + eps^2): the absolute value, but smooth at 0 (Lai et al., LapSRN, CVPR
+    2017)."""
     return (difference**2 + eps**2).sqrt()
 
 
 def psnr(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image in dB, (N,), for float32 pixels in [0, 1].
+    """Return the peak signal-to-noise ratio of each image in dB, (N,), for float32 pixels in [0,
+    1].
 
     10 log10(1 / MSE), with the MSE taken as at least 1e-10: identical images have 100 dB.
     """
@@ -85,7 +87,7 @@ def psnr(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def ssim(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Structural similarity of each image, (N,), for float32 pixels in [0, 1].
+    """Return the structural similarity of each image, (N,), for float32 pixels in [0, 1].
 
     Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity",
     equation 13: 11x11 Gaussian window with sigma 1.5, K1=0.01, K2=0.03, averaged over all positions
@@ -107,7 +109,8 @@ def ssim(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def gaussian_means(stacked: Tensor) -> Tensor:
-    """Means under an 11x11 Gaussian window with sigma 1.5, mirrored at the borders; same shape.
+    """Return the means under an 11x11 Gaussian window with sigma 1.5, mirrored at the borders; same
+    shape.
 
     A sum of shifted images, not a convolution: on a GPU that would run in TF32, and under autocast
     in half precision, and a variance, as the small difference of two large means, needs float32.

@@ -56,7 +56,8 @@ class Segmentation(Task):
         return losses.sum(dim=(1, 2)) / num_pixels
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, and of each class the pixels that are right, predicted, and in the masks].
+        """Return [images, sum of losses, and for each class the pixels that are right, predicted,
+        and in the masks].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -69,7 +70,8 @@ class Segmentation(Task):
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss, mean intersection over union, share of right pixels; ValueError without images."""
+        """Return the mean loss, the mean intersection over union and the share of right pixels;
+        ValueError without images."""
         loss = divide_by_count(("loss",), totals)
         right, predicted, true = totals[2:].cpu().view(3, self.num_outputs)
         union = predicted + true - right
@@ -79,11 +81,11 @@ class Segmentation(Task):
         return loss | {"miou": miou, "pixel_accuracy": accuracy}
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """(N, H, W, num_classes) float32 probabilities."""
+        """Return probabilities, (N, H, W, num_classes) float32."""
         return outputs.float().softmax(dim=1).permute(0, 2, 3, 1)
 
     def images(self, outputs: Tensor) -> np.ndarray:
-        """(N, H, W) class indices, uint8 or, above 256 classes, uint16."""
+        """Return class indices, (N, H, W) uint8 or, above 256 classes, uint16."""
         dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
         return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
 

@@ -19,10 +19,10 @@ class EpochLoader:
     A subclass implements `finished_batches()`.
 
     Attributes:
-        sampler: of this rank's rows.
-        info: what is known of the samples.
-        batch_size: samples of a batch on this device.
-        samplers: of all splits, this loader's first; their bad samples are part of its state.
+        sampler: sampler of this rank's rows.
+        info: facts about the samples.
+        batch_size: number of samples in a batch of this rank.
+        samplers: samplers of all splits, this loader's first; their bad samples are part of its state.
         position: number of rows of the epoch that all ranks together have used.
         last_rows: rows of the batch that was yielded last.
     """
@@ -68,7 +68,8 @@ class EpochLoader:
             self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, number of its rows that all ranks together have used, description of the plan, and bad samples."""
+        """Return the epoch, the number of its rows that all ranks together have used, the
+        description of the plan, and the bad samples."""
         return {
             "epoch": self.sampler.epoch,
             "position": self.position,

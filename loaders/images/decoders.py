@@ -29,7 +29,8 @@ Image.MAX_IMAGE_PIXELS = None
 def decode_photo(
     content: bytes | bytearray, header: np.void, num_lines: int | None, factor: int
 ) -> np.ndarray:
-    """(height, width, 3, or 1 if the header says so) uint8, upright; arguments as of `decode`.
+    """Decode a photo, (height, width, 3) uint8, upright; with 1 channel if the header says so. See
+    `decode` for the arguments.
 
     Raises:
         OSError: it is no image or is cut short.
@@ -43,7 +44,7 @@ def decode_photo(
 def _decode_rgb(
     content: bytes | bytearray, header: np.void, num_lines: int | None, factor: int
 ) -> np.ndarray:
-    """(height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB."""
+    """Decode a photo, (height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB."""
     orientation = int(header["orientation"])
     # Pillow reads some files that libjpeg and libspng refuse, and says what is damaged.
     if content.startswith(JPEG_START):
@@ -65,12 +66,12 @@ def _decode_rgb(
 
 
 def is_plain_rgb_png(content: bytes | bytearray) -> bool:
-    """True for a PNG of 8-bit RGB whose lines are stored in order."""
+    """Return True for a PNG of 8-bit RGB whose lines are stored in order."""
     return content.startswith(PNG_START) and content[PNG_PIXELS] == PLAIN_RGB
 
 
 def upper_png_lines(content: bytes | bytearray, num_lines: int) -> bytes | bytearray:
-    """The same PNG with a height of `num_lines` in its header, where libspng stops.
+    """Return the PNG with a height of `num_lines` in its header, where libspng stops.
 
     A crop needs only the lines above its lower edge: without the others `loader=pytorch` is 1.4 times as fast on
     1280x720 PNG pairs cropped to 256 (36 pairs/s against 26 on two cores, `benchmarks alternatives cases=deblur`).
@@ -94,7 +95,7 @@ def upper_png_lines(content: bytes | bytearray, num_lines: int) -> bytes | bytea
 
 
 def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
-    """(height, width, C) as stored, turned as EXIF numbers it."""
+    """Turn a stored image, (height, width, C), upright by its EXIF orientation."""
     if orientation == 1:
         return stored
     image = stored.swapaxes(0, 1) if orientation >= 5 else stored
@@ -111,11 +112,11 @@ KINDS: dict[str, tuple[Callable[..., Header], Callable[..., np.ndarray]]] = {
 
 
 def read_header(file: str | BinaryIO, content: str) -> Header:
-    """Header of an image; `read_mask` adds what needs the pixels of a mask.
+    """Read the header of an image; `read_mask` adds what needs the pixels of a mask.
 
     Args:
-        file: path, or a TIFF that is open.
-        content: `rgb`, `stored` or `indices`, as in `loaders.targets.ImageSpec`.
+        file: path, or an open TIFF.
+        content: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec`.
 
     Raises:
         OSError: the file cannot be read or is no image.
@@ -132,15 +133,15 @@ def decode(
     num_lines: int | None = None,
     factor: int = 1,
 ) -> np.ndarray:
-    """Pixels of an image: (height, width, channels) as its header says, upright.
+    """Decode an image to pixels, (height, width, channels) as its header says, upright.
 
     A damaged file makes decoders raise errors of any type; `reason_of` puts them into words.
 
     Args:
-        content: of the file.
-        header: of the image, of dtype `HEADER`; photos become grey if it has one channel.
-        kind: `rgb`, `stored` or `indices`, as `loaders.targets.ImageSpec.content`.
-        num_lines: upper lines that are needed; others may be missing.
+        content: content of the file.
+        header: header of the image, of dtype `HEADER`; a photo becomes grey if it has one channel.
+        kind: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec.content`.
+        num_lines: number of upper lines that are needed; the others may be missing.
         factor: 2, 4 or 8 where a JPEG may have the shape `reduced_shape()` instead.
     """
     if not content:
@@ -167,14 +168,15 @@ def decode_resized(
     interpolation: str = "linear",
     reduces: bool = False,
 ) -> np.ndarray:
-    """(height, width, channels) of a rectangle of an image, resized; errors as of `decode`.
+    """Decode and resize a rectangle of an image, (height, width, channels); see `decode` for the
+    errors.
 
     Args:
-        content, header, kind: as of `decode`.
+        content, header, kind: see `decode`.
         rectangle: y, x, height and width in pixels of the upright image.
         size: (height, width) in pixels of the result.
         interpolation: `linear` or `nearest`.
-        reduces: whether a JPEG is decoded at a fraction of its size where that is enough.
+        reduces: decode a JPEG at a fraction of its size where that is enough.
     """
     y, x, height, width = rectangle
     factor = factor_for((height, width), size) if reduces and kind == "rgb" else 1
@@ -187,7 +189,7 @@ def decode_resized(
 
 
 def reason_of(error: Exception, path: str) -> str:
-    """Reason why reading a file failed, without its path.
+    """Return the reason why reading a file failed, without its path.
 
     Raises:
         OSError, MemoryError: the error itself, if the machine is to blame and not the file.

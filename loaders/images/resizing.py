@@ -28,13 +28,13 @@ from 5 on, both are exchanged before."""
 def resize(
     image: np.ndarray, size: tuple[int, int], interpolation: str = "linear", box: Box | None = None
 ) -> np.ndarray:
-    """An image, or a box of it, in another size: bilinear with antialiasing, or the nearest pixels.
+    """Resize an image, or a box of it: bilinear with antialiasing, or to the nearest pixels.
 
     Args:
         image: (H, W, C) uint8 or uint16.
         size: (height, width) in pixels.
         interpolation: `linear` or `nearest`.
-        box: of a uint8 image that is interpolated linearly. Pillow takes fractions of pixels, torch does not.
+        box: rectangle of a uint8 image that is interpolated linearly; it may have fractions of pixels.
 
     Returns:
         (height, width, C) of the image's dtype; the image itself if it has the size.
@@ -73,14 +73,15 @@ def _resize_box(image: np.ndarray, size: tuple[int, int], box: Box) -> np.ndarra
 
 
 def factor_for(shape: tuple[int, int], size: tuple[int, int]) -> int:
-    """The most by which a rectangle of `shape` (height, width) can be reduced and be MARGIN times as large as
-    `size` in both directions."""
+    """Return the largest factor by which a rectangle of `shape` (height, width) can be reduced and
+    still be MARGIN times as large as `size` in both directions."""
     most = min(length / new for length, new in zip(shape, size, strict=True)) / MARGIN
     return next((factor for factor in FACTORS if factor <= most), 1)
 
 
 def reduced_shape(shape: tuple[int, int], factor: int) -> tuple[int, int]:
-    """(height, width) of an image of this shape that was decoded at 1 / `factor` of its size."""
+    """Return (height, width) of an image of this shape that was decoded at 1 / `factor` of its
+    size."""
     return -(-shape[0] // factor), -(-shape[1] // factor)
 
 
@@ -91,13 +92,13 @@ def reduced_box(
     orientation: int,
     rectangle: tuple[int, int, int, int],
 ) -> Box:
-    """The box of the reduced image that corresponds to a rectangle of the whole one.
+    """Return the box of the reduced image that corresponds to a rectangle of the whole one.
 
     Args:
-        shape: height and width of the reduced image, which was turned upright after it was reduced.
+        shape: (height, width) of the reduced image, upright.
         whole: (height, width) of the upright image before it was reduced.
-        factor: by which it was.
-        orientation: how it was turned, as EXIF numbers it.
+        factor: factor by which it was reduced.
+        orientation: EXIF orientation of the file.
         rectangle: y, x, height and width in pixels of the whole image.
     """
     starts, ends = [], []

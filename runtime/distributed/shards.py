@@ -63,7 +63,7 @@ def write_shards(
 
 
 def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
-    """Checksums of the files in a folder, of which each rank computes its share.
+    """Return the checksums of the files in a folder; each rank computes its share.
 
     Raises:
         OSError: on all ranks, where one cannot read them or sees another folder.
@@ -92,8 +92,8 @@ def read_shards(saved: dict[str, Any], key: str, mesh: DeviceMesh) -> Any:
 
     Args:
         saved: checkpoint with its `path`, as `write_shards()` returned it.
-        key: of a part of the state.
-        mesh: of all ranks, whose number may differ from the one that wrote.
+        key: key of a part of the state.
+        mesh: mesh of all ranks; their number may differ from when the checkpoint was written.
 
     Raises:
         UserError: a rank cannot read the files.
@@ -145,7 +145,8 @@ def _read(
 
 
 def map_named(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
-    """Nested dicts and lists with `function(name, value)` in place of each other value, such as `/model/conv.bias`."""
+    """Return nested dicts and lists with `function(name, value)` in place of each other value;
+    names are such as `/model/conv.bias`."""
     if isinstance(tree, dict):
         return {key: map_named(function, value, f"{name}/{key}") for key, value in tree.items()}
     if isinstance(tree, list | tuple):
