@@ -268,9 +268,8 @@ import torch
 from loaders.image_loaders import build_loaders
 from tests.helpers import make_config
 
-options = ["global_batch_size=2000", "loader.num_workers=1"]
-for inputs, _ in build_loaders(make_config(*options), torch.device("cpu"))[0]:
-    pass
+cfg = make_config("global_batch_size=2000", "loader.num_workers=1")
+list(build_loaders(cfg, torch.device("cpu"))[0])
 """
 
 
@@ -282,15 +281,9 @@ def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
         or subprocess.run([*namespace, "sh", "-c", mount], capture_output=True).returncode
     ):
         pytest.skip("this machine does not allow a /dev/shm of one's own")
-    program = [sys.executable, "-c", SMALL_SHARED_MEMORY]
-    result = subprocess.run(
-        [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *program],
-        cwd=REPOSITORY,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ["sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", SMALL_SHARED_MEMORY]
+    options: Any = {"cwd": REPOSITORY, "env": {**os.environ, **ENVIRONMENT}, "timeout": 120}
+    result = subprocess.run([*namespace, *command], capture_output=True, text=True, **options)
     assert result.returncode == 1
     for part in ("LimitError", "--shm-size=8g", "loader.num_workers=0"):
         assert part in result.stderr
@@ -326,53 +319,48 @@ def feed_in_steps(result: Path, num_epochs: int) -> None:
     sys.exit(7)  # while the loader is still alive
 
 
-def feeding(tmp_path: Path, num_epochs: int = 1) -> tuple[Any, list[int]]:
-    """A process in `feed_in_steps`, and the ids of its two workers.
+def feeding(tmp_path: Path, num_epochs: int = 1) -> tuple[Any, list[psutil.Process]]:
+    """A process in `feed_in_steps`, and its two workers.
 
     These are not its children: a fork of it would find locks of its threads held.
     """
     process = in_process(tmp_path / "result", feed_in_steps, num_epochs)
-    workers = [int(pid) for pid in text_of(tmp_path / "workers").split()]
+    workers = [psutil.Process(int(pid)) for pid in text_of(tmp_path / "workers").split()]
     assert len(workers) == 2
     return process, workers
 
 
-def gone(pids: list[int], patience_s: float = 240) -> bool:
-    end = time.monotonic() + patience_s
-    while any(psutil.pid_exists(pid) for pid in pids):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
+def end_of(workers: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(workers, timeout=240)[1]
 
 
 def test_a_killed_worker_names_the_setting(tmp_path: Path) -> None:
     process, workers = feeding(tmp_path, 1_000_000)
-    os.kill(workers[0], signal.SIGKILL)
+    workers[0].kill()
     (tmp_path / "go on").write_text("yes")
     message = text_of(tmp_path / "result")
     process.join(30)
     assert process.exitcode == 1
     assert message.startswith("LimitError: ")
     assert "lower loader.num_workers" in message
-    assert gone(workers)
+    assert end_of(workers)
 
 
 def test_workers_ignore_signals_that_are_not_theirs_and_end_with_the_training(tmp_path) -> None:
     process, workers = feeding(tmp_path)
     for worker in workers:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            os.kill(worker, number)
+            worker.send_signal(number)
     time.sleep(0.5)
-    assert all(psutil.pid_exists(worker) for worker in workers)
+    assert all(worker.is_running() for worker in workers)
     (tmp_path / "go on").write_text("yes")
     assert text_of(tmp_path / "result") == "finished"
     process.join(240)
     assert process.exitcode == 7  # no death is reported
-    assert gone(workers)
+    assert end_of(workers)
 
 
 def test_no_worker_outlives_a_killed_training(tmp_path: Path) -> None:
     process, workers = feeding(tmp_path)
-    os.kill(process.pid, signal.SIGKILL)
-    assert gone(workers)
+    process.kill()
+    assert end_of(workers)
