@@ -77,17 +77,20 @@ def test_wrong_masks_are_named_at_start(masks, overrides, shown: list[str], tmp_
     assert all(part in str(error.value) for part in shown)
 
 
-def test_a_mask_without_an_image_is_named_and_check_decodes_masks_as_masks(tmp_path) -> None:
-    masks: dict[str, Any] = {"a.png": Image.new("RGB", (10, 8)), "b.png": filled(1)}
-    data = make_config(*options_of(tmp_path, masks)).data
-    num_files, problems = check(data)
+def test_a_mask_without_an_image_is_named(tmp_path) -> None:
+    options = options_of(tmp_path, {"a.png": filled(1), "b.png": filled(1)})
+    (tmp_path / "data" / "images" / "b.png").unlink()
+    with pytest.raises(UserError, match="masks/b.png"):
+        build_index(make_config(*options).data)
+
+
+def test_check_decodes_masks_as_masks(tmp_path) -> None:
+    options = options_of(tmp_path, {"a.png": Image.new("RGB", (10, 8)), "b.png": filled(1)})
+    num_files, problems = check(make_config(*options).data)
     assert num_files == 4
     [(path, reason)] = problems.items()
     assert path.endswith("masks/a.png")
     assert "RGB" in reason
-    Path(data.root, "images", "b.png").unlink()
-    with pytest.raises(UserError, match="masks/b.png"):
-        build_index(data)
 
 
 # training
