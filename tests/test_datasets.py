@@ -140,21 +140,14 @@ def refusal(tmp_path: Path, *overrides: str) -> str:
         ([], ["data=imagefolder"], ["data.root", "not a folder"]),
         (["1.png"], ["data=imagefolder"], ["no class folders"]),
         (["a/1.png", "b/readme"], ["data=imagefolder"], ["1 class folders", ": b;"]),
-        (["a/1.png", "a/2.jpg", "a/3.jpg"], ["data=imagefolder"], ["2 of 3", "2.jpg", "3.jpg"]),
         (["input/0.png", "target/0.png"], ["data=pairs", "data.input_dir=hazy"], ["hazy"]),
         (
             ["target/99.png", *(f"input/{number:02d}.png" for number in range(13))],
             *(["data=pairs"], ["14 images", "partner", "01.png", "8 more"]),
         ),
         (
-            [f"{side}/{name}.png" for side in ("input", "target") for name in "abc"],
-            ["data=pairs", "data.val_fraction=0.34", "data.max_pixels=10"],
-            ["8x8", "data.max_pixels=10"],
-        ),
-        (
-            [f"{side}/{name}" for side in ("input", "target") for name in ("a.png", "c.png")]
-            + ["input/b.png", "target/b.wide.png"],
-            *(["data=pairs", "data.val_fraction=0.34"], ["1 pairs", "b.png (8x8)", "(8x9)"]),
+            [*("input/a.png", "target/a.png", "input/b.png", "target/b.wide.png")],
+            *(["data=pairs", "data.val_count=1"], ["1 pairs", "b.png (8x8)", "(8x9)"]),
         ),
     ],
 )
@@ -166,8 +159,8 @@ def test_bad_folders_are_refused_with_names(
         if path.suffix == ".png":
             save(path.with_name(path.name.replace(".wide", "")), smooth(0, 8, 8 + ("wide" in name)))
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("<html>not found</html>" if "2" in name else "")
+            path.parent.mkdir(parents=True)
+            path.touch()
     message = refusal(tmp_path, *overrides)
     assert all(part in message for part in shown), message
 
