@@ -254,7 +254,7 @@ def test_dali_shows_every_file_as_pytorch_does(
         cfg = make_config(*options, f"loader={backend}", "global_batch_size=4")
         loader, broken = build_prediction_loader(cfg, unlabelled, channels, CPU)
         for _ in range(2):
-            pictures = {}
+            pictures: dict[str, torch.Tensor] = {}
             for inputs, _ in loader:
                 names = map(loader.info.name_of, loader.last_samples)
                 pictures |= zip(names, 255 * inputs, strict=True)

@@ -62,7 +62,7 @@ def options_of(tmp_path: Path, masks: dict[str, Any]) -> list[str]:
     ("masks", "overrides", "shown"),
     [
         ({"a.png": filled(255)}, [], ["a.png", "data.ignore_index=255"]),
-        ({"a.png": filled(4)}, ["data.num_classes=3"], ["a.png", "data.num_classes=3", "up to 4"]),
+        ({"a.png": filled(3)}, ["data.num_classes=3"], ["a.png", "data.num_classes=3", "up to 3"]),
         ({"a.png": filled(0), "b.png": filled(0)}, [], ["data.num_classes"]),
         ({"a.png": filled(1, 8, 9)}, [], ["a.png", "8x9", "8x10"]),
         ({"a.png": Image.new("RGB", (10, 8))}, [], ["a.png", "RGB"]),
