@@ -1,5 +1,5 @@
-"""Augmentations of finished batches do what torchvision's functions do, alike in every backend, on any number of
-ranks and after any resume."""
+"""Augmentations of finished batches do what torchvision's functions do, with every backend, on any ranks and after
+any resume."""
 
 import math
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_erased_rectangles_have_the_papers_shares_and_ratios() -> None:
     assert np.median(ratio) == pytest.approx(1, rel=0.15)
 
 
-# operation -> torchvision's function, with the amount of its RandAugment from a share of the largest one and a sign
+# torchvision's functions of an image, a share of the largest amount of its RandAugment, and a sign
 REFERENCES: dict[str, Any] = {
     "brightness": lambda image, s, sign: functional.adjust_brightness(image, 1 + sign * 0.9 * s),
     "contrast": lambda image, s, sign: functional.adjust_contrast(image, 1 + sign * 0.9 * s),
@@ -148,7 +148,7 @@ REFERENCES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_operations_of_randaugment_are_torchvisions(name: str) -> None:
-    """Other amounts in each row, beside rows with none."""
+    """Each row has its own sign; two rows have no operation."""
     rows, images = neutral_rows(np.arange(COUNT)), some_images()
     signs = [1, -1, 1, -1, 1, 1]
     chances = np.zeros((COUNT, 8))  # of four operations, and of their signs

@@ -262,7 +262,7 @@ BAD_CASES = [case for case in BAD_CASES if case != ("masks in shards, in windows
 def test_a_bad_sample_is_named_or_replaced_by_the_next_one_of_its_rank(
     kind: str, way: str, places, tmp_path: Path
 ) -> None:
-    """Or left out in evaluation. Two bad ones in a row, and the last one of the epoch; photos by the last of two ranks."""
+    """In evaluation it is left out. Two follow each other, one is the last; photos have two ranks."""
     place, ours, world_size = places(kind), Place(kind, tmp_path), 2 if kind == "photos" else 1
     rank, batch = world_size - 1, BATCH // world_size
     order, val_order = (names(place.epoch(way, epoch))[rank::world_size] for epoch in (0, None))

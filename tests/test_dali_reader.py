@@ -38,7 +38,7 @@ def pairs(tmp_path: Path) -> list[str]:
 
 
 def drawn(loader: ImageLoader, stop: int = 99) -> list[tuple[int, tuple[int, ...]]]:
-    """Number and corner pixels of each sample, which tell its rectangle and flips."""
+    """Number and corner pixels of each sample, which show its rectangle and flips."""
     samples = []
     for _, (inputs, targets) in zip(range(stop), loader, strict=False):
         values = [(255 * images).round().int() for images in (inputs, targets)]

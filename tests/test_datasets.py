@@ -1,4 +1,4 @@
-"""Folders of images: their split and their mistakes, packs of them, and files that decoders read in different ways."""
+"""Folders of images: split, packs, mistakes, and files that decoders read in different ways."""
 
 import shutil
 import struct
@@ -196,7 +196,7 @@ def rle_bmp(pixels: np.ndarray) -> bytes:
 
 
 def odd_files(root: Path) -> list[str]:
-    """Files that decoders read in different ways or not at all, among ordinary ones; those that DALI refuses."""
+    """Write files that decoders read in different ways; return the names of those that DALI refuses."""
     image = Image.fromarray(smooth(3, 60, 80))
     grey, turned, xmp = image.convert("L"), Image.Exif(), PngInfo()
     pixels, shades = np.asarray(image), np.asarray(grey)

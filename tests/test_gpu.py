@@ -265,7 +265,7 @@ def test_forty_short_epochs_need_no_more_memory(
 
 @pytest.fixture
 def forbid() -> Iterator[Callable[[bool], None]]:
-    """Switch for PyTorch's errors where the host waits for the device; a run's handlers of signals go, too."""
+    """Switch for PyTorch's errors where the host waits for the device; restores signal handlers."""
     before = {number: signal.getsignal(number) for number in preemption.SIGNALS}
     yield lambda forbidden: torch.cuda.set_sync_debug_mode("error" if forbidden else "default")
     torch.cuda.set_sync_debug_mode("default")

@@ -1,4 +1,4 @@
-"""Loaders beside their contract: threads, processes, normalisation, refused values."""
+"""Loaders: threads, processes, normalisation, refused values."""
 
 import gc
 import os
@@ -52,7 +52,7 @@ def test_an_epoch_that_was_left_can_end_in_any_thread() -> None:
 
 @pytest.mark.parametrize(("resize", "mean"), [("null", 0), ("[16,16]", 0.5)])  # part: dali
 def test_digits_are_the_same_by_every_backend(resize: str, mean: float) -> None:
-    """Within 0.5 of 255 on average with a resize: DALI's antialiasing filter leaves out the last tap now and then."""
+    """Resized, within 0.5 of 255 on average: DALI's antialiasing filter sometimes leaves out a tap."""
     options = ["data.crop=[14,14]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
     options += [f"data.resize={resize}", "global_batch_size=500"]
     loaders = [
