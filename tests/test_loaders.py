@@ -110,13 +110,13 @@ class SlowPixels(np.ndarray):
 def test_threads_stop_when_an_epoch_is_left() -> None:
     index = Index(
         name="slow/train",
-        sizes=np.full((60, 2), 8),
+        sizes=np.full((600, 2), 8),
         channels=1,
-        target=Labels(np.zeros(60, int), ("a",)),
-        pixels=(np.zeros(60 * 8 * 8, np.uint8).view(SlowPixels),),
-        offsets=8 * 8 * np.arange(60),
+        target=Labels(np.zeros(600, int), ("a",)),
+        pixels=(np.zeros(600 * 8 * 8, np.uint8).view(SlowPixels),),
+        offsets=8 * 8 * np.arange(600),
     )
-    options = ["data.resize=[4,4]", "loader.prefetch_factor=30", "loader.num_threads=2"]
+    options = ["data.resize=[4,4]", "loader.prefetch_factor=300", "loader.num_threads=2"]
     cfg = make_config(*options, "global_batch_size=2", "data.mean=null", "data.std=null")
     sampler = PlanSampler(index, cfg.data, cfg.seed, 2, 0, 1, train=True)
     loader = backend("pytorch")(sampler, cfg, CPU)
@@ -128,7 +128,7 @@ def test_threads_stop_when_an_epoch_is_left() -> None:
     number_when_left = len(READ)
     time.sleep(0.2)
     assert len(READ) <= number_when_left + 2  # each thread ends the image that it has begun
-    assert len(READ) < 60
+    assert len(READ) < 600
 
 
 def test_a_program_may_end_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
