@@ -1,5 +1,6 @@
 """What several tests need: the configuration, and the entry points run in processes of their own."""
 
+import copy
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,18 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from hydra import compose as compose_config
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from compose import compose
-from conf.cli import load_config
+from conf.cli import load_config, to_config
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
@@ -49,9 +57,28 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.preload"])  # conftest.py starts it
 
 
+@cache
+def composed(*groups: str) -> DictConfig:
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return compose_config("config", list(groups))
+
+
 def make_config(*overrides: str) -> Config:
-    """The configuration that these command-line overrides give."""
-    return load_config(overrides)
+    """The configuration that these command-line overrides give.
+
+    Hydra composes each set of groups, such as `data=cells`, once: that takes as long as many a test.
+    """
+    groups = [o for o in overrides if (REPOSITORY / "conf" / o.partition("=")[0]).is_dir()]
+    values = [o for o in overrides if o not in groups]
+    if any(value.startswith(("+", "~")) for value in values):
+        return load_config(overrides)
+    try:
+        cfg = copy.deepcopy(composed(*groups))
+        for override in OverridesParser.create().parse_overrides(values):
+            OmegaConf.update(cfg, override.key_or_group, override.value())
+    except (HydraException, OmegaConfBaseException):
+        return load_config(overrides)
+    return to_config(cfg)
 
 
 def has_ranks(script: str) -> bool:

@@ -14,8 +14,6 @@ from loaders.index import BadFileError
 from tests.helpers import make_config
 from tests.images import make_photos, save, smooth
 
-NUM_PAIRS = 19
-CROP = ["data.crop=[24,32]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
 PLAIN = ["data.resize=null", "data.mean=null", "data.std=null", "data.val_count=3"]
 
 
@@ -29,17 +27,18 @@ def train_loader(
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> list[str]:
-    """Pairs whose pixels are their row, their column and their number, 100 more in the target."""
+    """19 pairs whose pixels are their row, their column and their number, 100 more in the target."""
     y, x = np.mgrid[:40, :60].astype(np.uint8)
-    for number in range(NUM_PAIRS):
+    for number in range(19):
         for side, shift in (("input", 0), ("target", 100)):
             image = np.stack([y, x, np.full_like(x, number + shift)], axis=-1)
             save(tmp_path / "pairs" / side / f"{number:02d}.png", image)
-    return ["data=pairs", f"data.root={tmp_path / 'pairs'}", "data.value_range=[0,1]", *CROP]
+    crop = ["data.crop=[24,32]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
+    return ["data=pairs", f"data.root={tmp_path / 'pairs'}", "data.value_range=[0,1]", *crop]
 
 
 def drawn(loader: ImageLoader, stop: int = 99) -> list[tuple[int, tuple[int, ...]]]:
-    """Number and corner pixels of each sample, which tell its rectangle and flips."""
+    """Number and corner pixels of each sample, which show its rectangle and flips."""
     samples = []
     for _, (inputs, targets) in zip(range(stop), loader, strict=False):
         values = [(255 * images).round().int() for images in (inputs, targets)]
@@ -51,7 +50,7 @@ def drawn(loader: ImageLoader, stop: int = 99) -> list[tuple[int, tuple[int, ...
     return samples
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_it_repeats_nothing_and_drops_the_tail(world_size: int, pairs, tmp_path) -> None:
     """16 pairs in batches of 6; an epoch that was left early does not leak into the next one."""
     ranks = [
@@ -72,14 +71,13 @@ def test_it_repeats_nothing_and_drops_the_tail(world_size: int, pairs, tmp_path)
 
 
 def test_it_draws_the_same_from_the_same_seed(pairs, tmp_path) -> None:
-    def of(rank: int, seed: int = 3) -> list[tuple[int, tuple[int, ...]]]:
+    def of(rank: int, seed: int) -> list[tuple[int, tuple[int, ...]]]:
         options = [*pairs, "global_batch_size=4", f"seed={seed}"]
         return drawn(train_loader(tmp_path, *options, rank=rank, world_size=2))
 
-    assert of(0) == of(0)
-    assert of(1) == of(1)
-    assert of(0) != of(1)
-    assert of(0) != of(0, seed=4)
+    first = of(1, seed=3)
+    assert first == of(1, seed=3)
+    assert first not in (of(0, seed=3), of(1, seed=4))
 
 
 @pytest.fixture
@@ -94,30 +92,25 @@ def photos(tmp_path: Path) -> list[str]:
         (["data.colour_jitter=[0.1,0,0]"], ["data.colour_jitter"]),
         (["data.rotation=5", "data.mixup=1"], ["data.rotation", "data.mixup"]),
         (["data.on_error=skip"], ["data.on_error=skip"]),
-        (["data=masks", "data.input_dir=a", "data.target_dir=a"], ["masks"]),
+        (
+            [*("data=masks", "data.input_dir=m", "data.target_dir=m", "data.num_classes=256")],
+            ["masks"],
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused(overrides, keys, photos, tmp_path) -> None:
-    if "data=masks" in overrides:
-        for number in range(8):
-            save(tmp_path / "photos" / "a" / f"{number}.png", smooth(number, 40, 40)[..., 0])
-        for path in (tmp_path / "photos" / "a").glob("*.jpg"):
-            path.unlink()
-        overrides = [*overrides, "data.num_classes=256"]
+    for number in range(8 if "data=masks" in overrides else 0):
+        save(tmp_path / "photos" / "m" / f"{number}.png", smooth(number, 40, 40)[..., 0])
     with pytest.raises(UserError) as error:
         train_loader(tmp_path, *photos, *overrides)
     assert all(key in str(error.value) for key in ["loader.reader", *keys])
 
 
-def test_it_has_no_position_to_resume_at(photos, tmp_path) -> None:
+def test_it_has_no_position_to_resume_at_and_names_a_file_that_changed(photos, tmp_path) -> None:
     train = train_loader(tmp_path, *photos)
     next(iter(train))
     with pytest.raises(UserError, match="loader.reader=native"):
         train.load_state_dict(train.state_dict())
-
-
-def test_a_file_that_changed_is_named(photos, tmp_path) -> None:
-    train = train_loader(tmp_path, *photos)
     name = train.index.files[0][3]
     os.utime(name, (0, 0))
     with pytest.raises(BadFileError, match=name):

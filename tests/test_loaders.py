@@ -1,4 +1,4 @@
-"""Loaders beside their contract: threads, processes, normalisation, refused values."""
+"""Loaders: threads, processes, normalisation, refused values."""
 
 import gc
 import os
@@ -50,20 +50,19 @@ def test_an_epoch_that_was_left_can_end_in_any_thread() -> None:
     assert results.get(timeout=60) == "ended"
 
 
-@pytest.mark.parametrize("resize", ["null", "[16,16]"])  # part: dali
-def test_digits_are_the_same_by_every_backend(resize: str) -> None:
-    """Equal without a resize. With one, within 0.5 of 255 on average: DALI's antialiasing filter leaves
-    out the last tap now and then, which shows at hard edges."""
+@pytest.mark.parametrize(("resize", "mean"), [("null", 0), ("[16,16]", 0.5)])  # part: dali
+def test_digits_are_the_same_by_every_backend(resize: str, mean: float) -> None:
+    """Resized, within 0.5 of 255 on average: DALI's antialiasing filter sometimes leaves out a tap."""
     options = ["data.crop=[14,14]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
     options += [f"data.resize={resize}", "global_batch_size=500"]
-    both = [
-        build_loaders(make_config(f"loader={name}", *options), CPU) for name in ("pytorch", "dali")
+    loaders = [
+        build_loaders(make_config(f"loader={b}", *options), CPU) for b in ("pytorch", "dali")
     ]
-    for one, other in zip(*both, strict=True):
-        (inputs, labels), (other_inputs, other_labels) = next(iter(one)), next(iter(other))
+    for both in zip(*loaders, strict=True):
+        (inputs, labels), (other_inputs, other_labels) = (next(iter(loader)) for loader in both)
         assert torch.equal(labels, other_labels)
-        difference: Any = one.info.pictures(inputs) - other.info.pictures(other_inputs)
-        assert difference.abs().mean() <= (0 if resize == "null" else 0.5 / 255)
+        pictures: Any = [both[0].info.pictures(images) for images in (inputs, other_inputs)]
+        assert (pictures[0] - pictures[1]).abs().mean() <= mean / 255
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:
@@ -71,8 +70,7 @@ def test_inputs_are_normalised_with_mean_and_std() -> None:
     inputs, _ = next(iter(loader))
     assert abs(inputs.mean()) < 0.05
     assert abs(inputs.std() - 1) < 0.05
-    pictures = loader.info.pictures(inputs)
-    assert pictures is not None
+    pictures: Any = loader.info.pictures(inputs)
     assert 0 <= pictures.min() < 1e-3
     assert 0.99 < pictures.max() <= 1
 
@@ -112,13 +110,13 @@ class SlowPixels(np.ndarray):
 def test_threads_stop_when_an_epoch_is_left() -> None:
     index = Index(
         name="slow/train",
-        sizes=np.full((60, 2), 8),
+        sizes=np.full((600, 2), 8),
         channels=1,
-        target=Labels(np.zeros(60, int), ("a",)),
-        pixels=(np.zeros(60 * 8 * 8, np.uint8).view(SlowPixels),),
-        offsets=8 * 8 * np.arange(60),
+        target=Labels(np.zeros(600, int), ("a",)),
+        pixels=(np.zeros(600 * 8 * 8, np.uint8).view(SlowPixels),),
+        offsets=8 * 8 * np.arange(600),
     )
-    options = ["data.resize=[4,4]", "loader.prefetch_factor=30", "loader.num_threads=2"]
+    options = ["data.resize=[4,4]", "loader.prefetch_factor=300", "loader.num_threads=2"]
     cfg = make_config(*options, "global_batch_size=2", "data.mean=null", "data.std=null")
     sampler = PlanSampler(index, cfg.data, cfg.seed, 2, 0, 1, train=True)
     loader = backend("pytorch")(sampler, cfg, CPU)
@@ -130,7 +128,7 @@ def test_threads_stop_when_an_epoch_is_left() -> None:
     number_when_left = len(READ)
     time.sleep(0.2)
     assert len(READ) <= number_when_left + 2  # each thread ends the image that it has begun
-    assert len(READ) < 60
+    assert len(READ) < 600
 
 
 def test_a_program_may_end_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
@@ -165,11 +163,9 @@ V1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
     ("mine", "torchruns", "num_ranks", "files", "expected"),
     [
         (64, 64, 1, {}, 64),
-        (64, 64, 8, {}, 8),
         (8, 64, 8, {}, 8),  # torchrun --numa-binding=exclusive
         (32, 64, 8, {}, 8),  # --numa-binding=node, with 4 ranks on each of two nodes
         (64, 64, 8, {"cpu.max": "max 100000"}, 8),
-        (64, 64, 8, {"cpu.max": "1600000 100000"}, 2),
         (8, 64, 8, {"cpu.max": "1600000 100000"}, 2),
         (64, 64, 1, {"cpu.max": "150000 100000"}, 1),
         (64, 64, 8, {V1[0]: "-1", V1[1]: "100000"}, 8),

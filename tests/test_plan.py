@@ -7,71 +7,72 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from conf.errors import UserError
 from loaders.epoch import random_permutation, stream_key
 from loaders.index import Index
 from loaders.plan import PlanSampler
 from loaders.targets import Labels
 from tests.helpers import make_config
 
+FLIPPED = ["data.crop=[32,32]", "data.random_crop=true", "data.hflip=0.5"]
 
-def make_index(*sizes: tuple[int, int]) -> Index:
+
+def make_index(*sizes: tuple[int, int], times: int = 1) -> Index:
     return Index(
         name="made/train",
-        sizes=np.array(sizes),
+        sizes=np.array(sizes * times),
         channels=3,
-        target=Labels(np.zeros(len(sizes), int), ("all",)),
+        target=Labels(np.zeros(len(sizes) * times, int), ("all",)),
     )
 
 
-def make_sampler(index: Index, *overrides: str, epoch=0, train=True, seed=0) -> PlanSampler:
-    sampler = PlanSampler(index, make_config(*overrides).data, seed, 1, 0, 1, train)
+def make_sampler(
+    index: Index, *overrides: str, epoch=0, seed=0, batch=1, rank=0, ranks=1, train=True
+) -> PlanSampler:
+    data = make_config(*overrides).data
+    sampler = PlanSampler(index, data, seed, batch, rank, ranks, train)
     sampler.set_epoch(epoch)
     return sampler
 
 
-def make_plan(index: Index, *overrides: str, epoch: int = 0, train: bool = True, seed: int = 0):
-    return make_sampler(index, *overrides, epoch=epoch, train=train, seed=seed).plan(
-        np.arange(len(index))
-    )
+def make_plan(index: Index, *overrides: str, **changes) -> np.ndarray:
+    return make_sampler(index, *overrides, **changes).plan(np.arange(len(index)))
 
 
 def test_same_seed_and_epoch_give_the_same_plan_and_others_another() -> None:
-    index = make_index(*[(40, 50)] * 100)
-    options = ["data.crop=[32,32]", "data.random_crop=true", "data.hflip=0.5"]
-    plan = make_plan(index, *options)
-    assert np.array_equal(plan, make_plan(index, *options))
+    index = make_index((40, 50), times=100)
+    plan = make_plan(index, *FLIPPED)
+    assert np.array_equal(plan, make_plan(index, *FLIPPED))
     assert sorted(plan["sample"]) == list(range(100))
-    for other in (make_plan(index, *options, epoch=1), make_plan(index, *options, seed=1)):
+    for other in (make_plan(index, *FLIPPED, epoch=1), make_plan(index, *FLIPPED, seed=1)):
         for column in ("sample", "y", "x", "hflip"):
             assert not np.array_equal(plan[column], other[column])
 
 
 def test_any_rows_are_those_of_the_whole_epoch() -> None:
-    index = make_index(*[(40, 50), (60, 50)] * 5000)
     options = ["data.crop=[32,32]", "data.random_resized_crop=[0.2,1]", "data.hflip=0.5"]
     options += ["data.colour_jitter=[0.4,0.4,0.4]", "data.randaugment=[3,9]"]  # part: colour
     options += ["data.rotation=30", "data.random_scale=[0.5,2]"]  # part: spatial
     options += ["data.gaussian_blur=[0.5,1,2]", "data.random_erasing=0.5"]  # part: spatial
     options += ["data.mixup=0.2", "data.cutmix=1"]  # part: mixing
-    data = make_config(*options).data
-    sampler = PlanSampler(index, data, 3, 2, 0, 1, train=True)
-    sampler.set_epoch(7)
+    index = make_index((40, 50), (60, 50), times=5000)
+    sampler = make_sampler(index, *options, batch=2, seed=3, epoch=7)
     whole = sampler.plan(np.arange(10_000))
     for positions in (np.arange(4321, 4357), np.arange(9999, 0, -613), np.array([9999])):
         assert np.array_equal(sampler.plan(positions), whole[positions])
 
 
 def test_switching_one_augmentation_on_leaves_the_other_columns_alone() -> None:
-    index = make_index(*[(40, 50)] * 100)
-    plain = make_plan(index, "data.crop=[32,32]", "data.random_crop=true")
-    flipped = make_plan(index, "data.crop=[32,32]", "data.random_crop=true", "data.hflip=0.5")
+    index = make_index((40, 50), times=100)
+    plain, flipped = make_plan(index, *FLIPPED[:2]), make_plan(index, *FLIPPED)
     assert 20 < flipped["hflip"].sum() < 80
     for column in ("sample", "y", "x", "height", "width"):
         assert np.array_equal(plain[column], flipped[column])
 
 
 def test_random_crops_reach_every_offset_alike() -> None:
-    plan = make_plan(make_index(*[(10, 12)] * 9000), "data.crop=[8,8]", "data.random_crop=true")
+    index = make_index((10, 12), times=9000)
+    plan = make_plan(index, "data.crop=[8,8]", "data.random_crop=true")
     assert (plan["height"] == 8).all()
     assert (plan["width"] == 8).all()
     assert np.bincount(plan["y"]) == pytest.approx([3000] * 3, rel=0.1)
@@ -80,17 +81,15 @@ def test_random_crops_reach_every_offset_alike() -> None:
 
 def test_resize_and_centre_crop_is_a_rectangle_of_the_source() -> None:
     # The shorter side of 500x375 becomes 256: 224 of 256 are 328 of 375 pixels.
-    index = make_index((375, 500), (500, 375))
+    index, columns = make_index((375, 500), (500, 375)), ["y", "x", "height", "width"]
     plan = make_plan(index, "data.resize=256", "data.crop=[224,224]", train=False)
-    assert plan["height"].tolist() == plan["width"].tolist() == [328, 328]
-    assert plan["y"].tolist() == [23, 86]
-    assert plan["x"].tolist() == [86, 23]
+    assert plan[columns].tolist() == [(23, 86, 328, 328), (86, 23, 328, 328)]
     exact = make_plan(index, "data.resize=[250,250]", train=False)
-    assert exact[["y", "x", "height", "width"]].tolist() == [(0, 0, 375, 500), (0, 0, 500, 375)]
+    assert exact[columns].tolist() == [(0, 0, 375, 500), (0, 0, 500, 375)]
 
 
 def test_random_resized_crops_have_the_configured_area_and_ratio() -> None:
-    index = make_index(*[(300, 400)] * 5000)
+    index = make_index((300, 400), times=5000)
     plan = make_plan(index, "data.crop=[224,224]", "data.random_resized_crop=[0.25,1.0]")
     share = plan["height"] * plan["width"] / (300 * 400)
     ratio = plan["width"] / plan["height"]
@@ -99,106 +98,83 @@ def test_random_resized_crops_have_the_configured_area_and_ratio() -> None:
     assert 0.74 < ratio.min() < ratio.max() < 1.35
     assert (plan["y"] + plan["height"] <= 300).all()
     assert (plan["x"] + plan["width"] <= 400).all()
-    narrow = make_plan(
-        make_index((10, 1000)), "data.crop=[8,8]", "data.random_resized_crop=[0.9,1.0]"
-    )
+    options = ["data.crop=[8,8]", "data.random_resized_crop=[0.9,1.0]"]
+    narrow = make_plan(make_index((10, 1000)), *options)
     assert narrow[["height", "width"]].tolist() == [(10, 10)]
 
 
 def test_colours_stay_in_range_and_evaluation_is_untouched() -> None:  # part: colour
-    index = make_index(*[(8, 8)] * 1000)
+    index = make_index((8, 8), times=1000)
     jitter = ["data.colour_jitter=[0.4,0,0.2]", "data.hflip=1", "data.vflip=1"]
-    plan = make_plan(index, *jitter)
+    plan, still = make_plan(index, *jitter), make_plan(index, *jitter, train=False)
     assert 0.6 <= plan["brightness"].min() < 0.65
     assert 1.35 < plan["brightness"].max() <= 1.4
     assert (plan["contrast"] == 1).all()
     assert 0.8 <= plan["saturation"].min() < plan["saturation"].max() <= 1.2
-    assert plan["hflip"].all()
-    assert plan["vflip"].all()
-    still = make_plan(index, *jitter, train=False)
+    assert (plan["hflip"] & plan["vflip"]).all()
     assert still["sample"].tolist() == list(range(1000))
-    assert not still["hflip"].any()
-    assert not still["vflip"].any()
+    assert not (still["hflip"] | still["vflip"]).any()
     assert (still["brightness"] == 1).all()
 
 
-def test_an_open_output_size_and_a_crop_that_is_too_large_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"different sizes, from \[8, 8\] to \[9, 9\].*data.crop"):
-        make_sampler(make_index((8, 8), (9, 9)))
-    with pytest.raises(ValueError, match=r"smaller than the crop: one is 8x20 but .* 9x9"):
-        make_sampler(make_index((8, 20), (9, 9)), "data.crop=[9,9]")
+@pytest.mark.parametrize(
+    ("sizes", "override", "changes", "shown"),
+    [
+        ([(8, 8), (9, 9)], "data.crop=null", {}, ["[8, 8]", "[9, 9]", "data.crop"]),
+        ([(8, 20), (9, 9)], "data.crop=[9,9]", {}, ["8x20", "9x9"]),
+        ([(8, 8)] * 5, "data.crop=null", {"batch": 6}, ["5 samples", "global_batch_size=6"]),
+        (
+            *([(8, 8)] * 5, "data.crop=null", {"batch": 6, "ranks": 6, "train": False}),
+            ["made/train", "5 samples", "world_size=6"],
+        ),
+    ],
+)
+def test_what_gives_no_whole_batch_is_refused(sizes, override, changes, shown) -> None:
+    with pytest.raises(UserError) as error:
+        make_sampler(make_index(*sizes), override, **changes)
+    assert all(part in str(error.value) for part in shown)
 
 
-def rows_of_all_ranks(index: Index, epoch: int, batch: int, world_size: int, train: bool):
-    data = make_config().data
-    batches = []
-    for rank in range(world_size):
-        sampler = PlanSampler(index, data, 0, batch, rank, world_size, train)
-        sampler.set_epoch(epoch)
-        batches.append([rows["sample"].tolist() for rows in sampler])
-        assert len(sampler) == len(batches[-1])
-    return batches
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_interleave_to_the_order_of_one_process(ranks: int) -> None:
+    def batches(**changes) -> list[list[int]]:
+        sampler = make_sampler(make_index((8, 8), times=13), batch=6, **changes)
+        found = [rows["sample"].tolist() for rows in sampler]
+        assert len(found) == len(sampler) == 2
+        return found
+
+    whole = batches()
+    for rank in range(ranks):
+        assert batches(rank=rank, ranks=ranks) == [batch[rank::ranks] for batch in whole]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_interleave_to_the_order_of_one_process(world_size: int) -> None:
-    index = make_index(*[(8, 8)] * 13)
-    whole = rows_of_all_ranks(index, 0, 6, 1, train=True)[0]
-    parts = rows_of_all_ranks(index, 0, 6, world_size, train=True)
-    for number, batch in enumerate(whole):
-        for rank in range(world_size):
-            assert parts[rank][number] == batch[rank::world_size]
-
-
-def test_a_split_smaller_than_a_batch_or_the_ranks_is_refused() -> None:
-    index = make_index(*[(8, 8)] * 5)
-    data = make_config().data
-    with pytest.raises(
-        ValueError, match="made/train has 5 samples, fewer than global_batch_size=6"
-    ):
-        PlanSampler(index, data, 0, 6, 0, 1, train=True)
-    with pytest.raises(ValueError, match="made/train has 5 samples, fewer than world_size=6"):
-        PlanSampler(index, data, 0, 6, 0, 6, train=False)
+def permutation(count: int, epoch: int) -> np.ndarray:
+    return random_permutation(np.arange(count), count, stream_key("x", epoch))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 97, 4096, 100_003])
 def test_random_permutation_is_every_number_once(count: int) -> None:
-    orders = [
-        random_permutation(np.arange(count), count, stream_key("x", epoch)) for epoch in range(3)
-    ]
+    orders = [permutation(count, epoch) for epoch in range(3)]
     assert all(np.array_equal(np.sort(order), np.arange(count)) for order in orders)
-    if count >= 10:
-        assert not np.array_equal(orders[0], orders[1])
+    assert count < 10 or not np.array_equal(orders[0], orders[1])
 
 
-@pytest.mark.parametrize("count", [4, 5])
-def test_all_orders_of_few_samples_are_alike_often(count: int) -> None:
-    num_orders = math.factorial(count)
-    counts = Counter(
-        tuple(random_permutation(np.arange(count), count, stream_key("x", epoch)))
-        for epoch in range(20 * num_orders)
-    )
-    chi_square = sum((n - 20) ** 2 / 20 for n in counts.values()) + 20 * (num_orders - len(counts))
-    deviation = (chi_square - (num_orders - 1)) / math.sqrt(2 * (num_orders - 1))
-    assert abs(deviation) < 5
+def test_all_orders_of_few_samples_are_alike_often() -> None:
+    counts = Counter(tuple(permutation(5, epoch)) for epoch in range(10 * math.factorial(5)))
+    chi_square = sum((n - 10) ** 2 / 10 for n in counts.values()) + 10 * (120 - len(counts))
+    assert abs(chi_square - 119) < 5 * math.sqrt(2 * 119)
 
 
 def test_a_shuffled_order_keeps_nothing_of_positions_neighbours_or_other_epochs() -> None:
-    """As far from these as NumPy's permutations: all are within 5 standard deviations of chance."""
+    """All are within 5 standard deviations of chance, as NumPy's permutations are."""
     count = 100_003
-    ours = [
-        random_permutation(np.arange(count), count, stream_key("sample", 0, epoch))
-        for epoch in (0, 1)
-    ]
-    numpy = [np.random.default_rng(seed).permutation(count) for seed in (0, 1)]
-    for first, second in (ours, numpy):
-        pairs = [(first, np.arange(count)), (first[:-1], first[1:]), (first, second)]
-        for one, other in pairs:
-            assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(count)
-        # Of each tenth of the samples, as many in each tenth of the epoch.
-        table = np.histogram2d(first, np.arange(count), bins=10)[0]
-        assert abs(table - count / 100).max() < 5 * math.sqrt(count / 100)
-        assert (np.diff(first) == 1).sum() < 10  # 1 is expected
+    first, second = permutation(count, 0), permutation(count, 1)
+    for one, other in [(first, np.arange(count)), (first[:-1], first[1:]), (first, second)]:
+        assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(count)
+    # Of each tenth of the samples, as many in each tenth of the epoch.
+    table = np.histogram2d(first, np.arange(count), bins=10)[0]
+    assert abs(table - count / 100).max() < 5 * math.sqrt(count / 100)
+    assert (np.diff(first) == 1).sum() < 10  # 1 is expected
 
 
 def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
@@ -209,7 +185,7 @@ def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
         channels=3,
         target=Labels(np.broadcast_to(np.int64(0), count), ("all",)),
     )
-    sampler = make_sampler(index, "data.crop=[32,32]", "data.random_crop=true", "data.hflip=0.5")
+    sampler = make_sampler(index, *FLIPPED)
     tracemalloc.start()
     places = sampler.plan(np.arange(700_000_000, 700_008_192))["sample"]
     assert tracemalloc.get_traced_memory()[1] < 5e6
@@ -221,7 +197,7 @@ def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
 def test_random_columns_are_uniform_and_independent() -> None:  # part: colour spatial
     count = 100_000
     options = ["data.colour_jitter=[1,1,1]", "data.rotation=180", "data.random_erasing=1"]
-    rows = make_plan(make_index(*[(8, 8)] * count), *options)
+    rows = make_plan(make_index((8, 8), times=count), *options)
     columns = [rows[name] / 2 for name in ("brightness", "contrast", "saturation")]
     columns += [rows["angle"] / 360 + 0.5, rows["erased_y"], rows["erased_x"]]
     numbers = np.stack(columns, axis=1)

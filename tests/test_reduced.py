@@ -1,20 +1,23 @@
 """Large JPEGs that are decoded at a fraction of their size give nearly the pixels of the whole ones."""
 
 import itertools
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from conf.errors import UserError
 from loaders.image_loaders import build_loaders
 from loaders.images import factor_for
 from loaders.index import BadFileError, build_index
 from loaders.pack import pack
 from loaders.read import read_resized
 from tests.helpers import make_config
-from tests.images import smooth
+from tests.images import save, smooth
 
 CPU = torch.device("cpu")
 HEIGHT, WIDTH = 403, 613  # no multiples of 8
@@ -29,10 +32,9 @@ def ramp(height: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("shape", "size", "factor"),
     [
-        ((100, 100), (41, 41), 1),
         ((100, 100), (40, 40), 2),
         ((100, 100), (40, 41), 1),
-        ((400, 100), (40, 40), 2),
+        ((100, 100), (41, 40), 1),
         ((400, 400), (80, 41), 4),
         ((4000, 3000), (10, 10), 8),
         ((2625, 2625), (224, 224), 8),
@@ -50,9 +52,7 @@ def test_a_reduced_rectangle_is_the_same_place(orientation: int, tmp_path: Path)
     exif[0x112] = orientation
     rising = ramp(HEIGHT, WIDTH)
     for name, pixels in (("a", rising), ("b", 255 - rising)):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        path = tmp_path / "photos" / name / "0.jpg"
-        Image.fromarray(pixels).save(path, exif=exif, quality=98)
+        save(tmp_path / "photos" / name / "0.jpg", pixels, exif=exif, quality=98)
     options = [f"data.root={tmp_path / 'photos'}", f"data.cache_dir={tmp_path}"]
     both = build_index(make_config("data=imagefolder", *options, "data.val_count=1").data)
     height, width = both[0].sizes[0].tolist()
@@ -74,69 +74,66 @@ def test_a_reduced_rectangle_is_the_same_place(orientation: int, tmp_path: Path)
         assert abs(mean[0] - mean[1]) < 0.1 * one_pixel
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
     """16 large JPEGs, every other one progressive, and as many turned ones."""
-    exif = Image.Exif()
-    exif[0x112] = 6
+    turned, root = Image.Exif(), tmp_path_factory.mktemp("reduced") / "photos"
+    turned[0x112] = 6
     for number in range(16):
-        path = tmp_path / "photos" / "ab"[number % 2] / f"{number:02d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image = Image.fromarray(smooth(number, 301 + number, 420 - 3 * number))
-        turned = exif if number % 4 > 1 else Image.Exif()
-        image.save(path, quality=90, progressive=number % 2 > 0, exif=turned)
-    return tmp_path / "photos"
+        exif = turned if number % 4 > 1 else Image.Exif()
+        options = {"quality": 90, "progressive": number % 2 > 0, "exif": exif}
+        image = smooth(number, 301 + number, 420 - 3 * number)
+        save(root / "ab"[number % 2] / f"{number:02d}.jpg", image, **options)
+    return root
 
 
-def options_for(photos: Path, tmp_path: Path, *overrides: str) -> list[str]:
+def options_for(photos: Path, *overrides: str) -> list[str]:
     return [
-        *("data=imagefolder", f"data.root={photos}", f"data.cache_dir={tmp_path / 'cache'}"),
+        *("data=imagefolder", f"data.root={photos}", f"data.cache_dir={photos.parent / 'cache'}"),
         *("data.val_fraction=0.25", "global_batch_size=4", "data.mean=null", "data.std=null"),
         *("data.crop=[48,48]", "data.resize=64", "data.random_crop=true", "data.hflip=0.5"),
         *overrides,
     ]
 
 
-def inputs_of(options: list[str], split: int) -> torch.Tensor:
-    """Those of an epoch, in units of 1/255."""
-    return 255 * torch.cat(
-        [inputs for inputs, _ in build_loaders(make_config(*options), CPU)[split]]
-    )
+def inputs_of(options: list[str]) -> torch.Tensor:
+    """Those of an epoch and of the validation, in units of 1/255."""
+    loaders = build_loaders(make_config(*options), CPU)
+    return 255 * torch.cat([inputs.clone() for loader in loaders for inputs, _ in loader])
 
 
 @pytest.mark.parametrize("crop", ["random_crop=true", "random_resized_crop=[0.3,1]"])
-def test_reduced_decoding_changes_pixels_within_a_tolerance(crop: str, photos, tmp_path) -> None:
+def test_reduced_decoding_changes_pixels_within_a_tolerance(crop: str, photos: Path) -> None:
     """Mean 0.6 and single pixels 6 of 255, against whole decoding and against DALI."""
-    options = options_for(photos, tmp_path, f"data.{crop}")
-    for split in (0, 1):
-        reduced = inputs_of(options, split)
-        for other in ("data.reduced_decoding=false", "loader=dali"):
-            difference = (reduced - inputs_of([*options, other], split)).abs()
-            assert 0 < difference.mean() < 0.6, other
-            assert difference.max() <= 6, other
+    options = options_for(photos, f"data.{crop}")
+    reduced = inputs_of(options)
+    for other in ("data.reduced_decoding=false", "loader=dali"):
+        difference = (reduced - inputs_of([*options, other])).abs()
+        assert 0 < difference.mean() < 0.6, other
+        assert difference.max() <= 6, other
 
 
-def test_a_pack_of_reduced_images_is_another_one(photos, tmp_path) -> None:
-    whole = ["data.reduced_decoding=false"]
-    for name, more in (("reduced", []), ("whole", whole)):
-        pack(make_config(*options_for(photos, tmp_path, *more)).data, tmp_path / name)
-    options = options_for(photos, tmp_path, "loader=packed")
-    reduced = inputs_of([*options, f"loader.pack={tmp_path / 'reduced'}"], 1)
-    difference = reduced - inputs_of([*options, *whole, f"loader.pack={tmp_path / 'whole'}"], 1)
-    assert 0 < difference.abs().mean() < 0.6
-    with pytest.raises(ValueError, match=r"data.reduced_decoding=True \(there: False\)"):
-        build_loaders(make_config(*options, f"loader.pack={tmp_path / 'whole'}"), CPU)
+def test_a_pack_of_reduced_images_is_another_one(photos: Path, tmp_path: Path) -> None:
+    packs: dict[str, Any] = {}
+    for flag in ("true", "false"):
+        options = options_for(photos, f"data.reduced_decoding={flag}", "data.random_crop=false")
+        pack(make_config(*options).data, tmp_path / flag)
+        packs[flag] = [*options, "loader=packed"]
+    inputs = [inputs_of([*options, f"loader.pack={tmp_path / f}"]) for f, options in packs.items()]
+    assert 0 < (inputs[0] - inputs[1]).abs().mean() < 0.6
+    with pytest.raises(UserError, match=r"data.reduced_decoding=True \(there: False\)"):
+        build_loaders(make_config(*packs["true"], f"loader.pack={tmp_path / 'false'}"), CPU)
 
 
 @pytest.mark.parametrize("place", [0.4, 0.97])
-def test_damage_is_noticed_in_reduced_images_too(place: float, photos, tmp_path) -> None:
-    options = options_for(photos, tmp_path)
-    names = build_index(make_config(*options).data)[0].files[0]
-    for name in names[:4]:  # both kinds of JPEG, upright and turned
+def test_damage_is_noticed_in_reduced_images_too(place: float, photos: Path, tmp_path) -> None:
+    root = shutil.copytree(photos, tmp_path / "photos")
+    data = make_config(*options_for(root)).data
+    for name in build_index(data)[0].files[0][:4]:  # both kinds of JPEG, upright and turned
         content = Path(name).read_bytes()
         Path(name).write_bytes(content[: int(place * len(content))])
-    index = build_index(make_config(*options).data)[0]
+    index = build_index(data)[0]
     for sample in range(4):
         height, width = index.sizes[sample].tolist()
-        with pytest.raises(BadFileError, match="image file is truncated"):
+        with pytest.raises(BadFileError, match="truncated"):
             read_resized(index, sample, 0, (0, 0, height, width), (32, 32), True)
