@@ -210,7 +210,7 @@ def test_resized_shards_are_like_a_pack(kind: str, tmp_path: Path) -> None:
 # Windows
 
 
-def in_windows(counts: list[int], window: int, seed: int = 7) -> PlanSampler:
+def in_windows(counts: list[int], window: int, seed: int = 7, shuffle="window") -> PlanSampler:
     """A plan that goes in windows through shards of so many samples, which lie in another order there."""
     total = sum(counts)
     order = np.random.default_rng(0).permutation(total)
@@ -221,7 +221,7 @@ def in_windows(counts: list[int], window: int, seed: int = 7) -> PlanSampler:
         target=Labels(np.zeros(total, int), ("a",)),
         shards=Shards(ShardFiles(Path(), ()), "", (), order, np.cumsum([0, *counts])),
     )
-    data = make_config("data.shuffle=window", f"data.shuffle_window={window}").data
+    data = make_config(f"data.shuffle={shuffle}", f"data.shuffle_window={window}").data
     return PlanSampler(index, data, seed, 1, 0, 1, train=True)
 
 
@@ -262,6 +262,12 @@ def test_windows_reach_all_orders_alike_often() -> None:
     counts = [orders.count(order) for order in set(orders)]
     assert len(counts) == 6
     assert max(abs(count - 100) for count in counts) < 5 * np.sqrt(100)
+
+
+def test_the_plan_depends_on_the_size_of_windows_only_if_there_are_windows() -> None:
+    for shuffle, depends in (("window", True), ("full", False)):
+        one, other = (in_windows([7] * 9, size, shuffle=shuffle).description() for size in (2, 3))
+        assert (one != other) == depends
 
 
 def test_windows_need_shards(options) -> None:
@@ -322,15 +328,6 @@ def test_from_a_bad_server_every_sample_comes_once_on_any_ranks(remote, shards, 
             assert some_names == names[rank :: len(found)]
             for part, tensor in zip(some, tensors, strict=True):
                 assert torch.equal(part, tensor[rank :: len(found)])
-
-
-def test_the_plan_depends_on_the_window_only_if_there_are_windows(shards, photos) -> None:
-    def description(shuffle: str, window: int) -> object:
-        more = (f"data.shuffle={shuffle}", f"data.shuffle_window={window}", f"data.root={shards}")
-        return build_loaders(make_config(*photos, *more), CPU)[0].sampler.description()
-
-    assert description("window", 2) != description("window", 3)
-    assert description("full", 2) == description("full", 3)
 
 
 def test_processes_share_one_copy_of_each_shard(remote, web: WebServer) -> None:
