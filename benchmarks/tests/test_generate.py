@@ -122,7 +122,8 @@ def test_power_spectrum_is_that_of_natural_images() -> None:
     edges = np.geomspace(0.01, 0.25, 13)
     window = np.hanning(height)[:, None] * np.hanning(width)
     greys = [gen.dead_leaves(gen.stream(0, n), height, width).mean(-1) for n in range(4)]
-    power = sum(abs(np.fft.rfft2((grey - grey.mean()) * window)) ** 2 for grey in greys)
+    spectra = [abs(np.fft.rfft2((grey - grey.mean()) * window)) ** 2 for grey in greys]
+    power = np.sum(spectra, axis=0)
     ring = np.digitize(frequency, edges)
     radial = [power[ring == index].mean() for index in range(1, len(edges))]
     slope, _ = np.polyfit(np.log(np.sqrt(edges[1:] * edges[:-1])), np.log(radial), 1)
