@@ -125,10 +125,11 @@ def test_an_epoch_has_each_sample_once_and_the_next_one_has_others(whole: Any) -
     assert_equal(items_of(val_loader), items_of(val_loader))  # the same in each validation
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_workers_ranks_and_a_resume_change_no_bit(num_workers: int, whole: Any) -> None:
-    options = [f"loader.num_workers={num_workers}"]
-    ranks = [loaders_of(*options, rank=rank, world_size=2)[0] for rank in range(2)]
+def test_workers_ranks_and_a_resume_change_no_bit(whole: Any) -> None:
+    ranks = [
+        loaders_of(f"loader.num_workers={count}", rank=rank, world_size=2)[0]
+        for rank, count in enumerate((2, 0))
+    ]
     ranks[0].set_epoch(3)
     for _ in zip(range(5), ranks[0], strict=False):
         pass
@@ -151,7 +152,7 @@ def test_the_training_processs_own_generators_are_left_alone() -> None:
     assert draws(True) == draws(False)
 
 
-@pytest.mark.parametrize(("num_workers", "world_size"), [(0, 2), (2, 1)])
+@pytest.mark.parametrize(("num_workers", "world_size"), [(0, 2), (1, 1)])
 def test_bad_samples_are_replaced_or_left_out_as_bad_files(
     num_workers: int, world_size: int
 ) -> None:

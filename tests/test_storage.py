@@ -43,8 +43,8 @@ def storage(request, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyP
         for key, value in {**KEYS, "AWS_ENDPOINT_URL": request.getfixturevalue("s3")}.items():
             monkeypatch.setenv(key, value)
     if request.param == "gs":
-        account = dict.fromkeys(("private_key", "private_key_id", "client_email"), "")
-        account |= {"gcs_base_url": web.url, "disable_oauth": True}  # type: ignore[dict-item]
+        account = {"gcs_base_url": web.url, "disable_oauth": True}
+        account |= dict.fromkeys(("private_key", "private_key_id", "client_email"), "")
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
     root = {
         "folder": f"{tmp_path}/a folder",
