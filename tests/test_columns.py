@@ -31,12 +31,18 @@ from loaders.index import (
 from loaders.index import write_index as write_indexes
 from loaders.targets import describe_target
 from tests.helpers import make_config
-from tests.images import KINDS, NUM_TRAIN, common, make_photos, save, smooth
+from tests.images import KINDS, NUM_TRAIN, NUM_VAL, make_photos, save, smooth
 from tests.test_index import opening
 
 CPU = torch.device("cpu")
 COUNT = 12
 ONE_OF_EACH_LAYOUT = ("photos", "numbers", "pairs", "masks", "cells of 8 bits, not compressed")
+
+
+def options_of(root: Path, num_val: int) -> list[str]:
+    """Overrides that read the data set in this folder."""
+    options = [f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}", "data.crop=[16,16]"]
+    return [*options, f"data.val_count={num_val}"]
 
 
 def write_index(data: DataConfig, out: Path) -> None:
@@ -68,8 +74,7 @@ def test_it_is_the_index_that_the_layout_makes_also_when_the_data_has_moved(
     kind: str, tmp_path: Path
 ) -> None:
     root, out = tmp_path / "images", tmp_path / "index"
-    options = [*KINDS[kind](root).options, *common(root), "data.crop=[16,16]"]
-    options += ["global_batch_size=4"]
+    options = [*KINDS[kind](root).options, *options_of(root, NUM_VAL), "global_batch_size=4"]
     made = build_index(make_config(*options).data)
     write_index(make_config(*options).data, out)
     opened = build_index(make_config(*options, f"data.index={out}").data)
@@ -96,8 +101,8 @@ class Photos:
 
     def __init__(self, folder: Path) -> None:
         self.root, self.out = make_photos(folder / "photos", COUNT), folder / "index"
-        self.options = [*common(self.root), "data=imagefolder", "data.val_count=3"]
-        self.options += ["data.crop=[16,16]", "data.resize=null", "global_batch_size=3"]
+        self.options = [*options_of(self.root, 3), "data=imagefolder", "data.resize=null"]
+        self.options += ["global_batch_size=3"]
         self.data = self.config().data
         write_index(self.data, self.out)
 
@@ -153,7 +158,7 @@ def test_known_files_are_not_looked_at_where_no_index_is_given(photos: Photos) -
 
 def test_an_indexing_that_was_stopped_goes_on_and_leaves_nothing_behind(tmp_path: Path) -> None:
     root, cache = make_photos(tmp_path / "photos", COUNT), tmp_path / "cache"
-    data = make_config("data=imagefolder", *common(root)).data
+    data = make_config("data=imagefolder", *options_of(root, 3)).data
     files, read = images_below(root), list[str]()
 
     def listen(path: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from runtime.loggers import LOGGERS
 from tests.helpers import ENVIRONMENT, train
 
-NAMES = [name for name in LOGGERS if name == "csv" or (name != "tensorboard" and find_spec(name))]
+NAMES = [name for name in LOGGERS if name != "tensorboard" and find_spec(name)]
 FOLDER = "mlruns"
 
 

@@ -106,7 +106,7 @@ def test_shards_are_tar_files_that_other_tools_read(kind: str, tmp_path: Path) -
     data, options = data_of(kind, tmp_path)
     source = open_splits(make_config(*options).data)[0]
     index = open_splits(make_config(*packed(options, tmp_path / "out")).data)[0]
-    members = members_of(tmp_path / "out" / "train")
+    members = members_of(tmp_path / "out/train")
     samples = [int(key) for key, _ in groupby(members, lambda name: name.partition(".")[0])]
     assert sorted(samples) == list(range(len(source)))
     (ending, expected), contents = TARGETS[kind], iter(members.items())
@@ -132,9 +132,9 @@ def test_parts_make_what_one_makes_however_often_they_are_killed(
     with pytest.raises(UserError, match="no complete shards"):
         open_splits(make_config(*options, f"data.root=file://{out}").data)
     # Killed between a shard and its piece, and while another shard was copied.
-    (out / "pieces" / "train" / "000000.bin").unlink()
-    (out / "train" / "000000.tar").write_bytes(b"another attempt's")
-    (out / "train" / "000003.tar").unlink()
+    (out / "pieces/train/000000.bin").unlink()
+    (out / "train/000000.tar").write_bytes(b"another attempt's")
+    (out / "train/000003.tar").unlink()
     packed(options, out, part="2/3")
     assert "train/000000.tar of part 1/3" in capsys.readouterr().out
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*.tar")}
@@ -193,7 +193,7 @@ def test_resized_shards_are_like_a_pack(kind: str, tmp_path: Path) -> None:
     more = ["global_batch_size=4", "data.resize=30", "data.reduced_decoding=false"]
     _, options = data_of(kind, tmp_path, *more)
     sharded = packed(options, tmp_path / "shards", quality=quality)
-    members = members_of(tmp_path / "shards" / "train")
+    members = members_of(tmp_path / "shards/train")
     assert {name.partition(".")[2] for name in members} == endings
     pack(make_config(*options).data, tmp_path / "pack")
     pack_options = [*options, "loader=packed", f"loader.pack={tmp_path / 'pack'}"]
