@@ -20,18 +20,22 @@ SAMPLING_S = 0.1
 """Interval in seconds at which the memory is sampled."""
 
 
-def run_fresh(program: Callable[[], Any], cores: list[int]) -> tuple[Any, float]:
+def run_fresh(
+    program: Callable[[], Any], cores: list[int], context: Any = None
+) -> tuple[Any, float]:
     """Run a function in a new process; return its result and the peak of `memory_mb()` in MB.
 
     Args:
         program: picklable function. Child processes that it leaves are killed.
         cores: numbers of the CPU cores that it may use.
+        context: `multiprocessing` context that starts the process; default: spawn, the only one that `cores` is for.
 
     Raises:
         RuntimeError: the function raised an exception, whose text is the message, or its process died.
     """
     receiver, sender = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(program, sender))
+    context = context or multiprocessing.get_context("spawn")
+    process = context.Process(target=_run, args=(program, sender))
     before, peak_mb = records.cores(), 0.0
     os.sched_setaffinity(0, cores)  # inherited by the new process
     try:

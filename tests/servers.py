@@ -1,4 +1,4 @@
-"""Servers on loopback, for tests: a web server with ranges of bytes, latency and faults, and a bucket."""
+"""Servers on loopback, for tests: a web server with latency and faults, and a bucket."""
 
 import hashlib
 import re
@@ -6,29 +6,23 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
-from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-SLOW_S = 11.0
-"""For which a server with the fault `slow` stays silent; longer than it is waited for."""
-
 
 class WebServer:
-    """Files in memory, by path, which a test may change at any time.
+    """Files in memory, by path, which a test may change at any time."""
 
-    Args:
-        latency_s: before each answer.
-    """
-
-    def __init__(self, latency_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.latency_s = latency_s
+        self.latency_s = 0.0  # before each answer
+        self.stall_s = 0.0  # of a `slow` answer
         self.requests: list[tuple[str, str, str | None]] = []
         """Method, path with query, and Authorization of each request."""
         self.fault: Callable[[str, int], str | None] = lambda path, number: None
@@ -42,7 +36,12 @@ class WebServer:
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def _serve(self, port: int) -> ThreadingHTTPServer:
+    def serve(self, folder: Path) -> None:
+        """Have the files of a folder, and no others."""
+        paths = (path for path in folder.rglob("*") if path.is_file())
+        self.files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+    def _serve(self, port: int) -> "_Server":
         server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"web": self}))
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return server
@@ -51,6 +50,8 @@ class WebServer:
         """Refuse connections from now on; the ones that are open are reset."""
         self._server.shutdown()
         self._server.server_close()
+        for connection in list(self._server.connections):
+            _reset(connection)
 
     def reopen(self) -> None:
         """Answer again, at the same address."""
@@ -58,8 +59,8 @@ class WebServer:
 
 
 @contextmanager
-def web_server(latency_s: float = 0.0) -> Iterator[WebServer]:
-    server = WebServer(latency_s)
+def web_server() -> Iterator[WebServer]:
+    server = WebServer()
     try:
         yield server
     finally:
@@ -98,26 +99,14 @@ class _Server(ThreadingHTTPServer):
         self.connections.discard(request)
         super().shutdown_request(request)
 
-    def server_close(self) -> None:
-        super().server_close()
-        for connection in list(self.connections):
-            _reset(connection)
-
     def handle_error(self, *arguments: Any) -> None:
         """Clients that go away are no errors."""
 
 
-@lru_cache
-def _tag(body: bytes) -> str:
-    return f'"{hashlib.md5(body).hexdigest()}"'
-
-
 def _reset(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     connection.close()
 
 
@@ -131,50 +120,34 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        fault = self._begin()
-        if fault != "500":
-            self.web.files[self._path()] = body
-        self._answer(500 if fault == "500" else 201, {"ETag": _tag(body)})
+        self.web.files[self._path()] = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(201, {"ETag": "new"})
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        fault = self._begin()
-        whole = self.web.files.get(self._path())
-        if whole is None or (fault or "").isdigit():
+        path, web = self._path(), self.web
+        web.requests.append((self.command, self.path, self.headers.get("Authorization")))
+        number = web.numbers[path] = web.numbers.get(path, -1) + 1
+        fault, body = web.fault(path, number), web.files.get(path)
+        time.sleep(web.latency_s + (web.stall_s if fault == "slow" else 0))
+        if body is None or (fault or "").isdigit():
             self._answer(int(fault or 404))
             return
         if fault == "reset":
             _reset(self.connection)
             self.close_connection = True
             return
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        headers = {
-            "ETag": _tag(whole),
-            "Last-Modified": formatdate(0, usegmt=True),
-            "Accept-Ranges": "bytes",
-        }
-        if not asked:
-            self._answer(200, headers, whole, fault)
-            return
-        start, stop = int(asked[1]), min(int(asked[2]) + 1, len(whole))
-        if start >= len(whole):
-            self._answer(416, {"Content-Range": f"bytes */{len(whole)}"})
-            return
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(whole)}"
-        self._answer(206, headers, whole[start:stop], fault)
-
-    def _begin(self) -> str | None:
-        path, web = self._path(), self.web
-        web.requests.append((self.command, self.path, self.headers.get("Authorization")))
-        number = web.numbers[path] = web.numbers.get(path, -1) + 1
-        time.sleep(web.latency_s)
-        fault = web.fault(path, number)
-        if fault == "slow":
-            time.sleep(SLOW_S)
-        return fault
+        tag = f'"{hashlib.md5(body).hexdigest()}"'
+        headers, status = {"ETag": tag, "Last-Modified": formatdate(0, usegmt=True)}, 200
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            start, stop = int(asked[1]), min(int(asked[2]) + 1, len(body))
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
+            body, status = body[start:stop], 206
+        if fault == "short" and self.command == "GET":
+            body = body[: len(body) // 2]
+        self._answer(status, headers, body, fault)
 
     def _path(self) -> str:
         return unquote(urlsplit(self.path).path).lstrip("/")
@@ -186,16 +159,13 @@ class _Handler(BaseHTTPRequestHandler):
         body: bytes = b"",
         fault: str | None = None,
     ) -> None:
-        if fault == "short" and self.command == "GET":
-            body = body[: len(body) // 2]
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "HEAD":
-            return
         if fault == "cut":
             body = body[: len(body) // 2]
             self.close_connection = True
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)

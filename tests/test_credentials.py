@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,7 @@ import torch
 
 from conf.credentials import masked, without_credentials
 from loaders.shards import Part, pack_shards
-from tests.helpers import (
-    ENVIRONMENT,
-    FORKSERVER,
-    REPOSITORY,
-    _run,
-    folder_with,
-    fork,
-    make_config,
-)
+from tests.helpers import REPOSITORY, answers_to, folder_with, fork, make_config
 from tests.images import make_photos
 from tests.servers import web_server
 
@@ -47,17 +38,6 @@ def test_an_address_is_masked_where_it_has_credentials(text: str, shown: str) ->
     assert without_credentials(text) == shown.replace("***@", "").replace("?***", "")
 
 
-def run(script: str, prints: Path, *arguments: str) -> tuple[int | None, str]:
-    """The exit code of a script, and what it printed."""
-    file = prints / f"{script}-{time.time()}"
-    process = FORKSERVER.Process(
-        target=_run, args=(REPOSITORY, [script, *arguments], ENVIRONMENT, file)
-    )
-    process.start()
-    process.join(240)
-    return process.exitcode, file.read_text()
-
-
 @pytest.mark.parametrize("script", ["train.py", "train_ddp.py"])
 def test_the_traceback_of_a_bug_has_no_credentials(script: str, tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "project", script)
@@ -81,48 +61,43 @@ def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path) ->
     pack_shards(data, str(tmp_path / "shards"), 0.02, Part(1, 1))
     seen = tmp_path / "seen"  # all that is written and printed
     (prints := seen / "prints").mkdir(parents=True)
-    out = seen / "sweep"
     options += ["model.kwargs.width=8", f"data.cache_dir={seen / 'cache'}", "log.images=0"]
     with web_server() as web:
-        for file in (tmp_path / "shards").rglob("*.*"):
-            name = str(file.relative_to(tmp_path / "shards"))
-            web.files[f"shards/{name}"] = file.read_bytes()
+        web.serve(tmp_path)
         root = f"data.root='{web.url.replace('//', '//bobby:s3cret@')}/shards?sig=T0KEN'"
-        arguments = ["script=train.py", *options, root, "max_steps=2", "seed=0"]
-        sweep = [sys.executable, "sweep.py", f"out={out}", *arguments]
+        sweep = [sys.executable, "sweep.py", f"out={seen / 'sweep'}", "script=train.py", *options]
+        sweep += [root, "max_steps=2", "seed=0"]
         swept = subprocess.run(sweep, cwd=REPOSITORY, capture_output=True, text=True, check=True)
         (prints / "sweep").write_text(swept.stdout + swept.stderr)
-        [folder] = [path.parent for path in out.glob("*/config.yaml")]
-        resume = [f"output_dir={folder}", "resume=auto", "max_steps=4", "seed=0"]
+        [folder] = [path.parent for path in seen.glob("sweep/*/config.yaml")]
         root = root.replace("T0KEN", "T0KEN2")
-        code, said = run("train.py", prints, *options, root, *resume)
-        assert code == 0, said
-        assert "step 2" in said
-        assert "settings that have changed" not in said
+        resume = [f"output_dir={folder}", "resume=auto", "max_steps=4", "seed=0"]
+        predict = ["predict.py", f"run={folder}", "split=val", f"out={seen / 'predictions.csv'}"]
+        export = ["export.py", f"run={folder}", "format=safetensors", f"out={seen / 'model'}"]
+        given = root.replace("'", "")
+        commands = [
+            *(["train.py", *options, root, *resume], ["runs.py", str(seen / "sweep")]),
+            *([*predict, given], [*export, given], predict, export),
+        ]
+        resumed, *others = answers_to(commands, prints)
+        assert "step 2" in resumed[1]
+        assert "settings that have changed" not in resumed[1]
+        assert [code for code, _ in (resumed, *others)] == [0, 0, 0, 0, 2, 2], others
+        for _, text in others[-2:]:  # an address without its credentials is not used
+            assert "data.root" in text
+            assert len(text.splitlines()) == 1
         config = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["config"]
         start = json.loads((folder / "run.json").read_text())
         for stored in (config["data"]["root"], start["settings"]["data.root"]):
             assert stored == f"http://***@127.0.0.1:{web.port}/shards?***"
-        for script, *rest in [
-            ("predict.py", "split=val", f"out={seen / 'predictions.csv'}"),
-            ("export.py", "format=safetensors", f"out={seen / 'model.safetensors'}"),
-        ]:
-            code, said = run(script, prints, f"run={folder}", *rest)
-            assert (code, len(said.splitlines())) == (2, 1), said
-            assert "data.root" in said
-            code, said = run(script, prints, f"run={folder}", *rest, root.replace("'", ""))
-            assert code == 0, said
         # whatever is wrong beside the address, or with it
-        run("runs.py", prints, str(out))
         web.fault = lambda path, number: "403"
-        arguments = [*options, root, "data.retry_s=0.1", f"output_dir={seen / 'wrong'}"]
-        for wrong in (
-            *("epohcs=2", "epochs=0", "hydra.output_subdir=.hydra", "max_steps=3"),
-            *("hydra.mode=MULTIRUN", root.replace("'", ""), root.replace("http", "ftp")),
-        ):
-            code, said = run("train.py", prints, *arguments, wrong)
-            assert code == 2, said
-            assert 1 <= len(said.splitlines()) <= 3, said
+        command = ["train.py", *options, root, "data.retry_s=0.1", f"output_dir={seen / 'wrong'}"]
+        wrong = ["epohcs=2", "epochs=0", "hydra.output_subdir=.hydra", "max_steps=3"]
+        wrong += ["hydra.mode=MULTIRUN", given, root.replace("http", "ftp")]
+        for code, text in answers_to([[*command, each] for each in wrong], prints):
+            assert code == 2, text
+            assert 1 <= len(text.splitlines()) <= 3, text
     for file in seen.rglob("*"):
         if file.is_file():
             found = [secret for secret in SECRETS if secret in file.read_bytes()]

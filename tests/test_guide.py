@@ -43,15 +43,12 @@ def follow(project: Path, command: list[str]) -> str:
     """What the command printed, on rank 0; two ranks stand for any number of them."""
     script = next(number for number, word in enumerate(command) if word.endswith(".py"))
     num_ranks = 2 if command[0] == "torchrun" else 1
-    processes, prints = [], []
-    port = free_port()
-    for rank in range(num_ranks):
-        env = dict(ENVIRONMENT)
-        if num_ranks > 1:
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        prints.append(project.parent / f"rank-{rank}.txt")
-        arguments = (project, command[script:], env, prints[-1])
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    prints = [project.parent / f"rank-{rank}.txt" for rank in range(num_ranks)]
+    processes = []
+    for rank, path in enumerate(prints):
+        ranks = group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {}
+        arguments = (project, command[script:], ENVIRONMENT | ranks, path)
         processes.append(FORKSERVER.Process(target=in_project, args=arguments))
         processes[-1].start()
     for process in processes:
@@ -103,11 +100,9 @@ def test_the_projects_tests_pass_after_the_guide_and_without_a_model_and_a_task(
     add_own_parts(project)
     delete_part(project, "models", "unet")
     delete_part(project, "tasks", "multilabel")
-    names = ["tasks", "task_classification", "models", "model_nafnet", "config", "documents"]
-    files = [f"tests/test_{name}.py" for name in names]
+    files = [f"tests/test_{name}.py" for name in ("tasks", "models", "config", "documents")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
-    command += ["-m", "not slow"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    done = subprocess.run([*command, "-m", "not slow"], cwd=project, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -130,7 +125,7 @@ def test_one_gpu_eight_gpus_and_two_machines_differ_in_the_launcher_only() -> No
     assert options[0] == options[1] == options[2]
 
 
-@pytest.mark.timeout(900)  # ten runs, one after the other
+@pytest.mark.timeout(900)  # nine runs, one after the other
 def test_the_guides_path_leads_from_photos_to_predictions(tmp_path: Path) -> None:
     project = tmp_path / "mine"
     assert make_project(clone_template(tmp_path / "template"), project).returncode == 0
@@ -138,23 +133,28 @@ def test_the_guides_path_leads_from_photos_to_predictions(tmp_path: Path) -> Non
     program = heredoc.partition("\n")[2].removesuffix("END\n")
     subprocess.run([sys.executable, "-c", program], cwd=project, check=True)
     add_own_parts(project)
-    told = {}
+    printed, runs = dict[str, str](), dict[str, dict]()
+    done: dict[tuple[str, ...], str] = {}
     for command in COMMANDS:
         if command[0] in ("git", "make", "source") or "NODE" in " ".join(command):
             continue
         if command[1] == "-m":  # python -m loaders.check
             command = ["python", command[2].replace(".", "/") + ".py", *command[3:]]
-        told[command[-1]] = follow(project, command)
+        *same, last = command
+        if tuple(same) not in done:  # the guide trains `mine` again as `one`
+            done[tuple(same)] = last
+            printed[last] = follow(project, command)
+        if last.startswith("output_dir="):
+            folder = project / done[tuple(same)].removeprefix("output_dir=")
+            runs[Path(last).name] = summary_of(folder)
 
-    runs = {
-        path.name: summary_of(path) for path in (project / "outputs").iterdir() if path.is_dir()
-    }
     assert sorted(runs) == ["by_heart", "eight", "known", "mine", "one", "synthetic"]
-    assert "500" in told["data.root=data/photos"]
+    assert "500" in printed["data.root=data/photos"]
     assert runs["known"]["val/top1"] > 0.7  # chance is 0.1
     assert runs["mine"]["best_metric"] == "val/recall"
     assert runs["mine"]["val/recall"] > 0.5
-    assert last_train_loss(told["output_dir=outputs/by_heart"]) < 0.1
+    losses = re.findall(r"train/loss ([\d.]+)", printed["output_dir=outputs/by_heart"])
+    assert float(losses[-1]) < 0.1
     assert (runs["one"]["world_size"], runs["eight"]["world_size"]) == (1, 2)
     assert runs["eight"]["val/loss"] == pytest.approx(runs["one"]["val/loss"], abs=1e-4)
     with (project / "outputs" / "predictions.csv").open() as file:
@@ -162,7 +162,3 @@ def test_the_guides_path_leads_from_photos_to_predictions(tmp_path: Path) -> Non
     assert len(rows) == 500
     assert sum(row["prediction"] == Path(row["path"]).parent.name for row in rows) > 0.7 * 500
     assert (project / "outputs" / "mine.onnx").exists()
-
-
-def last_train_loss(printed: str) -> float:
-    return float(re.findall(r"train/loss ([\d.]+)", printed)[-1])

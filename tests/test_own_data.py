@@ -29,23 +29,30 @@ from tests.helpers import (
     train,
 )
 
-CPU = torch.device("cpu")
 BAD = {3, 20}
+IMAGE = torch.zeros(3, 8, 8)
 
 
-class Photos(Dataset):
-    """What a user writes: random numbers of three libraries, no thought of seeds."""
+class Items(Dataset):
+    """A Dataset of a list; its `collate_fn` is a function of the list's items."""
 
-    def __init__(self, count: int, bad: frozenset[int] = frozenset()) -> None:
-        self.count, self.bad = count, bad
-        steps = [v2.RandomResizedCrop(32, antialias=True), v2.RandAugment()]
-        self.transform = v2.Compose(steps)
+    def __init__(self, items: list[Any], collate_fn: Any = None) -> None:
+        self.items, self.collate_fn = items, collate_fn
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.items[number]
+
+
+class Photos(Items):
+    """What a user writes: random numbers of three libraries, no thought of seeds."""
+
+    transform = v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandAugment()])
 
     def __getitem__(self, number: int) -> tuple[dict[str, Any], tuple[int, str]]:
-        if number in self.bad:
+        if self.items[number] is None:
             raise ValueError("it is broken")
         pixels = torch.arange(3 * 48 * 48).mul(number + 7).remainder(251)
         image = self.transform(pixels.to(torch.uint8).view(3, 48, 48)).float()
@@ -54,11 +61,12 @@ class Photos(Dataset):
 
 
 def photos(data: Any) -> tuple[Dataset, Dataset]:
-    return Photos(64), Photos(13)
+    return Photos([*range(64)]), Photos([*range(13)])
 
 
 def broken_photos(data: Any) -> tuple[Dataset, Dataset]:
-    return Photos(64, frozenset(BAD)), Photos(13, frozenset(BAD))
+    items = [None if number in BAD else number for number in range(64)]
+    return Photos(items), Photos(items[:13])
 
 
 def mixed(data: Any) -> tuple[Dataset, Dataset]:
@@ -67,16 +75,23 @@ def mixed(data: Any) -> tuple[Dataset, Dataset]:
     return Items(items), Items(items)
 
 
-@pytest.fixture(autouse=True)
-def own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OWN, "photos", photos)
-    monkeypatch.setitem(OWN, "broken_photos", broken_photos)
-    monkeypatch.setitem(OWN, "mixed", mixed)
+@pytest.fixture(scope="module", autouse=True)
+def own() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        for read in (photos, broken_photos, mixed):
+            patch.setitem(OWN, read.__name__, read)
+        yield
 
 
 def loaders_of(*overrides: str, rank: int = 0, world_size: int = 1, device: str = "cpu") -> Any:
     options = ["data=own", "data.name=photos", "global_batch_size=8", "seed=1", *overrides]
     return build_loaders(make_config(*options), torch.device(device), rank, world_size)
+
+
+def loaders_from(monkeypatch: pytest.MonkeyPatch, returned: Any, *overrides: str) -> Any:
+    """The loaders of what a user's function returns."""
+    monkeypatch.setitem(OWN, "items", lambda data: returned)
+    return loaders_of("data.name=items", *overrides)
 
 
 def items_of(loader: Any, epoch: int = 3) -> list[dict[int, Tensor]]:
@@ -90,37 +105,31 @@ def items_of(loader: Any, epoch: int = 3) -> list[dict[int, Tensor]]:
     return batches
 
 
-def are_equal(one: list[dict[int, Tensor]], other: list[dict[int, Tensor]]) -> bool:
-    return len(one) == len(other) and all(
-        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-        for a, b in zip(one, other, strict=True)
-    )
+def assert_equal(one: list[dict[int, Tensor]], other: list[dict[int, Tensor]]) -> None:
+    assert [batch.keys() for batch in one] == [batch.keys() for batch in other]
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(one, other, strict=True) for key in a)
 
 
 @pytest.fixture(scope="module")
 def whole() -> list[dict[int, Tensor]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(OWN, "photos", photos)
-        return items_of(loaders_of()[0])
+    return items_of(loaders_of()[0])
 
 
 def test_an_epoch_has_each_sample_once_and_the_next_one_has_others(whole: Any) -> None:
     assert sorted(number for batch in whole for number in batch) == list(range(64))
-    next_ones = items_of(loaders_of()[0], 4)
+    train_loader, val_loader = loaders_of()
+    next_ones = items_of(train_loader, 4)
     assert [batch.keys() for batch in next_ones] != [batch.keys() for batch in whole]
     images, next_images = ({k: v for b in e for k, v in b.items()} for e in (whole, next_ones))
     assert not any(torch.equal(images[number], next_images[number]) for number in images)
-    train_loader, val_loader = loaders_of()
-    train_loader.set_epoch(3)
-    assert are_equal(items_of(val_loader), items_of(val_loader))  # the same in each validation
+    assert_equal(items_of(val_loader), items_of(val_loader))  # the same in each validation
 
 
-@pytest.mark.parametrize("num_workers", [0, 2, 3])
-def test_workers_ranks_and_a_resume_change_no_bit(num_workers: int, whole: Any) -> None:
-    options = [f"loader.num_workers={num_workers}"]
-    if num_workers:
-        assert are_equal(items_of(loaders_of(*options)[0]), whole)
-    ranks = [loaders_of(*options, rank=rank, world_size=2)[0] for rank in range(2)]
+def test_workers_ranks_and_a_resume_change_no_bit(whole: Any) -> None:
+    ranks = [
+        loaders_of(f"loader.num_workers={count}", rank=rank, world_size=2)[0]
+        for rank, count in enumerate((2, 0))
+    ]
     ranks[0].set_epoch(3)
     for _ in zip(range(5), ranks[0], strict=False):
         pass
@@ -129,45 +138,43 @@ def test_workers_ranks_and_a_resume_change_no_bit(num_workers: int, whole: Any) 
     for loader in ranks:
         loader.load_state_dict(state)
     halves = [items_of(loader) for loader in ranks]
-    assert are_equal([a | b for a, b in zip(*halves, strict=True)], whole[5:])
+    assert_equal([a | b for a, b in zip(*halves, strict=True)], whole[5:])
 
 
 def test_the_training_processs_own_generators_are_left_alone() -> None:
-    def draw() -> tuple[float, float, float]:
+    def draws(iterate: bool) -> tuple[float, float, float]:
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(5)
+        if iterate:
+            next(iter(loaders_of()[0]))
         return random.random(), float(np.random.rand()), float(torch.rand(1))
 
-    def seeded() -> None:
-        random.seed(5)
-        np.random.seed(5)
-        torch.manual_seed(5)
-
-    seeded()
-    expected = draw()
-    seeded()
-    train_loader, _ = loaders_of()
-    next(iter(train_loader))
-    assert draw() == expected
+    assert draws(True) == draws(False)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_bad_samples_are_replaced_or_left_out_as_bad_files(num_workers: int) -> None:
-    options = ["data.name=broken_photos", f"loader.num_workers={num_workers}"]
-    with pytest.raises(UserError, match=r"sample \d+ .*it is broken"):
-        for _ in range(2):
-            items_of(loaders_of(*options)[0])
-    options += ["data.on_error=skip"]
-    for world_size in (1, 2):
-        train_loaders = [
-            loaders_of(*options, rank=r, world_size=world_size)[0] for r in range(world_size)
-        ]
-        numbers = [n for loader in train_loaders for batch in items_of(loader) for n in batch]
-        assert not BAD & set(numbers)
-        states = [loader.state_dict()["bad"][0] for loader in train_loaders]
-        assert set().union(*states) == BAD
-    val_loader = loaders_of(*options)[1]
-    assert [n for batch in items_of(val_loader) for n in batch] == [n for n in range(13) if n != 3]
-    with pytest.raises(UserError, match="max_bad_samples=1"):
-        items_of(loaders_of(*options, "data.max_bad_samples=1")[0])
+@pytest.mark.parametrize(("num_workers", "world_size"), [(0, 2), (1, 1)])
+def test_bad_samples_are_replaced_or_left_out_as_bad_files(
+    num_workers: int, world_size: int
+) -> None:
+    options = ["data.name=broken_photos", "data.on_error=skip", f"loader.num_workers={num_workers}"]
+    ranks = [loaders_of(*options, rank=r, world_size=world_size) for r in range(world_size)]
+    numbers, val_numbers = (
+        [n for loader in loaders for batch in items_of(loader) for n in batch]
+        for loaders in zip(*ranks, strict=True)
+    )
+    assert not BAD & set(numbers)
+    assert set().union(*(loader.state_dict()["bad"][0] for loader, _ in ranks)) == BAD
+    assert sorted(val_numbers) == [n for n in range(13) if n != 3]
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [("on_error=raise", r"sample \d+ .*it is broken"), ("on_error=skip", "max_bad_samples=1")],
+)
+def test_bad_samples_end_an_epoch_unless_they_may_be_skipped(option: str, named: str) -> None:
+    options = [f"data.{option}", "data.max_bad_samples=1"]
+    with pytest.raises(UserError, match=named):
+        items_of(loaders_of("data.name=broken_photos", *options)[0])
 
 
 class Pair(NamedTuple):
@@ -179,42 +186,20 @@ def test_any_nesting_of_a_batch_is_counted_and_split() -> None:
     batch = {"text": ["a", "b", "c"], "pair": Pair(torch.arange(3), torch.zeros(3, 2)), "rate": 0.5}
     assert num_samples(batch) == num_samples((torch.tensor(1.0), batch)) == 3
     last = part(batch, 1, 3)
-    assert last["text"] == ["b", "c"]
+    assert (last["text"], last["rate"]) == (["b", "c"], 0.5)
     assert isinstance(last["pair"], Pair)
     assert last["pair"].left.tolist() == [1, 2]
-    assert last["rate"] == 0.5
     assert [tensor.shape[0] for tensor in tensors_of(last)] == [2, 2]
     assert num_samples({"rate": 0.5}) == 0
-
-
-class Items(Dataset):
-    """A Dataset of a list; its `collate_fn` is a function of the list's items."""
-
-    def __init__(self, items: list[Any], collate_fn: Any = None) -> None:
-        self.items = items
-        if collate_fn is not None:
-            self.collate_fn = collate_fn
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.items[number]
-
-
-def loader_of(monkeypatch: pytest.MonkeyPatch, items: list[Any], *overrides: str) -> Any:
-    monkeypatch.setitem(OWN, "items", lambda data: (Items(items), Items(items)))
-    return loaders_of("data.name=items", *overrides)[1]
 
 
 def test_numbers_texts_and_tuples_of_any_kind_make_a_batch(monkeypatch: Any) -> None:
     texts = ["a", b"b", np.str_("c")]
     pair = Pair(np.float32(2), (np.arange(2), *texts))
     inputs = {"pair": pair, "points": KeyPoints(torch.ones(3, 2), canvas_size=(4, 4))}
-    loader = loader_of(monkeypatch, [(inputs, np.int64(number)) for number in range(9)])
-    [batch, last] = loader
-    assert batch[1].tolist() == list(range(8))
-    assert last[1].tolist() == [8]
+    data = Items([(inputs, np.int64(number)) for number in range(9)])
+    [batch, last] = loaders_from(monkeypatch, (data, data))[1]
+    assert (batch[1].tolist(), last[1].tolist()) == ([*range(8)], [8])
     left, (array, *columns) = batch[0]["pair"]
     assert isinstance(batch[0]["pair"], Pair)
     assert left.tolist() == [2] * 8
@@ -229,7 +214,13 @@ class Sample:
     image: Tensor
 
 
-IMAGE = torch.zeros(3, 8, 8)
+class Streamed(IterableDataset):
+    def __iter__(self) -> Any:
+        yield IMAGE, 0
+
+
+def broken(items: list[Any]) -> Any:
+    raise KeyError("mask")
 
 
 @pytest.mark.parametrize(
@@ -245,41 +236,27 @@ IMAGE = torch.zeros(3, 8, 8)
         ([({"a": IMAGE}, 0)] * 5 + [({"b": IMAGE}, 0)] * 4, "'b'"),
         ([(IMAGE, (0, 1))] * 5 + [(IMAGE, (0,))] * 4, "sample"),
         ([("text", {1})] * 9, "set"),
+        (Items([(IMAGE, 0)] * 9, broken), "mask"),
+        (Items([(IMAGE, 0)] * 9, lambda items: (IMAGE, Sample(IMAGE))), "Sample"),
     ],
 )
 def test_samples_that_make_no_batch_are_refused(items: Any, named: str, monkeypatch: Any) -> None:
+    data = items if isinstance(items, Items) else Items(items)
     with pytest.raises(UserError, match=named):
-        list(loader_of(monkeypatch, items))
-
-
-def test_what_a_collate_fn_raises_or_returns_is_told(monkeypatch: Any) -> None:
-    def broken(items: list[Any]) -> Any:
-        raise KeyError("mask")
-
-    for function, named in ((broken, "mask"), (lambda items: (IMAGE, Sample(IMAGE)), "Sample")):
-        data = Items([(IMAGE, 0)] * 9, function)
-        monkeypatch.setitem(OWN, "items", lambda cfg, data=data: (data, data))
-        with pytest.raises(UserError, match=named):
-            list(loaders_of("data.name=items")[0])
-
-
-class Streamed(IterableDataset):
-    def __iter__(self) -> Any:
-        yield IMAGE, 0
+        list(loaders_from(monkeypatch, (data, data))[1])
 
 
 @pytest.mark.parametrize(
     "returned", [Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (Streamed(), Streamed()), None]
 )
 def test_a_function_that_returns_something_else_is_refused(returned: Any, monkeypatch: Any) -> None:
-    monkeypatch.setitem(OWN, "items", lambda data: returned)
     with pytest.raises(UserError, match="data.name=items"):
-        loaders_of("data.name=items")
+        loaders_from(monkeypatch, returned)
 
 
-def test_two_workers_tell_of_samples_that_make_no_batch() -> None:
+def test_samples_in_workers_that_make_no_batch_are_refused() -> None:
     with pytest.raises(UserError, match="mixed/train.*sample"):
-        items_of(loaders_of("data.name=mixed", "loader.num_workers=2")[0])
+        items_of(loaders_of("data.name=mixed", "loader.num_workers=1")[0])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -299,35 +276,25 @@ def test_mistakes_are_refused(override: str) -> None:
         loaders_of(override)
 
 
-OPTIONS = [
-    "epochs=1",
-    "log.every_steps=1",
-    "global_batch_size=16",
-    "model.kwargs.batch_norm=false",
-]
-
-
-# part: compose
-def test_every_script_trains_on_ordinary_datasets_and_goes_on_in_mid_epoch(tmp_path: Path) -> None:
-    options = [*OPTIONS, "data=own", "data.name=digits", "max_steps=12"]
-    for script in ("train.py", "train_ddp.py"):
-        train(script, tmp_path / script, *options)
-    losses = [
-        scalars_of(tmp_path / script, "train/loss") for script in ("train.py", "train_ddp.py")
-    ]
-    assert losses[0] == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in losses[1]]
-    train("train.py", tmp_path / "parts", *options[:-1], "max_steps=5")
-    train("train_ddp.py", tmp_path / "parts", *options, "resume=auto")
-    assert scalars_of(tmp_path / "parts", "train/loss")[-1] == (
-        *(12, pytest.approx(losses[0][-1][1], abs=1e-4)),
-    )
-    assert summary_of(tmp_path / "parts")["bad_samples"] == {"train": 0, "val": 0}
-
-
 def test_a_loader_has_at_most_12_names() -> None:
     names = [n for n in vars(Loader) if not n.startswith("_") or n in ("__iter__", "__len__")]
     assert len(names) <= 12
     assert all(hasattr(EpochLoader, name) for name in names if name != "info")
+
+
+OPTIONS = ["epochs=1", "log.every_steps=1", "global_batch_size=16", "data=own"]
+
+
+# part: compose
+def test_a_run_on_ordinary_datasets_continues_on_two_ranks_in_mid_epoch(tmp_path: Path) -> None:
+    options = [*OPTIONS, "model.kwargs.batch_norm=false", "data.name=digits"]
+    train("train.py", tmp_path / "one", *options, "max_steps=12")
+    train("train.py", tmp_path / "parts", *options, "max_steps=5")
+    train("train_ddp.py", tmp_path / "parts", *options, "max_steps=12", "resume=auto")
+    one, parts = (scalars_of(tmp_path / run, "train/loss") for run in ("one", "parts"))
+    assert parts == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in one]
+    assert len(one) == 12
+    assert summary_of(tmp_path / "parts")["bad_samples"] == {"train": 0, "val": 0}
 
 
 # part: compose
@@ -336,19 +303,20 @@ def test_a_loader_of_ones_own_trains_evaluates_and_goes_on_on_two_ranks(tmp_path
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     loader = code.partition("class Stream")[2].partition("\n\n\n")[0]
     assert len([line for line in loader.splitlines() if line]) <= 30
-    for script in ("train.py", "train_ddp.py"):
+    options = [*OPTIONS, "model.kwargs.batch_norm=false", "data.layout=stream"]
+    for script, runs in (
+        ("train.py", {"one": []}),
+        ("train_ddp.py", {"parts": ["max_steps=5"], "parts again": ["resume=auto"]}),
+    ):
         project = folder_with(tmp_path / f"with-{script}", script)
         (project / "mine").mkdir()
         (project / "mine" / "stream.py").write_text(code)
         text = (project / script).read_text()
         entry = 'from loaders import LOADERS\n\nLOADERS["stream"] = "mine.stream.build_loaders"\n\n\n@hydra'
         (project / script).write_text(text.replace("@hydra", entry, 1))
-    options = [*OPTIONS, "data=own", "data.layout=stream"]
-    one, two = tmp_path / "with-train.py", tmp_path / "with-train_ddp.py"
-    train("train.py", tmp_path / "one", *options, folder=one)
-    train("train_ddp.py", tmp_path / "two", *options, folder=two)
-    train("train_ddp.py", tmp_path / "parts", *options, "max_steps=5", folder=two)
-    train("train_ddp.py", tmp_path / "parts", *options, "resume=auto", folder=two)
-    losses = [scalars_of(tmp_path / run, "val/loss")[-1] for run in ("one", "two", "parts")]
-    assert losses[1] == losses[2]
-    assert losses[0] == (12, pytest.approx(losses[1][1], abs=1e-4))
+        for run, more in runs.items():
+            train(script, tmp_path / run.split()[0], *options, *more, folder=project)
+    for tag, count in (("train/loss", 12), ("val/loss", 1)):
+        one, parts = (scalars_of(tmp_path / run, tag) for run in ("one", "parts"))
+        assert len(one) == count
+        assert parts[-count:] == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in one]

@@ -48,16 +48,6 @@ def die(count: Callable[[int], None]) -> NoReturn:
     os._exit(3)
 
 
-class Unreadable:
-    """Can be pickled, but not be read again."""
-
-    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return int, ("no number",)
-
-    def __call__(self, count: Callable[[int], None]) -> None:
-        raise NotImplementedError
-
-
 def note_start(path: Path, count: Callable[[int], None]) -> None:
     """Leave a line in a file, then work."""
     with path.open("a") as file:

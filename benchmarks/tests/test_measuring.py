@@ -18,6 +18,7 @@ from benchmarks.records import Subject, Summary, ratio, summarise
 from benchmarks.run import Run
 from benchmarks.tests import programs
 from benchmarks.tests.examples import TINY, row
+from tests.helpers import FORKSERVER
 
 
 def test_a_speed_is_items_by_seconds_in_every_round() -> None:
@@ -56,7 +57,6 @@ def test_a_program_that_cannot_begin_has_a_reason_and_one_that_fails_ends_the_me
         programs.refuse: "spdl is not installed",
         programs.fail_later: "one.py",
         programs.die: "exit code 3",
-        programs.Unreadable(): "exit code 1",
     }
     for bad, reason in bad_programs.items():
         refusals = () if bad is programs.refuse else (ModuleNotFoundError,)
@@ -106,11 +106,11 @@ def _hold(count: int) -> str:
 
 
 def test_a_program_in_a_fresh_process_is_measured_with_its_memory() -> None:
-    answer, peak_mb = fresh.run_fresh(partial(_hold, 300_000_000), records.cores())
+    answer, peak_mb = fresh.run_fresh(partial(_hold, 300_000_000), records.cores(), FORKSERVER)
     assert answer == "300000000"
     assert 300 < peak_mb < 2000
     with pytest.raises(RuntimeError, match="ValueError: nothing to hold"):
-        fresh.run_fresh(partial(_hold, 0), records.cores())
+        fresh.run_fresh(partial(_hold, 0), records.cores(), FORKSERVER)
 
 
 def test_interval_is_the_narrowest_pair_of_order_statistics_with_95_percent() -> None:

@@ -9,12 +9,13 @@ from loaders.storage.folder import Folder, local_folder
 __all__ = ["MissingError", "Storage", "StorageError", "local_folder", "open_storage"]
 
 
-def open_storage(root: str, data: DataConfig) -> Storage:
+def open_storage(root: str, data: DataConfig, stall_s: float = 10.0) -> Storage:
     """Open the storage that a root names.
 
     Args:
         root: a folder, or an address that begins with `file://`, `http://`, `https://`, `s3://` or `gs://`.
         data: the configuration; `retry_s` is used.
+        stall_s: seconds without a byte after which an attempt fails and the next one begins.
 
     Raises:
         UserError: another scheme, an address without its credentials, or a package that is not installed.
@@ -28,4 +29,4 @@ def open_storage(root: str, data: DataConfig) -> Storage:
         )
     from loaders.storage.bucket import Bucket
 
-    return Bucket(root, data.retry_s)
+    return Bucket(root, data.retry_s, stall_s)

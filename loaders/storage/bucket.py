@@ -23,8 +23,8 @@ except ModuleNotFoundError:
         "http(s)://, s3:// and gs:// need the package obstore; pip install obstore"
     ) from None
 
-CONNECT_S, STALL_S = 5, 10
-"""Time-outs of one attempt in seconds: to connect; between bytes."""
+CONNECT_S = 5
+"""Time-out of one attempt to connect in seconds."""
 
 LONGEST_S = 24 * 3600
 """Time-out in seconds of a file whose bytes keep arriving."""
@@ -54,14 +54,15 @@ class Bucket(Storage):
     Args:
         root: such as `s3://bucket/prefix`; obstore takes credentials of buckets from the environment.
         retry_s: seconds for which a failing request is retried.
+        stall_s: seconds without a byte after which an attempt fails.
 
     Raises:
         UserError: `root` has another scheme.
     """
 
-    def __init__(self, root: str, retry_s: float) -> None:
+    def __init__(self, root: str, retry_s: float, stall_s: float) -> None:
         self.root = root
-        self.retry_s = retry_s
+        self.retry_s, self.stall_s = retry_s, stall_s
         self.scheme = root.partition("://")[0]
         if self.scheme not in CREDENTIALS:
             raise UserError(
@@ -70,7 +71,7 @@ class Bucket(Storage):
             )
 
     def __reduce__(self) -> Any:
-        return Bucket, (self.root, self.retry_s)
+        return Bucket, (self.root, self.retry_s, self.stall_s)
 
     def read(self, name: str) -> bytes:
         with self._errors_of(name):
@@ -136,7 +137,7 @@ class Bucket(Storage):
                 "allow_http": self.scheme != "https",  # for s3 and gs, the environment decides
                 **({"default_headers": {"authorization": f"Basic {basic}"}} if at else {}),
                 "connect_timeout": timedelta(seconds=CONNECT_S),
-                "read_timeout": timedelta(seconds=STALL_S),
+                "read_timeout": timedelta(seconds=self.stall_s),
                 "timeout": timedelta(seconds=LONGEST_S),
             },
             retry_config={
@@ -158,7 +159,7 @@ def _summary(error: Exception) -> str:
     if status:
         return status[1] + (f" ({code[1]})" if code else "")
     if "TimedOut" in text:
-        return f"no answer within {CONNECT_S} to {STALL_S} s"
+        return "no answer in time"
     cause = re.search(r'message: "([^"]+)"|(Incomplete\w+)', text)
     first = without_credentials(text.partition("\n")[0]).rpartition(" - ")[2]
     return f"{first} ({cause[1] or cause[2]})" if cause else first
