@@ -33,6 +33,7 @@ SLOW = {
     "test_no_worker_outlives_a_killed_training",
     "test_predict.py",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",
+    "test_ranks_are_started_by_torchrun",
     "test_the_guides_path_leads_from_photos_to_predictions",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",
     "test_torchrun_starts_it_with_a_backend_that_meets_a_broken_file",
