@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,17 +146,11 @@ def test_shellcheck_finds_nothing_in_a_script(script):
 
 
 def test_slurm_reads_the_options_that_a_requeued_run_needs():
-    options = {}
-    for line in SBATCH.read_text().splitlines():
-        if line and not line.startswith("#"):
-            break  # sbatch reads no further than the first command
-        if line.startswith("#SBATCH --"):
-            name, _, value = line.removeprefix("#SBATCH --").partition("=")
-            options[name] = value
-    assert options["signal"] == "USR1@120"
-    assert options["open-mode"] == "append"
-    assert options["ntasks-per-node"] == "1"
-    assert "requeue" in options
+    # sbatch reads no further than the first command.
+    head = re.match(r"(#.*\n|\n)*", SBATCH.read_text())
+    assert head
+    options = re.findall(r"^#SBATCH --(\S+)", head[0], re.MULTILINE)
+    assert {"signal=USR1@120", "open-mode=append", "ntasks-per-node=1", "requeue"} <= {*options}
 
 
 def test_every_node_runs_one_torchrun_that_meets_the_others_at_the_first_node(tmp_path):
@@ -202,26 +196,26 @@ def test_a_job_submitted_elsewhere_says_where_to_submit_it(tmp_path):
     assert not (tmp_path / "srun.txt").exists()
 
 
-@pytest.mark.parametrize("status", [0, 1, 75])
-@pytest.mark.parametrize("asked", [False, True])
-def test_the_job_is_requeued_exactly_when_the_run_asks_for_it(tmp_path, status, asked):
+@pytest.mark.parametrize(
+    ("override", "step", "refused", "expected", "requeued"),
+    [
+        ("a=1", f"touch {RUN}/requeue; exit 75", 0, 75, True),
+        ("a=1", f"touch {RUN}/requeue; exit 0", 0, 0, True),
+        ("a=1", "exit 75", 0, 75, False),
+        ("a=1", "exit 1", 0, 1, False),
+        ("output_dir=elsewhere", "mkdir elsewhere; touch elsewhere/requeue", 0, 0, True),
+        ("a=1", f"touch {RUN}/requeue; exit 1", 1, 1, True),
+    ],
+)
+def test_the_job_is_requeued_exactly_when_the_run_asks_for_it(
+    tmp_path, override, step, refused, expected, requeued
+):
     (tmp_path / RUN).mkdir(parents=True)
     (tmp_path / RUN / "requeue").touch()  # left by an earlier start, which says nothing now
-    step = f"touch {RUN}/requeue; exit {status}" if asked else f"exit {status}"
-    assert finish(start_job(tmp_path, step))[0] == status
-    assert lines_of(tmp_path / "requeue.txt") == (["requeue 4711"] if asked else [])
-
-
-def test_the_run_asks_in_its_own_folder(tmp_path):
-    finish(start_job(tmp_path, "mkdir elsewhere; touch elsewhere/requeue", "output_dir=elsewhere"))
-    assert lines_of(tmp_path / "requeue.txt") == ["requeue 4711"]
-
-
-def test_a_requeue_that_is_refused_says_how_to_go_on(tmp_path):
-    step = f"mkdir -p {RUN}; touch {RUN}/requeue; exit 1"
-    status, text = finish(start_job(tmp_path, step, scontrol_status=1))
-    assert status == 1
-    assert f"submit again with output_dir={RUN} to go on" in text
+    status, text = finish(start_job(tmp_path, step, override, scontrol_status=refused))
+    assert status == expected
+    assert lines_of(tmp_path / "requeue.txt") == (["requeue 4711"] if requeued else [])
+    assert (f"submit again with output_dir={RUN}" in text) == bool(refused)
 
 
 def test_a_signal_to_the_batch_script_reaches_the_step_which_is_awaited(tmp_path):
@@ -295,90 +289,85 @@ def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch
     assert run_stamp() == "4711"
 
 
-def described(**properties: Any) -> dict[str, Any]:
-    """An object with these properties, of which those with a trailing underscore are optional."""
-    return {
-        "type": "object",
-        "properties": {name.rstrip("_"): schema for name, schema in properties.items()},
-        "required": [name for name in properties if not name.endswith("_")],
-        "additionalProperties": False,
-    }
+# The parts of trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) that the file uses, no field more: a misspelt one is found.
+# Fields with a question mark may be missing; strings and patterns are matched, lists have one item or more.
+NAME, TEXT, PATH = "[a-z]([-a-z0-9]*[a-z0-9])?", "(?s).+", "/.*"
+COUNT = range(1, 10_000)
+METADATA = {"name?": NAME, "labels?": {"*": TEXT}}
+RESOURCES = {"limits": {"*": re.compile(r"[0-9.]+([KMGT]i?|m)?")}}
+CONTAINER = {
+    **{"name": NAME, "image": TEXT, "command": [TEXT], "resources?": RESOURCES},
+    "env?": [{"name": TEXT, "value": ".*"}],
+    "volumeMounts?": [{"name": NAME, "mountPath": PATH}],
+}
+VOLUME = {
+    "name": NAME,
+    "emptyDir?": {"medium": "Memory", "sizeLimit": "[0-9]+[KMGT]i"},
+    "persistentVolumeClaim?": {"claimName": NAME},
+}
+POD = {
+    "restartPolicy": "OnFailure|Never",
+    "terminationGracePeriodSeconds?": COUNT,
+    "shareProcessNamespace?": {True, False},
+    "securityContext?": {"runAsNonRoot": {True, False}, "fsGroup": COUNT},
+    "containers": [CONTAINER],
+    "volumes?": [VOLUME],
+}
+FAILURE = {
+    "action": "FailJob|FailIndex|Ignore|Count",
+    "onPodConditions?": [{"type": TEXT, "status": "True|False|Unknown"}],
+    "onExitCodes?": {"operator": "In|NotIn", "values": [COUNT]},
+}
+JOB = {
+    "backoffLimit": COUNT,
+    "successPolicy?": {"rules": [{"succeededCount": COUNT}]},
+    "podFailurePolicy?": {"rules": [FAILURE]},
+    "template": {"spec": POD},
+}
+JOB_SET = {
+    "successPolicy": {"operator": "All|Any", "targetReplicatedJobs": [NAME]},
+    "replicatedJobs": [{"name": NAME, "template": {"metadata?": METADATA, "spec": JOB}}],
+}
+RUNTIME = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "TrainingRuntime",
+    "metadata": METADATA,
+    "spec": {"mlPolicy": {"torch": {}}, "template": {"spec": JOB_SET}},
+}
+TRAIN_JOB = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "TrainJob",
+    "metadata": METADATA,
+    "spec": {
+        "runtimeRef": {"kind": "TrainingRuntime|ClusterTrainingRuntime", "name": NAME},
+        "trainer": {"numNodes": COUNT, "resourcesPerNode": RESOURCES},
+    },
+}
 
 
-def items(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": schema, "minItems": 1}
-
-
-def listed(*values: Any) -> dict[str, Any]:
-    return {"enum": list(values)}
-
-
-TEXT = {"type": "string", "minLength": 1}
-COUNT = {"type": "integer", "minimum": 1}
-NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
-PATH = {"type": "string", "pattern": "^/"}
-QUANTITY = {"type": ["integer", "string"], "pattern": "^[0-9.]+([KMGT]i?|m)?$"}
-METADATA = described(name_=NAME, labels_={"type": "object", "additionalProperties": TEXT})
-RESOURCES = described(limits={"type": "object", "additionalProperties": QUANTITY})
-CONTAINER = described(
-    name=NAME,
-    image=TEXT,
-    command=items(TEXT),
-    env_=items(described(name=TEXT, value={"type": "string"})),
-    resources_=RESOURCES,
-    volumeMounts_=items(described(name=NAME, mountPath=PATH)),
-)
-VOLUME = described(
-    name=NAME,
-    emptyDir_=described(medium=listed("Memory"), sizeLimit=QUANTITY),
-    persistentVolumeClaim_=described(claimName=NAME),
-)
-POD = described(
-    restartPolicy=listed("OnFailure", "Never"),
-    terminationGracePeriodSeconds_=COUNT,
-    shareProcessNamespace_={"type": "boolean"},
-    securityContext_=described(runAsNonRoot={"type": "boolean"}, fsGroup=COUNT),
-    containers=items(CONTAINER),
-    volumes_=items(VOLUME),
-)
-FAILURE = described(
-    action=listed("FailJob", "FailIndex", "Ignore", "Count"),
-    onPodConditions_=items(described(type=TEXT, status=listed("True", "False", "Unknown"))),
-    onExitCodes_=described(operator=listed("In", "NotIn"), values=items(COUNT)),
-)
-JOB = described(
-    backoffLimit=COUNT,
-    successPolicy_=described(rules=items(described(succeededCount=COUNT))),
-    podFailurePolicy_=described(rules=items(FAILURE)),
-    template=described(spec=POD),
-)
-JOB_SET = described(
-    successPolicy=described(operator=listed("All", "Any"), targetReplicatedJobs=items(NAME)),
-    replicatedJobs=items(
-        described(name=NAME, template=described(metadata_=METADATA, spec=JOB)),
-    ),
-)
-# The parts of trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) that the file uses, no field more, so that a
-# misspelt one is found.
-VERSION = {"const": "trainer.kubeflow.org/v1alpha1"}
-RUNTIME = described(
-    apiVersion=VERSION,
-    kind={"const": "TrainingRuntime"},
-    metadata=METADATA,
-    spec=described(
-        mlPolicy=described(torch=described()),
-        template=described(spec=JOB_SET),
-    ),
-)
-TRAIN_JOB = described(
-    apiVersion=VERSION,
-    kind={"const": "TrainJob"},
-    metadata=METADATA,
-    spec=described(
-        runtimeRef=described(kind=listed("TrainingRuntime", "ClusterTrainingRuntime"), name=NAME),
-        trainer=described(numNodes=COUNT, resourcesPerNode=RESOURCES),
-    ),
-)
+def faults(value: Any, schema: Any, place: str = "") -> Iterator[str]:
+    """Places in a document that do not follow a schema."""
+    if isinstance(schema, dict):
+        schemas = {name.rstrip("?"): inner for name, inner in schema.items()}
+        fields = value if isinstance(value, dict) else {}
+        missing = {name for name in schema if not name.endswith(("?", "*"))} - fields.keys()
+        yield from (f"{place}.{name} is missing" for name in missing)
+        for name, inner in fields.items():
+            known = schemas.get(name, schemas.get("*"))
+            yield from (
+                [f"{place}.{name}"] if known is None else faults(inner, known, f"{place}.{name}")
+            )
+    elif isinstance(schema, list):
+        if not isinstance(value, list) or not value:
+            yield place
+        for inner in value:
+            yield from faults(inner, schema[0], f"{place}[]")
+    elif isinstance(schema, str | re.Pattern):
+        is_text = isinstance(value, str) or isinstance(schema, re.Pattern)
+        if not is_text or not re.fullmatch(schema, str(value)):
+            yield place
+    elif value not in schema:
+        yield place
 
 
 @pytest.fixture
@@ -387,11 +376,11 @@ def runtime_and_job() -> list[dict[str, Any]]:
 
 
 def test_the_trainjob_and_its_runtime_follow_the_schema_and_misspelt_fields_do_not(runtime_and_job):
-    fastjsonschema = pytest.importorskip("fastjsonschema")
+    def all_faults() -> list[str]:
+        return [*faults(runtime, RUNTIME), *faults(job, TRAIN_JOB)]
+
     runtime, job = runtime_and_job
-    validators = [fastjsonschema.compile(schema) for schema in (RUNTIME, TRAIN_JOB)]
-    for validate, document in zip(validators, runtime_and_job, strict=True):
-        validate(document)
+    assert all_faults() == []
     jobs = runtime["spec"]["template"]["spec"]
     for place, change in [
         (job["spec"]["trainer"], {"numNodes": "2"}),
@@ -401,11 +390,10 @@ def test_the_trainjob_and_its_runtime_follow_the_schema_and_misspelt_fields_do_n
     ]:
         before = dict(place)
         place |= change
-        with pytest.raises(fastjsonschema.JsonSchemaValueException):
-            for validate, document in zip(validators, runtime_and_job, strict=True):
-                validate(document)
+        assert len(all_faults()) == 1, change
         place.clear()
         place |= before
+    assert all_faults() == []
 
 
 def test_the_trainjob_is_consistent_with_its_runtime_the_image_and_the_batch_script(
