@@ -23,7 +23,7 @@ from runtime.distributed import interface_to, run_stamp, sizes_that_do_not_divid
 
 REPOSITORY = Path(__file__).parents[1]
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
-TRAINJOB = REPOSITORY / "launch" / "trainjob.yaml"
+TRAINJOB = REPOSITORY / "launch" / "trainjob.yaml"  # part: kubernetes
 BIN = Path(sys.executable).parent
 RUN = "outputs/train_ddp/4711"
 
@@ -285,7 +285,7 @@ def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch
 
 
 # The fields of trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) that the file uses, by type, and the values of some.
-FIELDS = {
+FIELDS = {  # part: kubernetes
     dict: "metadata spec labels mlPolicy torch template successPolicy podFailurePolicy onExitCodes "
     "securityContext resources limits emptyDir persistentVolumeClaim runtimeRef trainer resourcesPerNode",
     list: "targetReplicatedJobs replicatedJobs rules onPodConditions values containers command env "
@@ -295,7 +295,7 @@ FIELDS = {
     int: "backoffLimit cpu succeededCount terminationGracePeriodSeconds fsGroup numNodes nvidia.com/gpu",
     bool: "shareProcessNamespace runAsNonRoot",
 }
-VALUES = {
+VALUES = {  # part: kubernetes
     "apiVersion": {"trainer.kubeflow.org/v1alpha1"},
     "kind": {"TrainingRuntime", "TrainJob"},
     "operator": {"All", "Any", "In", "NotIn"},
@@ -306,7 +306,7 @@ VALUES = {
 }
 
 
-def unknown_fields(tree: Any) -> Iterator[str]:
+def unknown_fields(tree: Any) -> Iterator[str]:  # part: kubernetes
     """Names of fields that Kubeflow does not know, or whose value has another type or is none of `VALUES`."""
     if isinstance(tree, dict):
         for name, value in tree.items():
@@ -317,12 +317,13 @@ def unknown_fields(tree: Any) -> Iterator[str]:
             yield from unknown_fields(value)
 
 
+# part: kubernetes
 @pytest.fixture
 def runtime_and_job() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(TRAINJOB.read_text()))
 
 
-def test_the_trainjob_and_its_runtime_have_known_fields_and_misspelt_ones_are_found(
+def test_the_trainjob_and_its_runtime_have_known_fields_and_misspelt_ones_are_found(  # part: kubernetes
     runtime_and_job,
 ):
     assert list(unknown_fields(runtime_and_job)) == []
@@ -336,7 +337,7 @@ def test_the_trainjob_and_its_runtime_have_known_fields_and_misspelt_ones_are_fo
     assert set(unknown_fields(runtime_and_job)) == found
 
 
-def test_the_trainjob_is_consistent_with_its_runtime_the_image_and_the_batch_script(
+def test_the_trainjob_is_consistent_with_its_runtime_the_image_and_the_batch_script(  # part: kubernetes
     runtime_and_job,
 ):
     runtime, job = runtime_and_job
@@ -380,7 +381,7 @@ def test_the_trainjob_is_consistent_with_its_runtime_the_image_and_the_batch_scr
     assert f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={timeout}\n" in SBATCH.read_text()
 
 
-def test_nothing_that_git_ignores_goes_into_the_image():
+def test_nothing_that_git_ignores_goes_into_the_image():  # part: kubernetes
     left_out = (REPOSITORY / ".dockerignore").read_text().split()
     for line in (REPOSITORY / ".gitignore").read_text().split():
         assert {line.rstrip("/"), f"**/{line}".rstrip("/")} & set(left_out), line
