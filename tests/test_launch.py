@@ -174,7 +174,11 @@ def test_every_node_runs_one_torchrun_that_meets_the_others_at_the_first_node(tm
 
 def test_another_entry_point_and_no_gpus(tmp_path):
     (tmp_path / "train_ddp_amp.py").touch()
-    env = {"SCRIPT": "train_ddp_amp.py", "SLURM_GPUS_ON_NODE": "1", "SLURM_CPUS_PER_TASK": "0"}
+    env: dict[str, Any] = {
+        "SCRIPT": "train_ddp_amp.py",
+        "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_CPUS_PER_TASK": "0",
+    }
     finish(start_job(tmp_path, "exit 0", **env))
     arguments = lines_of(tmp_path / "srun.txt")
     assert "--nproc_per_node=1" in arguments
@@ -284,7 +288,6 @@ def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch
     assert run_stamp() == "4711"
 
 
-# The fields of trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) that the file uses, by type, and the values of some.
 FIELDS = {  # part: kubernetes
     dict: "metadata spec labels mlPolicy torch template successPolicy podFailurePolicy onExitCodes "
     "securityContext resources limits emptyDir persistentVolumeClaim runtimeRef trainer resourcesPerNode",
@@ -307,7 +310,7 @@ VALUES = {  # part: kubernetes
 
 
 def unknown_fields(tree: Any) -> Iterator[str]:  # part: kubernetes
-    """Names of fields that Kubeflow does not know, or whose value has another type or is none of `VALUES`."""
+    """Names of fields that trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) does not know, or with another type or value."""
     if isinstance(tree, dict):
         for name, value in tree.items():
             if name not in FIELDS[type(value)].split() or value not in VALUES.get(name, [value]):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,8 @@ def test_runs_are_sorted_by_any_metric(tmp_path, listed: Listed) -> None:
         ("c", 0.2, 1.0, 5.0),
     ]:
         best = {"val/top1": value, "val/loss": loss}
-        write_run(tmp_path / name, value, best=best, **{"perf/images_per_s": speed})
+        more: dict[str, Any] = {"perf/images_per_s": speed, "best": best}
+        write_run(tmp_path / name, value, **more)
     write_run(tmp_path / "killed", 0.9)
     (tmp_path / "killed" / "summary.json").unlink()
     for key, expected in [

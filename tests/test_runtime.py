@@ -264,7 +264,7 @@ def test_one_key_chooses_what_cuda_computes_float32_in(
     assert torch.backends.cuda.matmul.allow_tf32 == products
     assert torch.backends.cudnn.allow_tf32 == convolutions
     assert (torch.backends.cuda.matmul.fp32_precision == "tf32") == products
-    assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == convolutions
+    assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == convolutions  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("numerics")

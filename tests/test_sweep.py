@@ -151,7 +151,7 @@ def test_a_sweep_that_is_asked_to_leave_lets_its_runs_save_and_continues_later(
     for number, asked in enumerate((signal.SIGTERM, signal.SIGHUP), start=1):
         if signal.getsignal(asked) is signal.SIG_IGN:
             pytest.skip("ignored by this process and what it starts, as under nohup")
-        command = [sys.executable, REPOSITORY / "sweep.py", *arguments]
+        command = [sys.executable, str(REPOSITORY / "sweep.py"), *arguments]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while len(list(folder.glob("out/seed_1-*/checkpoints/*"))) < number:
             time.sleep(0.02)
