@@ -9,7 +9,7 @@ smallest value is on top. A run that did not end shows no values; damaged folder
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -154,12 +154,12 @@ def shortened(line: str) -> str:
     return line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 3]}..."
 
 
-def main() -> None:
-    options = [argument for argument in sys.argv[1:] if "=" in argument]
-    folders = [argument for argument in sys.argv[1:] if "=" not in argument]
+def main(arguments: Sequence[str]) -> None:
+    options = [argument for argument in arguments if "=" in argument]
+    folders = [argument for argument in arguments if "=" not in argument]
     unknown = [option for option in options if not option.startswith("sort=")]
     if unknown or len(folders) > 1 or any(folder.startswith("-") for folder in folders):
-        raise UserError(f"runs.py takes a folder and sort=KEY, not {' '.join(sys.argv[1:])}")
+        raise UserError(f"runs.py takes a folder and sort=KEY, not {' '.join(arguments)}")
     root = Path(folders[0] if folders else "outputs")
     key = options[-1].removeprefix("sort=") if options else "best"
     if not root.is_dir():
@@ -175,4 +175,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     with user_errors():
-        main()
+        main(sys.argv[1:])

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -71,8 +71,8 @@ class Trial(NamedTuple):
         return {path.name for path in self.folder.glob("checkpoints/step-*.pt")}
 
 
-def main() -> None:
-    options = command_line(sys.argv[1:])
+def main(arguments: Sequence[str]) -> None:
+    options = command_line(arguments)
     overrides = parse(options.overrides)
     environments = [environment(options, place) for place in range(options.jobs)]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
-def command_line(arguments: list[str]) -> Options:
+def command_line(arguments: Sequence[str]) -> Options:
     """Read the options and the overrides.
 
     Raises:
@@ -319,4 +319,4 @@ def log_of(trial: Trial) -> Path:
 
 if __name__ == "__main__":
     with user_errors():
-        main()
+        main(sys.argv[1:])

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import psutil
 import torch
@@ -29,22 +31,28 @@ class Timing:
     """
 
     def __init__(
-        self, device: torch.device, clock: Callable[[], float] = time.perf_counter
+        self,
+        device: torch.device,
+        clock: Callable[[], float] = time.perf_counter,
+        record_event: Callable[[], Any] | None = None,
     ) -> None:
         """Start at the start of this process or, in a multirun, at the end of the previous job.
 
         Args:
             device: device of the steps.
             clock: function that returns a time in seconds.
+            record_event: function that records an event on the device and returns it; default: on a GPU, in its
+                current stream.
         """
         self.device, self.clock = device, clock
+        self.record_event = record_event or partial(_record_event, device)
         begin = psutil.Process().create_time() if _previous_end is None else _previous_end
         self.seconds = {"start_up": time.time() - begin}
         self.num_images = 0
         self.mark = clock()
         # For each wait for a batch since the device was last known to be finished: seconds on the host, begin
         # and end on the device.
-        self.waits: list[tuple[float, torch.cuda.Event, torch.cuda.Event]] = []
+        self.waits: list[tuple[float, Any, Any]] = []
 
     def lap(self, part: str) -> float:
         """Count the time since the last lap as `part` of the run; returns its seconds."""
@@ -56,9 +64,9 @@ class Timing:
     @contextmanager
     def data_wait(self) -> Iterator[None]:
         """Measure the wait for the next batch in the block."""
-        begin = self._event()
+        begin = self.record_event()
         yield
-        end, seconds = self._event(), self.lap("data_wait")
+        end, seconds = self.record_event(), self.lap("data_wait")
         if begin is not None and end is not None:
             self.waits.append((seconds, begin, end))
 
@@ -91,14 +99,6 @@ class Timing:
             self.seconds["compute"] += excess
         self.waits.clear()
 
-    def _event(self) -> torch.cuda.Event | None:
-        """Record an event in the stream of the device; None on a CPU."""
-        if self.device.type != "cuda":
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
     def end(self) -> None:
         """End the run; later time belongs to the next one."""
         global _previous_end
@@ -123,6 +123,15 @@ class Timing:
     def speed(self) -> str:
         """Return the speed as text, such as `120 images/s`."""
         return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} images/s"
+
+
+def _record_event(device: torch.device) -> torch.cuda.Event | None:
+    """Record an event in the current stream of the device; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def verdict(data_wait_share: float, cfg: Config) -> str:

@@ -14,7 +14,6 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 
 
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
-    "test_a_heartbeat_to_the_last_moment_does_not_abort_python",
     "test_a_killed_worker_names_the_setting",
     "test_a_program_may_end_in_the_middle_of_an_epoch",
     "test_a_project_of_some_parts_is_whole",
@@ -29,10 +28,11 @@ SLOW = {
     "test_fine_tuning_from_a_run_beats_starting_from_scratch",
     "test_importing_the_models_imports_neither_torchvision_nor_timm",
     "test_memory_is_kept_for_the_next_step_on_a_cpu",
-    "test_no_thread_of_gloo_is_left_when_python_ends",
+    "test_python_ends_without_threads_of_gloo_and_in_spite_of_a_heartbeat",
     "test_no_worker_outlives_a_killed_training",
     "test_predict.py",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",
+    "test_ranks_are_started_by_torchrun",
     "test_the_guides_path_leads_from_photos_to_predictions",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",
     "test_torchrun_starts_it_with_a_backend_that_meets_a_broken_file",

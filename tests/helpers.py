@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from multiprocessing.context import ForkServerProcess
@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from hydra import compose as compose_config
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -169,6 +170,24 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def on_ranks(function: Callable[..., Any], *arguments: Any, num_ranks: int = 2) -> list[Any]:
+    """Results of a function that each rank of a group calls, in the order of the ranks."""
+    place = f"tcp://127.0.0.1:{free_port()}"
+    with FORKSERVER.Pool(num_ranks, maxtasksperchild=1) as pool:
+        calls = [(place, rank, num_ranks, function, arguments) for rank in range(num_ranks)]
+        return pool.starmap(_on_rank, calls, chunksize=1)
+
+
+def _on_rank(
+    place: str, rank: int, num_ranks: int, function: Callable[..., Any], arguments: Sequence[Any]
+) -> Any:
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=num_ranks)
+    try:
+        return function(*arguments)
+    finally:
+        dist.destroy_process_group()
 
 
 def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) -> None:

@@ -1,6 +1,5 @@
 """`evaluate()` adds up the sums of a task over a loader, and leaves the model as it was."""
 
-import os
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from loaders import DataInfo, Loader
 from runtime import evaluate
 from tasks import Task
-from tests.helpers import DEVICES, FORKSERVER, free_port
+from tests.helpers import DEVICES
 
 
 class Closeness(Task):
@@ -56,21 +55,17 @@ def two_batches(num_images: int = 12, first: int = 7) -> Loader:
 
 
 class Probe(nn.Module):
-    """Returns its inputs and records the modes in which it was called."""
+    """Returns its inputs and records the modes of its calls: training, gradients, dtype of autocast."""
 
     def __init__(self) -> None:
         super().__init__()
         self.child = nn.Dropout(0.5)
-        self.was_training: list[bool] = []
-        self.had_gradients: list[bool] = []
-        self.was_autocast: list[torch.dtype | None] = []
+        self.modes: list[tuple[bool, bool, torch.dtype | None]] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self.was_training.append(self.child.training)
-        self.had_gradients.append(torch.is_grad_enabled())
         autocasts = torch.is_autocast_enabled(inputs.device.type)
         dtype = torch.get_autocast_dtype(inputs.device.type) if autocasts else None
-        self.was_autocast.append(dtype)
+        self.modes.append((self.child.training, torch.is_grad_enabled(), dtype))
         return self.child(inputs)
 
 
@@ -78,8 +73,7 @@ class Probe(nn.Module):
 def test_it_calls_the_model_so_often_and_counts_every_image_once(num_batches: int) -> None:
     model = Probe()
     totals, _ = evaluate(model, TASK, two_batches(), num_batches=num_batches)
-    assert model.was_training == [False] * max(2, num_batches)
-    assert model.had_gradients == [False] * max(2, num_batches)
+    assert model.modes == [(False, False, None)] * max(2, num_batches)
     torch.testing.assert_close(totals, TASK.sums(*batch()), rtol=1e-6, atol=0)
     assert torch.is_grad_enabled()
     totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
@@ -99,7 +93,7 @@ def test_it_runs_in_the_precision_asked_for() -> None:
     evaluate(model, TASK, loader)
     for dtype in (torch.bfloat16, torch.float16):
         evaluate(model, TASK, loader, precision=torch.autocast("cpu", dtype))
-    assert model.was_autocast == [None, torch.bfloat16, torch.float16]
+    assert [dtype for _, _, dtype in model.modes] == [None, torch.bfloat16, torch.float16]
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -117,17 +111,15 @@ def test_it_restores_the_mode_even_after_an_error(training: bool) -> None:
 def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3), Probe()).to(device)
     totals, shown = evaluate(model, TASK, loader_of(), num_batches=2)
-    assert model[1].was_training == [False, False]
+    assert model[1].modes == [(False, False, None)] * 2
     assert (totals.device.type, totals.dtype) == (device, torch.float64)
     assert (totals.tolist(), shown) == ([0, 0], ())
 
 
 @pytest.fixture
-def one_rank(tmp_path):
+def one_rank():
     """A process group of this process alone."""
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(tmp_path / "store")), rank=0, world_size=1
-    )
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -157,27 +149,3 @@ def test_it_calls_the_whole_of_a_net_that_has_a_layer_called_module() -> None:
     outputs, targets = batch()
     totals, _ = evaluate(Doubling(), TASK, two_batches())
     torch.testing.assert_close(totals, TASK.sums(2 * outputs, targets), rtol=1e-6, atol=0)
-
-
-def _totals_of_rank(rank: int, world_size: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
-    outputs, targets = batch()
-    shard = slice(0, 1) if rank == 0 else slice(1, None)  # unequal shards
-    totals, _ = evaluate(Probe(), TASK, loader_of((outputs[shard], targets[shard])))
-    dist.all_reduce(totals)
-    torch.save(totals, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-def test_totals_of_ranks_with_unequal_shards_are_those_of_one_process(tmp_path) -> None:
-    arguments = (2, free_port(), str(tmp_path))
-    ranks = [FORKSERVER.Process(target=_totals_of_rank, args=(rank, *arguments)) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(240)
-        assert process.exitcode == 0
-    for rank in (0, 1):
-        totals = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(totals, TASK.sums(*batch()), rtol=1e-6, atol=0)

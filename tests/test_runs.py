@@ -1,10 +1,12 @@
 """`runs.py` lists the runs of a folder."""
 
 import json
-import shutil
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,143 +15,146 @@ from conf.errors import UserError
 from tests.helpers import REPOSITORY, summary_of, train
 
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
+Listed = Callable[..., list[list[str]]]
 
 
-def listed(folder: Path, *arguments: str) -> list[list[str]]:
-    """The lines that are printed, by table."""
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "runs.py", folder, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [part.splitlines() for part in done.stdout.rstrip("\n").split("\n\n")]
+@pytest.fixture
+def listed(capsys) -> Listed:
+    """Function that returns the lines that are printed, by table."""
+
+    def list_runs(folder: Path, *arguments: str) -> list[list[str]]:
+        runs.main([str(folder), *arguments])
+        printed = capsys.readouterr().out.rstrip("\n")
+        return [part.splitlines() for part in printed.split("\n\n")]
+
+    return list_runs
 
 
 def write_run(
-    folder: Path,
-    data: str,
-    task: str,
-    metric: str,
-    value: float,
-    loader: str = "pytorch",
-    **more: str,
+    folder: Path, value: float, data: str = "table", loader: str = "pytorch", **more: object
 ) -> None:
+    """A run whose best value of val/top1 is `value`; `more` is added to its summary."""
     folder.mkdir(parents=True)
-    config = {"data": {"layout": data, "root": "photos"}, "task": {"name": task}}
+    config = {"data": {"layout": data, "root": "photos"}, "task": {"name": "classification"}}
     (folder / "config.yaml").write_text(json.dumps(config | {"loader": {"name": loader}}))
     (folder / "run.json").write_text(json.dumps({"settings": {"model.kwargs.text": 200 * "a"}}))
-    summary = {"best": {metric: value}, "best_metric": metric, "perf/images_per_s": 100.0}
+    metric = more.setdefault("best_metric", "val/top1")
+    summary = {"best": {metric: value}, "perf/images_per_s": 100.0}
     (folder / "summary.json").write_text(json.dumps(summary | more))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """Two real runs, one that learnt more, and what is left of one that never ended."""
-    root = tmp_path_factory.mktemp("outputs")
-    for name, steps in [("short", 5), ("long", 60)]:
-        train("train.py", root / "train" / name, *SMALL, f"max_steps={steps}")
-    (root / "killed").mkdir()
-    shutil.copy(root / "train" / "long" / "config.yaml", root / "killed")
+def names_in(lines: list[str]) -> list[str]:
+    return [line.split()[3] for line in lines[2:]]
+
+
+def test_a_run_is_listed_with_its_settings_best_metric_and_speed(tmp_path, listed: Listed) -> None:
+    run = tmp_path / "train" / "short"
+    train("train.py", run, *SMALL, "max_steps=5")
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "config.yaml").write_text((run / "config.yaml").read_text())
     start_of_it = {"script": "train.py", "settings": {"optimizer": "sgd"}}
-    (root / "killed" / "run.json").write_text(json.dumps(start_of_it))
-    (root / "no run").mkdir()
-    return root
-
-
-def test_runs_are_listed_with_their_settings_best_metric_and_speed(folder: Path) -> None:
-    [[title, header, *lines]] = listed(folder)
+    (tmp_path / "killed" / "run.json").write_text(json.dumps(start_of_it))
+    (tmp_path / "no run").mkdir()
+    [[title, header, line, killed]] = listed(tmp_path)
     assert title == "data=mnist_mini data.root=data task=classification"
     assert header.split() == ["best", "images/s", "run", "settings"]
-    for line, name in [(lines[0], "long"), (lines[1], "short")]:
-        summary = summary_of(folder / "train" / name)
-        speed = f"{summary['perf/images_per_s']:,.0f}"
-        best = f"{summary['best']['val/top1']:.4f}"
-        assert line.split()[:4] == ["val/top1", best, speed, f"train/{name}"]
-        assert "  model.kwargs.width=8 log.images=0 optimizer.warmup_epochs=0.0 epochs=1" in line
-        assert "output_dir" not in line
-    assert lines[2].split() == ["-", "-", "killed", "optimizer=sgd"]
+    summary = summary_of(run)
+    speed = f"{summary['perf/images_per_s']:,.0f}"
+    best = f"{summary['best']['val/top1']:.4f}"
+    assert line.split()[:4] == ["val/top1", best, speed, "train/short"]
+    assert "  model.kwargs.width=8 log.images=0 optimizer.warmup_epochs=0.0 epochs=1" in line
+    assert "output_dir" not in line
+    assert killed.split() == ["-", "-", "killed", "optimizer=sgd"]
 
 
-def test_runs_are_sorted_by_any_metric(folder: Path) -> None:
-    def order(key: str) -> list[str]:
-        [[_, _, *lines]] = listed(folder, f"sort={key}")
-        return [name for line in lines for name in line.split() if name in names]
+def test_runs_are_sorted_by_any_metric(tmp_path, listed: Listed) -> None:
+    for name, value, loss, speed in [
+        ("a", 0.1, 3.0, 20.0),
+        ("b", 0.3, 2.0, 1e3),
+        ("c", 0.2, 1.0, 5.0),
+    ]:
+        best = {"val/top1": value, "val/loss": loss}
+        more: dict[str, Any] = {"perf/images_per_s": speed, "best": best}
+        write_run(tmp_path / name, value, **more)
+    write_run(tmp_path / "killed", 0.9)
+    (tmp_path / "killed" / "summary.json").unlink()
+    for key, expected in [
+        ("best", "bca"),
+        ("val/loss", "cba"),
+        ("name", "abc"),
+        ("images/s", "bac"),
+    ]:
+        [[_, _, *lines]] = listed(tmp_path, f"sort={key}")
+        assert [line.split()[-2] for line in lines] == [*expected, "killed"], key
 
-    names = ["killed", "train/long", "train/short"]
-    assert order("val/loss") == ["train/long", "train/short", "killed"]
-    assert order("name") == names
-    speeds = {name: summary_of(folder / name)["perf/images_per_s"] for name in names[1:]}
-    assert order("images/s") == [*sorted(speeds, key=lambda run: -speeds[run]), "killed"]
 
-
-def test_runs_are_compared_with_those_of_their_data_and_task_only(tmp_path) -> None:
-    write_run(tmp_path / "a", "table", "regression", "val/r2", 0.1)
-    write_run(tmp_path / "b", "table", "classification", "val/top1", 0.2)
-    write_run(tmp_path / "c", "imagefolder", "classification", "val/top1", 0.3)
-    write_run(tmp_path / "d", "table", "classification", "val/top1", 0.9, "synthetic")
-    write_run(tmp_path / ("long" * 20), "table", "classification", "val/top1", 0.4)
+def test_runs_are_compared_with_those_of_their_data_and_task_only(tmp_path, listed: Listed) -> None:
+    write_run(tmp_path / "a", 0.2)
+    write_run(tmp_path / "b", 0.3, "imagefolder")
+    write_run(tmp_path / "c", 0.9, loader="synthetic")
+    write_run(tmp_path / ("long" * 20), 0.4)
     tables = listed(tmp_path)
-    runs = [[line.split()[3] for line in lines[2:]] for lines in tables]
-    assert runs == [["c"], ["long" * 20, "b"], ["a"], ["d"]]
+    assert [names_in(lines) for lines in tables] == [["b"], ["long" * 20, "a"], ["c"]]
     assert "synthetic" in tables[-1][0]
     assert max(len(line) for lines in tables for line in lines) <= 120
 
 
-def test_damaged_folders_are_named_and_the_others_are_shown(tmp_path) -> None:
-    write_run(tmp_path / "good", "table", "regression", "val/r2", 0.5)
+def test_damaged_folders_are_named_and_the_others_are_shown(tmp_path, listed: Listed) -> None:
+    write_run(tmp_path / "good", 0.5)
     contents = ["[]", "{", "null", "3", '{"best": 3, "settings": [], "data": "x"}', "\x00"]
     damages: dict[str, str] = {}
     for file in ("config.yaml", "run.json", "summary.json"):
         for content in [*contents, "[" * 100_000]:
             name = f"bad{len(damages)}"
-            write_run(tmp_path / name, "table", "regression", "val/r2", 0.6)
+            write_run(tmp_path / name, 0.6)
             (tmp_path / name / file).write_text(content)
             damages[name] = file
-    [_, _, shown], damaged = listed(tmp_path)
-    assert "good" in shown
+    [lines, damaged] = listed(tmp_path)
+    assert names_in(lines) == ["good"]
     assert damaged[0] == "damaged:"
     named = dict(line.split(": ", 1) for line in damaged[1:])
     assert named.keys() == damages.keys()
     assert all(file in named[name] for name, file in damages.items())
 
 
-def test_the_lowest_error_comes_first(tmp_path) -> None:
+def test_the_lowest_error_and_a_number_beyond_any_float_come_first(
+    tmp_path, listed: Listed
+) -> None:
     for value in (0.5, 0.125, 2.0):
-        name = tmp_path / str(value)
-        write_run(name, "table", "regression", "val/mae", value, best_mode="min")
-    [[_, _, *lines]] = listed(tmp_path)
-    assert [line.split()[1] for line in lines] == ["0.1250", "0.5000", "2.0000"]
-    assert runs.read_run(tmp_path / "2.0", tmp_path).score("val/mae") == -2  # for a sweep's trials
-
-
-def test_a_number_beyond_any_float_is_infinite(tmp_path) -> None:
-    write_run(tmp_path / "good", "table", "regression", "val/r2", 0.5)
-    write_run(tmp_path / "huge", "table", "regression", "val/r2", 10**400)
-    [[_, _, *lines]] = listed(tmp_path)
-    assert [line.split()[1] for line in lines] == ["inf", "0.5000"]
+        write_run(tmp_path / "min" / str(value), value, best_metric="val/mae", best_mode="min")
+    write_run(tmp_path / "max" / "good", 0.5)
+    write_run(tmp_path / "max" / "huge", 10**400)
+    for folder, expected in [("min", ["0.1250", "0.5000", "2.0000"]), ("max", ["inf", "0.5000"])]:
+        [[_, _, *lines]] = listed(tmp_path / folder)
+        assert [line.split()[1] for line in lines] == expected
+    row = runs.read_run(tmp_path / "min" / "2.0", tmp_path)
+    assert row.score("val/mae") == -2  # for a sweep's trials
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["nowhere"], ["nowhere"]),
-        (["no run"], ["no run"]),
-        ([".", "sort=val/top3"], ["sort=val/top3", "best, images/s, name, val/loss"]),
-        (["a", "b"], ["a b"]),
+        (["nowhere"], "nowhere"),
+        (["no run"], "no run"),
+        ([".", "sort=val/top3"], "sort=val/top3 is unknown; use one of best, images/s, name, val/"),
+        (["a", "b"], "a b"),
+        (["a", "by=loss"], "by=loss"),
     ],
 )
 def test_mistakes_end_in_one_clear_error(
-    folder: Path, monkeypatch, arguments: list[str], named: list[str]
+    tmp_path, monkeypatch, arguments: list[str], named: str
 ) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", ["runs.py", *arguments])
-    with pytest.raises(UserError) as error:
-        runs.main()
-    assert all(name in str(error.value) for name in named)
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", 0.5)
+    (tmp_path / "no run").mkdir()
+    with pytest.raises(UserError, match=named):
+        runs.main(arguments)
 
 
 def test_it_is_a_plain_command_without_torch() -> None:
-    code = "import sys, runs; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
-    assert subprocess.run([sys.executable, "runs.py", "nowhere"], cwd=REPOSITORY).returncode == 2
+    command = [sys.executable, "-X", "importtime", "runs.py", "nowhere"]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert ended.returncode == 2
+    modules = re.findall(r"\| +(\S+)$", ended.stderr, re.MULTILINE)
+    assert "yaml" in modules
+    assert "torch" not in modules

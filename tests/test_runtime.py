@@ -1,14 +1,12 @@
 """Parts of `runtime/` by themselves."""
 
-import ast
 import ctypes
 import logging
 import math
-import multiprocessing
 import os
-import pickle
 import platform
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -17,7 +15,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,14 +24,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from conf.errors import UserError
-from conf.schema import Config
 from loaders import build_loaders
-from runtime import (
-    Run,
-    build_optimizer,
-    seed_everything,
-    timing,
-)
+from runtime import Run, build_optimizer, seed_everything
 from runtime.amp import amp_dtype
 from runtime.distributed import DeviceWork, Heartbeat, ProcessGroup, convert_sync_batchnorm
 from runtime.ema import EMA
@@ -43,8 +34,8 @@ from runtime.guard import NonFiniteGuard
 from runtime.libc import keep_freed_memory
 from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
-from runtime.timing import verdict
-from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config
+from runtime.timing import Timing, verdict
+from tests.helpers import DEVICES, FORKSERVER, NEEDS_CUDA, REPOSITORY, make_config, on_ranks
 
 MIB = 1 << 20
 
@@ -112,22 +103,26 @@ class FirstOfTwo(SingleProcess):
         return self.any_rank([])
 
 
+RunOf = Callable[..., Run]
+
+
 @pytest.fixture
-def signals() -> Iterator[None]:
-    """Handlers of signals as they were before a run."""
+def run_of(tmp_path) -> Iterator[RunOf]:
+    """Function that makes a run in `tmp_path`, on synthetic data; signals' handlers are restored."""
+
+    def make_run(*overrides: str, group: SingleProcess, clock=float, **parts: Any) -> Run:
+        cfg = make_config("loader=synthetic", f"output_dir={tmp_path}", *overrides)
+        loader, _ = build_loaders(cfg, torch.device("cpu"), group.rank, group.world_size)
+        model = nn.Linear(1, 1)
+        optimizer, scheduler = build_optimizer(cfg, model, len(loader))
+        state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+        return Run(cfg, torch.device("cpu"), state | parts, group, clock)
+
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    yield make_run
+    for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def run_of(cfg: Config, group: SingleProcess, clock: Callable[[], float], **parts: Any) -> Run:
-    loader, _ = build_loaders(cfg, torch.device("cpu"), group.rank, group.world_size)
-    model = nn.Linear(1, 1)
-    optimizer, scheduler = build_optimizer(cfg, model, len(loader))
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
-    return Run(cfg, torch.device("cpu"), state | parts, group, clock)
 
 
 class Own:
@@ -140,18 +135,14 @@ class Own:
         raise KeyError("a bug")
 
 
-@pytest.mark.usefixtures("signals")
-def test_a_part_of_ones_own_cannot_take_a_name_that_checkpoints_need(tmp_path) -> None:
-    cfg = make_config("loader=synthetic", f"output_dir={tmp_path}")
+def test_a_part_of_ones_own_cannot_take_a_name_that_checkpoints_need(run_of: RunOf) -> None:
     with pytest.raises(ValueError, match="step"):
-        run_of(cfg, SingleProcess(), lambda: 0.0, step=Own())
+        run_of(group=SingleProcess(), step=Own())
 
 
-@pytest.mark.usefixtures("signals")
-def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(tmp_path) -> None:
-    options = ["loader=synthetic", "max_steps=1", "checkpoint.every_steps=1", "resume=auto"]
-    cfg = make_config(*options, f"output_dir={tmp_path}")
-    first, second = (run_of(cfg, SingleProcess(), lambda: 0.0, own=Own()) for _ in range(2))
+def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(run_of: RunOf, tmp_path) -> None:
+    options = ["max_steps=1", "checkpoint.every_steps=1", "resume=auto"]
+    first, second = (run_of(*options, group=SingleProcess(), own=Own()) for _ in range(2))
     for _ in first.batches(first.loader):
         first.state["optimizer"].step()
         first.scheduler.step()
@@ -162,7 +153,6 @@ def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(tmp_path) -> None:
     assert str(tmp_path / "checkpoints") in caught.value.__notes__[0]
 
 
-@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(
     ("group", "every_steps", "expected"),
     [
@@ -173,16 +163,13 @@ def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(tmp_path) -> None:
     ],
 )
 def test_the_clock_of_one_rank_asks_once_for_each_save(
-    group: type[SingleProcess], every_steps, expected: list[int], tmp_path
+    group: type[SingleProcess], every_steps, expected: list[int], run_of: RunOf, tmp_path
 ) -> None:
     """Every three steps here, the last time in the last step."""
     now = 0.0
-    options = [
-        *("checkpoint.every_minutes=3", f"checkpoint.every_steps={every_steps}"),
-        *("checkpoint.keep=99", "log.images=0"),
-    ]
-    cfg = make_config("loader=synthetic", "max_steps=11", f"output_dir={tmp_path}", *options)
-    run = run_of(cfg, group(), lambda: now)
+    options = [f"checkpoint.every_steps={every_steps}", "checkpoint.keep=99", "log.images=0"]
+    options += ["checkpoint.every_minutes=3", "max_steps=11"]
+    run = run_of(*options, group=group(), clock=lambda: now)
     for _ in run.batches(run.loader):
         now += 60
         run.step(torch.zeros(()), torch.zeros(()))
@@ -191,12 +178,10 @@ def test_the_clock_of_one_rank_asks_once_for_each_save(
     assert [int(name.removeprefix("step-")) for name in names] == expected
 
 
-@pytest.mark.usefixtures("signals")
-def test_the_speed_is_that_of_the_steps_after_the_first(tmp_path) -> None:
+def test_the_speed_is_that_of_the_steps_after_the_first(run_of: RunOf, tmp_path) -> None:
     """Also where a checkpoint counts a part of the first step's time."""
     now = 0.0
-    cfg = make_config("loader=synthetic", "max_steps=5", f"output_dir={tmp_path}")
-    run = run_of(cfg, SecondOfTwo(), lambda: now)
+    run = run_of("max_steps=5", group=SecondOfTwo(), clock=lambda: now)
     for _ in run.batches(run.loader):
         if run.step_number == 0:
             now += 100
@@ -204,15 +189,15 @@ def test_the_speed_is_that_of_the_steps_after_the_first(tmp_path) -> None:
             assert run.timing.images_per_s == run.timing.data_wait_share == 0
         now += 2
         run.step(torch.zeros(()), torch.zeros(()))
-    assert run.timing.seconds["first_step"] == 102
-    assert run.timing.seconds["compute"] == 8
-    assert run.timing.images_per_s == 4 * cfg.global_batch_size / 8
+    seconds = run.timing.seconds
+    assert (seconds["first_step"], seconds["compute"]) == (102, 8)
+    assert run.timing.images_per_s == 4 * run.cfg.global_batch_size / 8
     assert list(tmp_path.iterdir()) == []  # rank 0 alone writes
 
 
 def test_the_time_between_laps_belongs_to_the_part_that_ends() -> None:
     now = 0.0
-    times = timing.Timing(torch.device("cpu"), lambda: now)
+    times = Timing(torch.device("cpu"), lambda: now)
     for part, seconds in [("other", 1), ("data_wait", 2), ("compute", 4), ("other", 8)]:
         now += seconds
         times.lap(part)
@@ -227,28 +212,22 @@ def test_the_time_between_laps_belongs_to_the_part_that_ends() -> None:
     times.end_step()
     assert (times.images_per_s, times.data_wait_share) == (16, 0.25)
     times.end()
-    again = timing.Timing(torch.device("cpu"))
-    assert again.seconds["start_up"] < min(1, start_up)  # of the next job of a multirun
+    next_job = Timing(torch.device("cpu"))
+    assert next_job.seconds["start_up"] < min(1, start_up)
 
 
-def test_a_gpu_waits_for_data_while_it_has_nothing_to_do(monkeypatch) -> None:
+def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
     """The host is ahead: it waits for batches and launches, while the device works and waits otherwise."""
     now, on_device = 0.0, 0.0
 
     class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            self.enable_timing = enable_timing
-
-        def record(self, stream: str) -> None:
+        def __init__(self) -> None:
             self.ms = 1000 * on_device
 
         def elapsed_time(self, end: "Event") -> float:
             return end.ms - self.ms
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the training's")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    times = timing.Timing(torch.device("cuda", 0), lambda: now)
+    times = Timing(torch.device("cpu"), lambda: now, Event)
     with times.data_wait():
         now += 100
     times.end_step()  # the first one
@@ -285,13 +264,12 @@ def test_one_key_chooses_what_cuda_computes_float32_in(
     assert torch.backends.cuda.matmul.allow_tf32 == products
     assert torch.backends.cudnn.allow_tf32 == convolutions
     assert (torch.backends.cuda.matmul.fp32_precision == "tf32") == products
-    assert (torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32") == convolutions
+    assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == convolutions  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("numerics")
 def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     set_numerics(make_config("deterministic=true"))
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.deterministic
@@ -309,9 +287,10 @@ def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) 
 def test_auto_is_the_precision_that_is_fast_on_the_device() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert (amp_dtype("auto", cpu), amp_dtype("auto", gpu)) == (torch.bfloat16, torch.float16)
-    for device in (cpu, gpu):
-        assert amp_dtype("bfloat16", device) == torch.bfloat16
-        assert amp_dtype("float16", device) == torch.float16
+    assert (amp_dtype("bfloat16", gpu), amp_dtype("float16", cpu)) == (
+        torch.bfloat16,
+        torch.float16,
+    )
 
 
 def test_each_rank_and_each_seed_draws_other_numbers() -> None:
@@ -319,16 +298,9 @@ def test_each_rank_and_each_seed_draws_other_numbers() -> None:
         seed_everything(*arguments)
         return random.random(), float(np.random.random()), torch.rand(()).item()
 
-    before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
-    try:
-        assert draw(3) == draw(3, 0) == draw(3)
-        draws = [draw(seed, rank) for seed in range(5) for rank in range(5)]
-        for numbers in zip(*draws, strict=True):
-            assert len(set(numbers)) == 25
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+    assert draw(3) == draw(3, 0) == draw(3)
+    draws = [draw(seed, rank) for seed in range(5) for rank in range(5)]
+    assert all(len(set(numbers)) == 25 for numbers in zip(*draws, strict=True))
 
 
 def test_the_average_follows_by_its_definition() -> None:
@@ -370,29 +342,22 @@ def test_an_update_of_the_average_does_not_wait_for_the_device(device: str) -> N
     assert average.n_averaged == 3
 
 
-def test_an_error_on_rank_0_is_raised_on_all_ranks_as_what_it_is(monkeypatch) -> None:
-    def refuse() -> None:
-        raise UserError("wrong")
+def refuse() -> None:
+    raise UserError("wrong")
 
-    def broadcast(values: list[Any], src: int, **_: object) -> None:
-        if group.rank == src:
-            sent["values"] = pickle.dumps(values)
-        else:
-            values[:] = pickle.loads(sent["values"])
 
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
-    group = object.__new__(ProcessGroup)
-    group.handle = None
-    for read, expected in [
-        (lambda: int("a bug"), ValueError),
-        (refuse, UserError),
-    ]:
-        sent: dict[str, bytes] = {}
-        for rank in (0, 1):
-            group.rank = rank
-            with pytest.raises(expected) as raised:
-                group.broadcast_from_rank0(read)
-            assert type(raised.value) is expected, rank
+def errors_of_broadcasts() -> list[str]:
+    """Types of the errors that rank 0's errors are on this rank."""
+    names = []
+    for read in (lambda: int("a bug"), refuse):
+        with pytest.raises(ValueError, match="a bug|wrong") as raised:
+            ProcessGroup().broadcast_from_rank0(read)
+        names.append(type(raised.value).__name__)
+    return names
+
+
+def test_an_error_on_rank_0_is_raised_on_all_ranks_as_what_it_is() -> None:
+    assert on_ranks(errors_of_broadcasts) == [["ValueError", "UserError"]] * 2
 
 
 def test_the_heartbeat_keeps_nothing_alive_between_two_looks() -> None:
@@ -424,9 +389,18 @@ def test_the_heartbeat_keeps_nothing_alive_between_two_looks() -> None:
 
 
 END = """
-import atexit, time, torch
-from runtime.distributed import DeviceWork, Heartbeat
-store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+import atexit, time, torch, torch.distributed as dist
+from pathlib import Path
+from runtime.distributed import DeviceWork, Heartbeat, leave_process_group
+names = lambda: [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(2, 4)).sum().backward()
+print("before", *[name for name in names() if "gloo" in name])
+del model
+leave_process_group()
+print("after", *[name for name in names() if "gloo" in name])
+store = dist.TCPStore("127.0.0.1", 0, is_master=True)
 work = DeviceWork(torch.device("cpu"))
 heartbeat = Heartbeat(store, 0, 1, work, 60.0, bytes, interval_s=0.0)
 atexit.register(heartbeat.stop)
@@ -434,65 +408,31 @@ time.sleep(0.5)
 """
 
 
-def test_a_heartbeat_to_the_last_moment_does_not_abort_python() -> None:
-    """Python aborts if it ends while a thread is about to return from the store."""
-    subprocess.run([sys.executable, "-c", END], cwd=REPOSITORY, check=True)
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the threads' names")
+def test_python_ends_without_threads_of_gloo_and_in_spite_of_a_heartbeat() -> None:
+    """It aborts if it ends while a thread is about to return from the store."""
+    command = [sys.executable, "-c", END]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    before, after = ended.stdout.split("after")
+    assert "gloo" in before
+    assert "gloo" not in after
 
 
-def product_files() -> list[Path]:
+def test_only_one_folder_and_the_entry_points_know_torch_distributed() -> None:  # part: compose
     folders = ("conf", "loaders", "models", "runtime", "tasks")
     paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
-    scripts = [REPOSITORY / name for name in ("predict.py", "export.py", "runs.py")]
-    return [*paths, *REPOSITORY.glob("train*.py"), *scripts]
-
-
-def uses_of_distributed(text: str) -> list[str]:
-    """What imports torch.distributed or a part of it, or reaches it as an attribute of torch."""
-
-    def is_it(name: str | None) -> bool:
-        return name is not None and f"{name}.".startswith("torch.distributed.")
-
-    lines = []
-    for node in ast.walk(ast.parse(text)):
-        names: list[str | None] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Attribute):
-            names = [ast.unparse(node)]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value]  # for importlib
-        if any(map(is_it, names)):
-            lines.append(ast.unparse(node))
-    return lines
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import torch.distributed as dist",
-        "from torch import distributed",
-        "def f():\n    from torch.distributed.fsdp import FSDPModule",
-        "import torch\ntorch.distributed.is_initialized()",
-        "import importlib\nimportlib.import_module('torch.distributed')",
-    ],
-)
-def test_a_use_of_torch_distributed_is_found(text: str) -> None:
-    assert uses_of_distributed(text)
-    assert not uses_of_distributed(text.replace("distributed", "distributions"))
-
-
-def test_only_one_file_and_the_entry_points_know_torch_distributed() -> None:  # part: compose
+    use = re.compile(
+        r"\btorch\.distributed\b(?!\.run)|from torch import (\([^)]*|.*)\bdistributed\b"
+    )
     users = {
         str(path.relative_to(REPOSITORY))
-        for path in product_files()
-        if uses_of_distributed(path.read_text())
+        for path in [*paths, *REPOSITORY.glob("*.py")]
+        if use.search(path.read_text())
     }
-    entry_points = {user for user in users if user.startswith("train_") or user == "predict.py"}
-    assert all(user.startswith("runtime/distributed/") for user in users - entry_points)
-    assert all("ddp" in user for user in entry_points - {"train_fsdp.py", "predict.py"})
-    assert {"train_ddp.py", "train_fsdp.py"} <= entry_points
+    assert {"train_ddp.py", "train_fsdp.py"} <= users
+    others = {user for user in users if not user.startswith("runtime/distributed/")}
+    assert all("ddp" in user for user in others - {"train_fsdp.py", "predict.py"})
 
 
 def page_faults(kept: bool) -> int:
@@ -514,33 +454,9 @@ def page_faults(kept: bool) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_memory_is_kept_for_the_next_step_on_a_cpu() -> None:
     # Of a server that computes nothing, so that what this process did to malloc is not inherited.
-    with multiprocessing.get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
+    with FORKSERVER.Pool(1, maxtasksperchild=1) as pool:
         default, kept = pool.map(page_faults, [False, True], chunksize=1)
     assert kept < 100 < 2_500 < default
-
-
-LEAVE = """
-from pathlib import Path
-import runtime.distributed, torch, torch.distributed as dist
-names = lambda: [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-model(torch.ones(2, 4)).sum().backward()
-print("before", *[name for name in names() if "gloo" in name])
-del model
-runtime.distributed.leave_process_group()
-print("after", *[name for name in names() if "gloo" in name])
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the threads' names")
-def test_no_thread_of_gloo_is_left_when_python_ends() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", LEAVE], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    before, after = result.stdout.split("after")
-    assert "gloo" in before
-    assert "gloo" not in after
 
 
 @pytest.mark.parametrize("hidden", [None, "", "0"])
@@ -549,7 +465,7 @@ def test_a_gpu_that_cannot_be_used_ends_the_run_unless_it_is_hidden(
 ) -> None:
     driver = tmp_path / "version"
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not torch.cuda.is_available()  # which is known from now on
     if hidden is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
@@ -563,10 +479,8 @@ def test_a_gpu_that_cannot_be_used_ends_the_run_unless_it_is_hidden(
     assert str(torch.version.cuda) in str(error.value)
 
 
-def test_data_parallel_gathers_on_the_configured_gpu(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert visible_gpus(make_config(), torch.device("cuda", 1)) == [1, 0, 2]
+def test_data_parallel_gathers_on_the_configured_gpu() -> None:
+    assert visible_gpus(make_config(), torch.device("cuda", 1), num_gpus=3) == [1, 0, 2]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import copy
 import logging
 import shutil
-import urllib.error
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,23 @@ from torch import Tensor, nn
 
 from conf.errors import UserError
 from conf.schema import Config
+from loaders import build_loaders
 from models import MODELS, build_model
 from models.finetune import first_convolution, fitting_weights, head_of, initial_weights
 from runtime import build_optimizer
-from tests.helpers import REPOSITORY, checkpoint_of, make_config, summary_of, train
+from runtime.finetune import start_from
+from runtime.group import SingleProcess
+from tests.helpers import (
+    REPOSITORY,
+    checkpoint_of,
+    free_port,
+    make_config,
+    summary_of,
+    train,
+)
 
 TINY = ["model.kwargs.width=8", "optimizer.warmup_epochs=0", "epochs=1"]
+STEPS = [*TINY, "global_batch_size=100", "log.images=0"]
 
 
 def digit_folders(root: Path, digits: range, num_train: int, num_val: int) -> Path:
@@ -67,17 +77,15 @@ def test_weights_come_from_files_checkpoints_and_runs(saved, tmp_path, form: str
     path, weights = saved
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    if form == "pt":
-        torch.save(weights, path := tmp_path / "weights.pt")
-    elif form == "checkpoint":
-        torch.save({"model": weights, "step": 3}, path := tmp_path / "last.pt")
-    elif form == "wrapped":
-        torch.save(
-            {f"module.{name}": value for name, value in weights.items()}, path := run / "w.pt"
-        )
+    others = {
+        "pt": weights,
+        "checkpoint": {"model": weights, "step": 3},
+        "wrapped": {f"module.{name}": value for name, value in weights.items()},
+    }
+    if form in others:
+        torch.save(others[form], path := tmp_path / "weights.pt")
     elif form == "run":
-        save_file(weights, run / "checkpoints" / "model.safetensors")
-        path = run
+        path = shutil.copy(path, run / "checkpoints" / "model.safetensors").parents[1]
     elif form == "newest":
         torch.save({"model": small().state_dict()}, run / "checkpoints" / "step-00000002.pt")
         torch.save({"model": weights}, run / "checkpoints" / "step-00000010.pt")
@@ -100,18 +108,15 @@ def test_a_head_of_another_size_starts_fresh_and_two_lines_say_so(saved, caplog)
     assert second.endswith("classifier.weight (3x16), classifier.bias (3) starts fresh")
 
 
-@pytest.mark.parametrize("in_channels", [3, 5])
-def test_the_first_convolution_is_adapted_to_other_channels(
-    saved, caplog, in_channels: int
-) -> None:
+def test_the_first_convolution_is_adapted_to_other_channels(saved, caplog) -> None:
     path, _ = saved
     images = torch.rand(4, 1, 16, 16)
     one = small(f"model.weights={path}").eval()
     with caplog.at_level(logging.INFO):
-        several = small(f"model.weights={path}", in_channels=in_channels).eval()
-    assert f"is adapted from 1 to {in_channels} channels" in caplog.messages[0]
+        several = small(f"model.weights={path}", in_channels=3).eval()
+    assert "is adapted from 1 to 3 channels" in caplog.messages[0]
     # Alike in all channels, an image has the same response.
-    torch.testing.assert_close(several(images.expand(-1, in_channels, -1, -1)), one(images))
+    torch.testing.assert_close(several(images.expand(-1, 3, -1, -1)), one(images))
     save_file(several.state_dict(), path)
     back = small(f"model.weights={path}").eval()
     torch.testing.assert_close(back(images), one(images))
@@ -125,40 +130,32 @@ def test_weights_of_which_nothing_fits_are_refused(saved) -> None:
     assert "features.0.0.weight (8x1x3x3)" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "there is no such file; give imagenet"),
-        (b"noise", "cannot be read"),
-        (b"", "cannot be read"),
-        ({}, "no tensors"),
-    ],
-)
-def test_files_that_hold_no_weights_are_named(tmp_path, content: Any, message: str) -> None:
+@pytest.mark.parametrize("content", [None, b"noise", b"", {}, "folder"])
+def test_files_that_hold_no_weights_are_named(tmp_path, content: Any) -> None:
     path = tmp_path / "weights.pt"
-    if isinstance(content, bytes):
+    if content == "folder":
+        path.mkdir()
+    elif isinstance(content, bytes):
         path.write_bytes(content)
     elif content is not None:
         torch.save(content, path)
-    with pytest.raises(UserError, match=message) as raised:
+    with pytest.raises(UserError) as raised:
         small(f"model.weights={path}")
     assert str(path) in str(raised.value)
 
 
-def test_a_folder_without_weights_says_what_was_expected(tmp_path) -> None:
-    with pytest.raises(UserError, match=r"expected .*/checkpoints/model.safetensors"):
-        small(f"model.weights={tmp_path}")
+@pytest.mark.parametrize("override", ["model.weights=imagenet", "model.freeze=all"])
+def test_what_a_model_does_not_have_is_refused(override: str) -> None:
+    with pytest.raises(UserError, match=override):
+        small(override)
 
 
 def test_without_network_imagenet_names_the_file_and_its_place(tmp_path, monkeypatch) -> None:
-    def no_network(*arguments: Any, **options: Any) -> None:
-        raise urllib.error.URLError("no network")
-
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr("torch.hub.download_url_to_file", no_network)
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{free_port()}")  # where nothing answers
     cfg = make_config("model=torchvision", "model.arch=resnet18", "model.weights=imagenet")
     with pytest.raises(UserError) as raised:
-        started(cfg, 3, 10)
+        initial_weights(cfg.model, 3)
     place = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
     assert f"{place} is not there" in str(raised.value)
     assert "download https://download.pytorch.org/models/resnet18-f37072fd.pth" in str(raised.value)
@@ -178,11 +175,6 @@ def test_imagenet_weights_that_lie_in_their_place_are_loaded(tmp_path, monkeypat
     own = model.state_dict()
     assert torch.equal(own["layer4.1.conv2.weight"], whole["layer4.1.conv2.weight"])
     torch.testing.assert_close(own["conv1.weight"], whole["conv1.weight"].sum(1, keepdim=True))
-
-
-def test_imagenet_weights_of_a_model_that_has_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="model.weights=imagenet: .*model=small_cnn"):
-        small("model.weights=imagenet")
 
 
 @pytest.mark.parametrize(
@@ -207,9 +199,8 @@ def test_every_model_has_a_head(name: str, head: str) -> None:
     assert head_of(model) == ("tail", "head")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_frozen_backbone_stays_as_it_is_with_its_statistics(optimizer: str) -> None:
-    cfg = make_config(*TINY, "model.freeze=backbone", f"optimizer={optimizer}")
+def test_a_frozen_backbone_stays_as_it_is_with_its_statistics() -> None:
+    cfg = make_config(*TINY, "model.freeze=backbone")
     model = build_model(cfg.model, 1, 10)
     copied = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
@@ -234,11 +225,6 @@ def test_a_frozen_backbone_stays_as_it_is_with_its_statistics(optimizer: str) ->
     assert not model.get_submodule("classifier").training
 
 
-def test_an_unknown_part_to_freeze_is_refused() -> None:
-    with pytest.raises(ValueError, match="model.freeze=all is unknown"):
-        small("model.freeze=all")
-
-
 def test_the_backbone_learns_with_its_own_rate() -> None:
     cfg = make_config(*TINY, "optimizer.backbone_lr_scale=0.1", "optimizer.lr=0.5")
     model = build_model(cfg.model, 1, 10)
@@ -253,12 +239,6 @@ def test_the_backbone_learns_with_its_own_rate() -> None:
     )
     everything = [p for group in optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in everything} == {id(p) for p in model.parameters()}
-
-
-@pytest.mark.parametrize("scale", [0, -1, float("nan")])
-def test_a_rate_that_teaches_nothing_is_refused(scale: float) -> None:
-    with pytest.raises(UserError, match="optimizer.backbone_lr_scale"):
-        make_config(*TINY, f"optimizer.backbone_lr_scale={scale}")
 
 
 def test_fine_tuning_from_a_run_beats_starting_from_scratch(tmp_path) -> None:
@@ -281,51 +261,34 @@ def test_fine_tuning_from_a_run_beats_starting_from_scratch(tmp_path) -> None:
     assert tuned["val/loss"] < scratch["val/loss"]
 
 
-STEPS = [*TINY, "global_batch_size=100", "log.images=0"]
-
-
-@pytest.fixture(scope="module")
-def short_run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("short") / "first"
-    train("train.py", folder, *STEPS, "max_steps=5")
-    return folder
-
-
 # part: compose
-@pytest.mark.parametrize("script", ["train.py", "train_fsdp.py", "train_ema.py"])
-def test_scripts_need_no_new_line_to_train_the_head_only(
-    tmp_path, short_run: Path, script: str
-) -> None:
-    steps = STEPS
-    shutil.copytree(short_run, tmp_path / "first")
-    first = tmp_path / "first" / "checkpoints" / "model.safetensors"
-    head = [*steps, f"model.weights={first}", "model.freeze=backbone", "resume=auto"]
+@pytest.mark.parametrize("script", ["train.py", "train_fsdp.py"])
+def test_scripts_need_no_new_line_to_train_the_head_only(saved, tmp_path, script: str) -> None:
+    path, before = saved
+    head = [*STEPS, f"model.weights={path}", "model.freeze=backbone", "resume=auto"]
     said = train(script, tmp_path / "head", *head, "max_steps=4")
     assert "14 of 14 parameter tensors are loaded" in said
-    # The file may be gone once the run has weights of its own.
-    first.rename(tmp_path / "elsewhere.safetensors")
+    path.unlink()  # not needed once the run has weights of its own
     said = train(script, tmp_path / "head", *head, "max_steps=6")
     assert "parameter tensors are loaded" not in said
-    before, after = (checkpoint_of(tmp_path / name)["model"] for name in ("first", "head"))
-    for name, value in after.items():
+    for name, value in checkpoint_of(tmp_path / "head")["model"].items():
         assert torch.equal(value, before[name]) != name.startswith("classifier"), name
-    thawed = [*steps, "resume=auto", "max_steps=8"]
     if script == "train.py":
         with pytest.raises(AssertionError, match="model.freeze: backbone then"):
-            train(script, tmp_path / "head", *thawed)
+            train(script, tmp_path / "head", *STEPS, "resume=auto", "max_steps=8")
 
 
-def test_a_head_for_other_classes_starts_fresh_although_its_size_fits(tmp_path) -> None:
+def test_a_head_for_other_classes_starts_fresh_although_its_size_fits(tmp_path, caplog) -> None:
     data = ["data=imagefolder", "data.resize=null", "data.crop=null", f"data.cache_dir={tmp_path}"]
-    options = [*STEPS, *data, "max_steps=2"]
-    low, high = (
-        digit_folders(tmp_path / name, digits, 60, 4)
-        for name, digits in (("low", range(3)), ("high", range(1, 4)))
-    )
-    train("train.py", tmp_path / "first", *options, f"data.root={low}")
-    again = [*options, f"model.weights={tmp_path / 'first'}"]
-    said = train("train.py", tmp_path / "same", *again, f"data.root={low}")
-    assert "14 of 14 parameter tensors are loaded" in said
-    said = train("train.py", tmp_path / "other", *again, f"data.root={high}")
-    assert "12 of 14 parameter tensors are loaded" in said
-    assert "classifier.weight (3x16), classifier.bias (3) starts fresh" in said
+    low = digit_folders(tmp_path / "low", range(3), 60, 4)
+    high = digit_folders(tmp_path / "high", range(1, 4), 60, 4)
+    train("train.py", tmp_path / "first", *STEPS, *data, "max_steps=2", f"data.root={low}")
+    caplog.set_level(logging.INFO)
+    for root in (low, high):
+        weights = f"model.weights={tmp_path / 'first'}"
+        cfg = make_config(*STEPS, *data, f"data.root={root}", weights)
+        loader, _ = build_loaders(cfg, torch.device("cpu"))
+        start_from(cfg, build_model(cfg.model, 3, 3), loader, SingleProcess())
+    said = [message for message in caplog.messages if "model.weights" in message]
+    assert [message.split(": ")[1][:8] for message in said[::2]] == ["14 of 14", "12 of 14"]
+    assert said[3].endswith("classifier.weight (3x16), classifier.bias (3) starts fresh")
