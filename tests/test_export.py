@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from safetensors import safe_open
 
 import export
 from conf.errors import UserError
-from tests.helpers import REPOSITORY
-from tests.test_predict import SMALL, run_all, table
+from tests.helpers import REPOSITORY, run_all
+from tests.test_predict import SMALL, table
 from tests.test_weights import digit_folders
 
 NAMES = ["digit 3", "digit 4", "digit 5"]
@@ -35,8 +36,7 @@ def run(tmp_path_factory) -> Path:
     run = folder / "mine"
     forms = [form for form in FILES if form != "onnx" or find_spec("onnxscript")]
     weights = f"model.weights={folder / FILES['safetensors']}"
-    _, _, *printed, started = run_all(
-        folder,
+    commands = [
         ["train.py", f"output_dir={run}", *options, "model.channels_last=true"],
         ["predict.py", f"run={run}", "split=val", f"out={folder / 'val.csv'}"],
         *(
@@ -44,7 +44,8 @@ def run(tmp_path_factory) -> Path:
             for form in forms
         ),
         ["train.py", f"output_dir={folder / 'next'}", *options, weights, "max_steps=1"],
-    )
+    ]
+    _, _, *printed, started = run_all(commands, folder)
     for text in printed:
         (difference,) = re.findall(r"largest difference (\S+) on \d+ validation images", text)
         assert float(difference) < 1e-4
@@ -57,28 +58,24 @@ def run(tmp_path_factory) -> Path:
 def test_a_file_takes_any_number_of_raw_images_and_gives_probabilities(
     run: Path, form: str
 ) -> None:
-    compute: Any
+    file, session, program = run.parent / FILES[form], None, None
     if form == "onnx":
-        onnxruntime = pytest.importorskip("onnxruntime")
-        session = onnxruntime.InferenceSession(run.parent / FILES[form])
+        session = pytest.importorskip("onnxruntime").InferenceSession(file)
         assert session.get_inputs()[0].type == "tensor(uint8)"
-        classes = session.get_modelmeta().custom_metadata_map["classes"]
-
-        def compute(images: np.ndarray) -> np.ndarray:
-            return session.run(None, {"images": images})[0]
+        metadata = session.get_modelmeta().custom_metadata_map
     else:
         extra = {"metadata.json": ""}
-        program = torch.export.load(run.parent / FILES[form], extra_files=extra).module()
-        classes = json.loads(extra["metadata.json"])["classes"]
-
-        def compute(images: np.ndarray) -> np.ndarray:
-            return program(torch.from_numpy(images)).detach().numpy()
-
-    assert json.loads(classes) == NAMES
+        program = torch.export.load(file, extra_files=extra).module()
+        metadata = json.loads(extra["metadata.json"])
+    assert json.loads(metadata["classes"]) == NAMES
     rows = table(run.parent / "val.csv")
     images = np.stack([np.asarray(Image.open(row["path"]).convert("RGB")) for row in rows])
     for count in (1, 3, 100):
-        answers = compute(images[:count])
+        some = images[:count]
+        if session:
+            answers = session.run(None, {"images": some})[0]
+        else:
+            answers = program(torch.from_numpy(some)).detach().numpy()
         np.testing.assert_allclose(answers.sum(axis=1), 1, rtol=1e-5)
         for answer, row in zip(answers, rows, strict=False):
             assert NAMES[answer.argmax()] == row["prediction"]
@@ -107,17 +104,29 @@ def test_the_documented_ten_lines_work(run: Path, tmp_path) -> None:
     assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
-def test_a_file_that_computes_something_else_is_not_written(run, tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def run_export(run: Path, tmp_path, monkeypatch) -> Callable[..., None]:
+    """Calls export.py with these arguments besides others that are right; it writes nothing."""
+
+    def call(*arguments: str) -> None:
+        given = [f"run={run}", "format=onnx", f"out={tmp_path / 'mine.onnx'}", *arguments]
+        monkeypatch.setattr("sys.argv", ["export.py", *given])
+        try:
+            export.main()
+        finally:
+            assert not list(tmp_path.iterdir())
+
+    return call
+
+
+def test_a_file_that_computes_something_else_is_not_written(run_export, monkeypatch) -> None:
     def wrong(exported: Any, images: Any, metadata: Any, file: Path) -> Any:
         file.write_text("wrong")
         return lambda images: exported(images) + 2e-4
 
-    out = tmp_path / "mine.onnx"
     monkeypatch.setitem(export.FORMATS, "onnx", wrong)
-    monkeypatch.setattr("sys.argv", ["export.py", f"run={run}", "format=onnx", f"out={out}"])
     with pytest.raises(UserError, match=r"2.0e-04"):
-        export.main()
-    assert not list(tmp_path.iterdir())
+        run_export()
 
 
 @pytest.mark.parametrize(
@@ -131,11 +140,8 @@ def test_a_file_that_computes_something_else_is_not_written(run, tmp_path, monke
     ],
 )
 def test_mistakes_and_missing_packages_are_named(
-    run, tmp_path, monkeypatch, argument: str, message: str
+    run_export, monkeypatch, argument: str, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    given = [f"run={run}", "format=onnx", f"out={tmp_path / 'mine.onnx'}", argument]
-    monkeypatch.setattr("sys.argv", ["export.py", *given])
-    with pytest.raises(Exception, match=message):
-        export.main()
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match=message):
+        run_export(argument)
