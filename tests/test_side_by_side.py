@@ -201,6 +201,7 @@ def workshop(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(900)  # the first one makes the workshop
 def test_ruff_finds_nothing_in_any_set(workshop: Path) -> None:
     for command in (["format", "--check"], ["check"]):
         ruff = [sys.executable, "-m", "ruff", *command, f"--config={REPOSITORY}/pyproject.toml"]
