@@ -58,7 +58,9 @@ def run(tmp_path_factory) -> Path:
 def test_a_file_takes_any_number_of_raw_images_and_gives_probabilities(
     run: Path, form: str
 ) -> None:
-    file, session, program = run.parent / FILES[form], None, None
+    file = run.parent / FILES[form]
+    session: Any = None
+    program: Any = None
     if form == "onnx":
         session = pytest.importorskip("onnxruntime").InferenceSession(file)
         assert session.get_inputs()[0].type == "tensor(uint8)"

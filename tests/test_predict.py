@@ -310,8 +310,8 @@ def test_masks_are_written_as_indices_in_colours(tmp_path) -> None:
         picture = Image.open(row["image"])
         assert (picture.mode, picture.size) == ("P", (32, 24))
         assert picture.getpalette()[:9] == palette(3).flatten().tolist()  # type: ignore[index]
-        image, mask = np.asarray(picture), Image.open(row["path"].replace("images", "masks"))
-        right.append(image == np.asarray(mask)[6:30, 4:36])
+        image, mask_file = np.asarray(picture), row["path"].replace("images", "masks")
+        right.append(image == np.asarray(Image.open(mask_file))[6:30, 4:36])
         again = np.asarray(Image.open(tmp_path / "all" / Path(row["path"]).name))
         assert np.mean(again == image) > 0.99
         answer = program(np.array(Image.open(row["path"]))[6:30, 4:36])  # part: export

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -365,7 +366,8 @@ def shard_blocks(rank: int, world_size: int, port: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = shard(nn.Sequential(*blocks), torch.device("cpu"))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    assert all(p.to_local().eq(1).all() for p in model.parameters())
+    shards: list[Any] = list(model.parameters())
+    assert all(part.to_local().eq(1).all() for part in shards)
     assert grown < (num_blocks / world_size + 2.5) * side * side * 4 / 2**20, grown
     dist.destroy_process_group()
 
