@@ -281,6 +281,20 @@ def answers_to(
     return [(code, text) for code, text in json.loads((tmp_path / f"{name}-0").read_text())]
 
 
+def run_all(
+    commands: list[list[str]],
+    tmp_path: Path,
+    num_ranks: int = 1,
+    folder: Path = REPOSITORY,
+    watch: Callable[[str], AbstractContextManager] = nullcontext,
+) -> list[str]:
+    """Prints of `answers_to()`, where each command line must succeed."""
+    answers = answers_to(commands, tmp_path, num_ranks, folder, watch)
+    for command, (code, printed) in zip(commands, answers, strict=True):
+        assert code == 0, f"{' '.join(command)}\n{printed}"
+    return [printed for _, printed in answers]
+
+
 def workers_of(training: psutil.Process) -> list[psutil.Process]:
     """The DataLoader's, which are children of the process that they are forked from."""
     return [worker for child in training.children() for worker in child.children()]
@@ -307,6 +321,13 @@ def events_of(output_dir: Path) -> EventAccumulator:
 def scalars_of(output_dir: Path, tag: str) -> list[tuple[int, float]]:
     """(step, value) of a TensorBoard scalar."""
     return [(event.step, event.value) for event in events_of(output_dir).Scalars(tag)]
+
+
+def weights_differ_by(one: Path, other: Path) -> float:
+    """The largest difference of any weight in the newest checkpoints of two runs."""
+    first, second = checkpoint_of(one)["model"], checkpoint_of(other)["model"]
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
 
 
 def published(run: Path) -> dict[str, Tensor]:

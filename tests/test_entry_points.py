@@ -4,6 +4,7 @@ import itertools
 import re
 import shutil
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +21,13 @@ from tests.helpers import (
     has_ranks,
     make_config,
     published,
+    run_all,
     scalars_of,
     start,
     summary_of,
     train,
     validated,
+    weights_differ_by,
 )
 from tests.torchrun import TWO_RANKS, torchrun, train_with_torchrun
 
@@ -103,26 +106,10 @@ def test_every_entry_point_and_every_loader_run(script: str, loader: str, tmp_pa
 NUM_PARAMETERS = sum(p.numel() for p in build_model(make_config().model, 1, 10).parameters())
 
 
-def weights_differ_by(one, other) -> float:
-    first, second = checkpoint_of(one)["model"], checkpoint_of(other)["model"]
-    assert first.keys() == second.keys()
-    return max((first[key] - second[key]).abs().max().item() for key in first)
-
-
 def losses_of(folder) -> list[float]:
     scalars = scalars_of(folder, "train/loss")
     assert [step for step, _ in scalars] == list(range(1, 21))
     return [value for _, value in scalars]
-
-
-def test_two_ranks_match_one_process_at_the_same_global_batch(runs) -> None:
-    one, two = (runs(script, *SGD) for script in ("train.py", "train_ddp.py"))
-    assert losses_of(two) == pytest.approx(losses_of(one), abs=1e-4)
-    assert weights_differ_by(one, two) < 1e-3
-    assert summary_of(one)["val/top1"] == pytest.approx(summary_of(two)["val/top1"], abs=0.005)
-    assert scalars_of(one, "val/loss")[0][1] == pytest.approx(
-        scalars_of(two, "val/loss")[0][1], abs=1e-3
-    )
 
 
 def test_dali_trains_exactly_like_pytorch(runs) -> None:
@@ -151,77 +138,52 @@ def test_a_compiled_model_trains_like_the_plain_one(tmp_path, monkeypatch) -> No
 
 def test_amp_follows_the_baseline(runs) -> None:
     """bfloat16 has 8 bits of precision, float16 11: losses within 0.05 and 0.02 over 20 steps."""
-    baseline = losses_of(runs("train.py"))
-    assert losses_of(runs("train_amp.py", "amp.dtype=bfloat16")) == pytest.approx(
-        baseline, abs=0.05
-    )
-    low_scale = runs("train_amp.py", *FLOAT16)
-    assert losses_of(low_scale) == pytest.approx(baseline, abs=0.02)
-    assert losses_of(low_scale) != baseline
-
-
-def test_the_scaler_is_disabled_with_bfloat16_and_saved_with_float16(runs) -> None:
-    bfloat16 = checkpoint_of(runs("train_amp.py", "amp.dtype=bfloat16"))
-    float16 = checkpoint_of(runs("train_amp.py", *FLOAT16))
-    assert bfloat16["scaler"] == {}
-    assert float16["scaler"]["scale"] == 256
+    baseline, scales = losses_of(runs("train.py")), []
+    for options, tolerance in ((["amp.dtype=bfloat16"], 0.05), (FLOAT16, 0.02)):
+        run = runs("train_amp.py", *options)
+        assert losses_of(run) == pytest.approx(baseline, abs=tolerance)
+        assert losses_of(run) != baseline
+        scales.append(checkpoint_of(run)["scaler"].get("scale"))
+    assert scales == [None, 256]  # bfloat16 needs none
     assert "scaler" not in checkpoint_of(runs("train.py"))
-
-
-def test_resume_auto_goes_on_in_its_own_folder(tmp_path) -> None:
-    output = tmp_path / "run"
-    first = train("train.py", output, *TWENTY_STEPS, "max_steps=3", "resume=auto")
-    assert "resume=auto: no checkpoint" in first
-    train("train.py", output, *TWENTY_STEPS, "max_steps=6", "resume=auto")
-    assert [step for step, _ in scalars_of(output, "train/loss")] == [1, 2, 3, 4, 5, 6]
-    whole = tmp_path / "whole"
-    train("train.py", whole, *TWENTY_STEPS, "max_steps=6")
-    assert weights_differ_by(output, whole) == 0
 
 
 QUICK = ["model.kwargs.width=4", "data.crop=[12,12]", "global_batch_size=1000", "log.images=0"]
 
 
-def test_best_and_last_checkpoint_are_kept(tmp_path) -> None:
-    output = tmp_path / "run"
-    train("train.py", output, *QUICK, "epochs=2")
-    last, best = checkpoint_of(output), checkpoint_of(output, "best.pt")
-    top1 = [value for _, value in scalars_of(output, "val/top1")]
-    assert last["run"]["best"] == last["run"]["best_metrics"]["val/top1"]
-    assert last["run"]["best"] == pytest.approx(max(top1))
-    assert last["run"]["best_metric"] == "val/top1"
-    assert last["run"]["num_epochs"] == 2
+@pytest.mark.parametrize(("metric", "mode"), [("top1", max), ("loss", min)])
+def test_the_best_and_the_last_checkpoint_are_kept(metric: str, mode: Any, tmp_path) -> None:
+    folder, run = folder_with(tmp_path / "s", "train.py"), tmp_path / "run"
+    script, line = folder / "train.py", "    task = build_task(cfg, train_loader)\n"
+    text = script.read_text()
+    assert line in text
+    own = f"{line}    task.best_metric, task.best_mode = {metric!r}, {mode.__name__!r}\n"
+    script.write_text(text.replace(line, own))
+    options = ["train.py", *QUICK, f"output_dir={run}", "resume=auto"]
+    run_all([[*options, f"epochs={epochs}"] for epochs in (2, 3)], tmp_path, folder=folder)
+    values = [value for _, value in scalars_of(run, f"val/{metric}")]
+    assert len(values) == 3
+    last, best, summary = checkpoint_of(run), checkpoint_of(run, "best.pt"), summary_of(run)
+    assert summary["best"][f"val/{metric}"] == pytest.approx(mode(values))
+    assert summary["best_mode"] == mode.__name__
+    assert abs(last["run"]["best"]) == last["run"]["best_metrics"][f"val/{metric}"]
+    assert last["run"]["best_metric"] == f"val/{metric}"
+    assert (last["run"]["num_epochs"], last["loader"]["epoch"]) == (3, 2)
+    assert last["config"]["epochs"] == 3
     assert best["run"]["metrics"] == last["run"]["best_metrics"]
-    assert best["loader"]["epoch"] == top1.index(max(top1))
-    assert last["loader"]["epoch"] == 1
-    assert last["config"]["epochs"] == 2
-
-
-def test_the_lowest_value_of_an_error_is_the_best(tmp_path) -> None:
-    script = folder_with(tmp_path, "train.py") / "train.py"
-    line = "    task = build_task(cfg, train_loader)\n"
-    assert line in script.read_text()
-    own = f"{line}    task.best_metric, task.best_mode = 'loss', 'min'\n"
-    script.write_text(script.read_text().replace(line, own))
-    output = tmp_path / "run"
-    train("train.py", output, *QUICK, "epochs=2", folder=tmp_path)
-    train("train.py", output, *QUICK, "epochs=3", "resume=auto", folder=tmp_path)
-    losses = [value for _, value in scalars_of(output, "val/loss")]
-    assert len(losses) == 3
-    assert summary_of(output)["best"]["val/loss"] == pytest.approx(min(losses))
-    assert summary_of(output)["best_mode"] == "min"
-    assert checkpoint_of(output, "best.pt")["loader"]["epoch"] == losses.index(min(losses))
+    assert best["loader"]["epoch"] == values.index(mode(values))
 
 
 def test_a_run_stops_early_on_all_ranks_and_goes_on_with_more_patience(tmp_path) -> None:
     """Without learning, the first epoch stays the best one."""
-    output = tmp_path / "run"
-    options = [*QUICK, "model.kwargs.batch_norm=false", "optimizer.lr=1e-30", "epochs=9"]
-    options += ["loader=synthetic", "resume=auto"]
-    for patience, num_epochs in ((2, 3), (2, 3), (3, 4)):
-        train("train_ddp.py", output, *options, f"early_stopping.patience={patience}")
-        assert len(scalars_of(output, "val/loss")) == num_epochs
-    assert checkpoint_of(output, "best.pt")["run"]["num_epochs"] == 1
+    options = ["train_ddp.py", *QUICK, "model.kwargs.batch_norm=false", "optimizer.lr=1e-30"]
+    options += ["epochs=9", "loader=synthetic", "resume=auto", f"output_dir={tmp_path / 'run'}"]
+    commands = [[*options, f"early_stopping.patience={patience}"] for patience in (2, 2, 3)]
+    *_, again, further = run_all(commands, tmp_path, 2)
+    assert "nothing to do" in again
+    assert "nothing to do" not in further
+    assert len(scalars_of(tmp_path / "run", "val/loss")) == 4
+    assert checkpoint_of(tmp_path / "run", "best.pt")["run"]["num_epochs"] == 1
 
 
 def test_tensorboard_has_every_promised_tag(runs) -> None:
@@ -238,14 +200,14 @@ def test_tensorboard_has_every_promised_tag(runs) -> None:
 
 
 def test_a_run_of_fewer_steps_than_a_log_point_logs_its_gradient_norm_and_no_images(runs) -> None:
-    output = runs("train.py", "log.every_steps=100", "log.images=0")
+    output = runs("train_ddp.py", "log.every_steps=100", "log.images=0", *SGD)
     assert [step for step, _ in scalars_of(output, "train/grad_norm")] == [20]
     assert events_of(output).Tags()["images"] == []
 
 
 def test_the_table_of_runs_has_what_was_changed(runs) -> None:
     """And what a comparison needs: script, processes and precision."""
-    output = runs("train_ddp.py", *SGD)
+    output = runs("train_ddp.py", "log.every_steps=100", "log.images=0", *SGD)
     contents = events_of(output).PluginTagToContent("hparams")
     start_info = HParamsPluginData.FromString(contents["_hparams_/session_start_info"])
     values = {
@@ -259,7 +221,8 @@ def test_the_table_of_runs_has_what_was_changed(runs) -> None:
         "model.kwargs.width": 8,
         "model.kwargs.batch_norm": False,
         "max_steps": 20,
-        "log.every_steps": 1,
+        "log.every_steps": 100,
+        "log.images": 0,
         "data.crop": "[24, 24]",
         "data.random_crop": True,
         "optimizer": "sgd",
@@ -288,10 +251,11 @@ TEN_STEPS_AN_EPOCH = [
 
 def test_learning_rate_warms_up_and_decays_to_zero_over_the_epochs_that_a_run_has(tmp_path) -> None:
     """Also over more epochs than those of the run that it resumes."""
-    options = [*TEN_STEPS_AN_EPOCH, "optimizer.lr=0.1", "optimizer.name=sgd"]
-    train("train.py", tmp_path / "short", *options, "epochs=2")
-    train("train.py", tmp_path / "whole", *options, "epochs=3")
-    train("train.py", tmp_path / "more", *options, "epochs=3", f"resume={tmp_path / 'short'}")
+    options = ["train.py", *TEN_STEPS_AN_EPOCH, "optimizer.lr=0.1", "optimizer.name=sgd"]
+    rows = [("short", "epochs=2"), ("whole", "epochs=3"), ("more", "epochs=3")]
+    commands = [[*options, epochs, f"output_dir={tmp_path / name}"] for name, epochs in rows]
+    commands[-1].append(f"resume={tmp_path / 'short'}")
+    run_all(commands, tmp_path)
     short, whole, more = (
         [rate for _, rate in scalars_of(tmp_path / name, "train/lr")]
         for name in ("short", "whole", "more")

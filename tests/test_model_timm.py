@@ -1,7 +1,5 @@
 """timm's models, their heads and their pretrained weights."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from conf.schema import ModelConfig
 from models import build_model
 from models.finetune import fitting_weights, head_of, initial_weights, is_in
 from runtime import build_optimizer
-from tests.helpers import REPOSITORY, make_config, train
+from tests.helpers import make_config, run_all
 
 timm = pytest.importorskip("timm")
 
@@ -112,11 +110,12 @@ def test_pretrained_weights_that_cannot_be_had_are_named(tmp_path: Path) -> None
 
 def test_a_run_names_its_architecture_resumes_and_predicts(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out.csv"
-    options = ["model=timm", "global_batch_size=20", "log.images=0", "resume=auto"]
-    options += ["model.freeze=backbone", "optimizer.warmup_epochs=0", "data.val_count=50"]
-    tiny = [*options, "model.arch=test_resnet"]
-    assert "timm test_resnet with" in train("train.py", run, *tiny, "max_steps=1")
-    assert "step 1" in train("train.py", run, *tiny, "max_steps=2")
-    command = [sys.executable, "predict.py", f"run={run}", "split=val", f"out={out}"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=240)
+    options = ["train.py", f"output_dir={run}", "global_batch_size=20", "log.images=0"]
+    options += ["model=timm", "model.arch=test_resnet", "model.freeze=backbone", "resume=auto"]
+    options += ["optimizer.warmup_epochs=0", "data.val_count=50"]
+    use = ["predict.py", f"run={run}", "split=val", f"out={out}"]
+    commands = [[*options, "max_steps=1"], [*options, "max_steps=2"], use]
+    first, second, _ = run_all(commands, tmp_path)
+    assert "timm test_resnet with" in first
+    assert "step 1" in second
     assert out.read_text().count("\n") > 1

@@ -3,7 +3,6 @@
 Each model of the template has a file of tests: `test_model_<name>.py`.
 """
 
-import ast
 import subprocess
 import sys
 from typing import Any
@@ -77,16 +76,3 @@ def test_importing_the_models_imports_neither_torchvision_nor_timm() -> None:
     """Which takes seconds."""
     code = "import sys, models; assert not {'torchvision', 'timm'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
-
-
-def test_models_import_no_other_part_of_the_repository() -> None:
-    imported: set[str] = set()
-    for path in (REPOSITORY / "models").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                imported.update(alias.name.split(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                imported.add((node.module or "").split(".")[0])
-    assert "torch" in imported
-    # conf: errors, and the type of build_model's argument.
-    assert not imported & {"runtime", "loaders", "tasks", "benchmarks", "train"}

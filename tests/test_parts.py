@@ -5,6 +5,8 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,13 @@ from template.project import LEFT_OUT
 from template.suites import SETS
 from tests.helpers import REPOSITORY
 from tests.images import make_photos
-from tests.test_project import clone_template, commit, git, make_project
+from tests.test_project import clone_template, commit, git, made, make_project, replace
 
 PARTS, TOGETHER = read_parts()
-COMMIT = git(REPOSITORY, "rev-parse", "HEAD").strip()
-OF_THIS_COMMIT = random.Random(COMMIT).choice(sorted(PARTS))
+OF_THIS_COMMIT = random.Random(git(REPOSITORY, "rev-parse", "HEAD")).choice(sorted(PARTS))
+WITHOUT_IT = " ".join(x for x in PARTS if OF_THIS_COMMIT not in with_needs([x])) or "core"
 SLOWLY = [pytest.param(names, marks=pytest.mark.slow) for names in SETS.values() if names != "core"]
+DALI = SETS["two nodes, DDP, AMP and DALI"]
 MERGED = "ddp amp runs sweep predict slurm"
 
 
@@ -28,6 +31,21 @@ def template(tmp_path_factory) -> Path:
     return clone_template(tmp_path_factory.mktemp("parts") / "template")
 
 
+@pytest.fixture(scope="module")
+def project_of(template: Path) -> Callable[[str], Path]:
+    """Returns the project of these parts, each made when first asked for."""
+    projects: dict[str, Path] = {}
+
+    def project(names: str) -> Path:
+        if names not in projects:
+            projects[names] = template.with_name(f"project-{len(projects)}")
+            made(template, projects[names], names, "merged" if names == MERGED else "")
+        return projects[names]
+
+    return project
+
+
+@cache
 def names_of(module: str, root: Path) -> set[str] | None:
     """Names that a module of a project offers; None if there is no such module."""
     path = root.joinpath(*module.split("."))
@@ -106,13 +124,12 @@ def uses_of_keys(root: Path, keys: set[str]) -> list[str]:
     return found
 
 
-def problems(template: Path, names: str, script: str = "") -> list[str]:
+def problems(project: Path, template: Path, names: str) -> list[str]:
     """What is wrong with a project that has these parts: the part and the file, and what it needs."""
-    project = new_project(template, names, script)
     out = left_out(with_needs(names.split()))
     files = git(template, "ls-files").splitlines()
     gone = [path for path in files if any(f"{path}/".startswith(f"{other}/") for other in out)]
-    if script:
+    if names == MERGED:
         gone += ["compose.py", *(path for path in files if path.startswith("train_"))]
     found = unresolved(project) + mentions(project, gone)
     found += uses_of_keys(project, keys_of(template) - keys_of(project))
@@ -143,13 +160,6 @@ def needed(line: str, template: Path, gone: list[str]) -> set[str]:
     return owners - {"core"}
 
 
-def new_project(template: Path, names: str, script: str = "") -> Path:
-    project = template.with_name(f"project-{len(list(template.parent.iterdir()))}")
-    made = make_project(template, project, names, script)
-    assert made.returncode == 0, made.stderr
-    return project
-
-
 def test_every_path_of_a_part_is_there_and_in_one_part_only() -> None:
     paths = [path for part in PARTS.values() for path in part.paths] + list(TOGETHER) + LEFT_OUT
     for path in paths:
@@ -163,34 +173,29 @@ def test_every_path_of_a_part_is_there_and_in_one_part_only() -> None:
         assert set("|".join(names).split("|")) <= PARTS.keys(), path
 
 
-def without(name: str) -> str:
-    """All parts but one and those that need it."""
-    return " ".join(other for other in PARTS if name not in with_needs([other])) or "core"
-
-
-@pytest.mark.parametrize("names", [SETS["core"], without(OF_THIS_COMMIT), *SLOWLY])
-def test_a_project_of_some_parts_is_whole(names: str, template: Path) -> None:
-    found = problems(template, names)
+@pytest.mark.parametrize("names", [SETS["core"], WITHOUT_IT, MERGED, *SLOWLY])
+def test_a_project_of_some_parts_is_whole(names: str, template: Path, project_of) -> None:
+    found = problems(project_of(names), template, names)
     assert not found, "\n".join([f"{names}:", *found])
 
 
-def test_a_project_with_one_merged_script_is_whole_and_names_no_other(template: Path) -> None:
-    found = problems(template, MERGED, "merged")
-    assert not found, "\n".join(found)
-    project = sorted(template.parent.glob("project-*"), key=lambda path: path.stat().st_ctime)[-1]
+def test_a_project_with_one_merged_script_names_no_other(project_of) -> None:
+    project = project_of(MERGED)
     assert [path.name for path in project.glob("train*.py")] == ["train.py"]
-    script = (project / "train.py").read_text()
+    script, command = (
+        (project / "train.py").read_text(),
+        "torchrun --standalone --nproc_per_node=2 train.py",
+    )
+    assert re.findall(r"Start with `(.*?)`", script) == [command]
     assert "# new #" not in script
     assert "compose.py" not in script
     assert "DistributedDataParallel(" in script
     assert "scaler.scale(loss).backward()" in script
-    [command] = re.findall(r"Start with `(.*?)`", script)
     for name in ("README.md", "Makefile", "docs/use.md"):
         text = (project / name).read_text()
         assert "python train.py" not in text, name
-        assert name == "docs/use.md" or "torchrun --standalone --nproc_per_node=2 train.py" in text
+        assert name == "docs/use.md" or command in text
     assert "script=${SCRIPT:-train.py}" in (project / "launch" / "slurm.sbatch").read_text()
-    assert command == "torchrun --standalone --nproc_per_node=2 train.py"
 
 
 @pytest.mark.parametrize(
@@ -198,21 +203,22 @@ def test_a_project_with_one_merged_script_is_whole_and_names_no_other(template: 
     [("dali", "no technique"), ("ddp fsdp", "does not combine"), ("", "does not combine")],
 )
 def test_what_cannot_be_merged_is_refused(parts: str, message: str, template: Path) -> None:
-    made = make_project(template, template.with_name("none"), parts, "merged")
-    assert made.returncode == 1
-    assert message in made.stderr
+    done = make_project(template, template.with_name("none"), parts, "merged")
+    assert done.returncode == 1
+    assert message in done.stderr
     assert not template.with_name("none").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [*SETS.values(), MERGED])
-def test_a_project_of_some_parts_trains(names: str, template: Path) -> None:
-    project = new_project(template, names, "merged" if names == MERGED else "")
+@pytest.mark.parametrize("names", ["core", DALI, MERGED])
+def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
+    """`make test-projects` trains the others."""
+    project = project_of(names)
     command = [sys.executable, "train.py"]
     if names == MERGED:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["max_steps=2", "device=cpu", "output_dir=outputs/run", "log.images=0"]
-    if "dali" in names.split():
+    if names == DALI:
         make_photos(project / "photos", 30)
         command += ["loader=dali", "data=imagefolder", "data.root=photos", "data.crop=28"]
         command += ["data.resize=32", "global_batch_size=4"]
@@ -224,8 +230,8 @@ def test_a_project_of_some_parts_trains(names: str, template: Path) -> None:
 # file -> what is written in place of what, and the part that it then needs
 FAULTS = {
     "tasks/classification.py": (
-        "        self.label_smoothing",
-        "        from runtime.ema import EMA\n\n        EMA(self)\n        self.label_smoothing",
+        "        self.label_smoothing =",
+        "        from runtime.ema import EMA\n\n        EMA(self)\n        self.label_smoothing =",
         "ema",
     ),
     "runtime/setup.py": (
@@ -233,7 +239,7 @@ FAULTS = {
         "    set_numerics(cfg)\n    print(cfg.amp.dtype)\n",
         "amp",
     ),
-    "docs/installation.md": ("# ", "See [DDP](ddp.md).\n\n# ", "ddp"),
+    "docs/installation.md": ("# Installation", "See [DDP](ddp.md).\n\n# Installation", "ddp"),
     "models/__init__.py": (
         "    if cfg.name not in MODELS:\n",
         "    if cfg.name == 'double':\n        return UNet(in_channels, num_outputs)\n    if cfg.name not in MODELS:\n",
@@ -243,13 +249,13 @@ FAULTS = {
 
 
 def test_a_part_that_is_woven_into_another_one_is_named(tmp_path: Path) -> None:
-    template = clone_template(tmp_path / "template")
-    for file, (old, new, *_) in FAULTS.items():
-        text = (template / file).read_text()
-        assert old in text
-        (template / file).write_text(text.replace(old, new, 1))
+    template, project = (tmp_path / name for name in ("template", "project"))
+    clone_template(template, without="tests/")
+    for file, (old, new, _) in FAULTS.items():
+        replace(template / file, old, new)
     commit(template, "faults")
-    found = problems(template, "core")
+    made(template, project, "core")
+    found = problems(project, template, "core")
     for file, (*_, name) in FAULTS.items():
         lines = [line for line in found if f": {file}" in line]
         assert any(line.startswith(f"core needs {name}:") for line in lines), (file, found)

@@ -3,38 +3,49 @@
 import json
 import math
 import os
+import resource
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
+from conf.check import check_ranks
+from conf.errors import UserError
+from runtime.distributed import shard
 from runtime.preemption import EXIT_CODE
 from runtime.shards import remove_shards
 from runtime.whole import make_whole
 from tests.faults import assert_same, assert_same_state, run_to_end, script_with
 from tests.helpers import (
-    ENVIRONMENT,
-    REPOSITORY,
+    FORKSERVER,
     checkpoint_of,
     folder_with,
     free_port,
+    make_config,
     published,
+    run_all,
     scalars_of,
     summary_of,
     train,
     validated,
+    weights_differ_by,
 )
 
-NUM_TRAIN = 64
 PER_EPOCH = 8
-SGD = ["optimizer=sgd", "optimizer.lr=0.02"]
+SGD, ADAMW = ["optimizer=sgd", "optimizer.lr=0.02"], ["optimizer=adamw"]
 FLOAT16 = "amp.dtype=float16"
+PLAIN = ["model.kwargs.batch_norm=false"]
+"""BatchNorm depends on the parts into which a batch is split."""
+TWENTY = [*PLAIN, "max_steps=20"]
 
 
 @pytest.fixture(scope="module")
@@ -42,32 +53,18 @@ def data(tmp_path_factory) -> list[str]:
     """73 images in three classes, of which 9 validate: 5 on one of two ranks, 4 on the other."""
     root = tmp_path_factory.mktemp("images")
     random = np.random.default_rng(0)
-    for number in range(NUM_TRAIN + 9):
+    for number in range(8 * PER_EPOCH + 9):
         path = root / f"class{number % 3}" / f"{number:03d}.png"
         path.parent.mkdir(exist_ok=True)
         pixels = random.integers(0, 120, (16, 16)) + 60 * (number % 3)
         Image.fromarray(pixels.astype(np.uint8)).save(path)
     return [
-        "data=imagefolder",
-        f"data.root={root}",
+        *("data=imagefolder", f"data.root={root}", "data.val_count=9"),
         f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
-        "data.val_count=9",
-        "data.resize=null",
-        "data.crop=null",
-        "data.mean=[0.5]",
-        "data.std=[0.25]",
-        "model.kwargs.width=8",
-        "global_batch_size=8",
-        "epochs=3",
-        "log.every_steps=1",
-        "log.images=0",
+        *("data.resize=null", "data.crop=[14,14]", "data.random_crop=true"),
+        *("data.mean=[0.5]", "data.std=[0.25]", "model.kwargs.width=8", "global_batch_size=8"),
+        *("epochs=3", "log.every_steps=1", "log.images=0"),
     ]
-
-
-@pytest.fixture(scope="module")
-def exact(data) -> list[str]:
-    """BatchNorm depends on the parts into which a batch is split."""
-    return [*data, "model.kwargs.batch_norm=false"]
 
 
 @pytest.fixture(scope="module")
@@ -79,107 +76,90 @@ def runs(data, tmp_path_factory):
         key = (script, *overrides)
         if key not in folders:
             folder = tmp_path_factory.mktemp("runs")
-            train(
-                script,
-                folder / "run",
-                *data,
-                *overrides,
-                folder=folder_with(folder / "s", script),
-            )
+            here = folder_with(folder / "s", script)
+            train(script, folder / "run", *data, *overrides, folder=here)
             folders[key] = folder / "run"
         return folders[key]
 
     return folder_of
 
 
-PLAIN = ["model.kwargs.batch_norm=false"]
-TWENTY = [*PLAIN, "max_steps=20"]
-
-
-def difference(one: Path, other: Path) -> float:
-    """The largest of any weight in the newest checkpoints."""
-    first, second = checkpoint_of(one)["model"], checkpoint_of(other)["model"]
-    assert first.keys() == second.keys()
-    return max((first[name] - second[name]).abs().max().item() for name in first)
-
-
 def values_of(run: Path, tag: str) -> list[float]:
     return [value for _, value in scalars_of(run, tag)]
 
 
+def with_text(folder: Path, script: str, added: dict[str, str]) -> Path:
+    """A folder like the repository's, where texts are put in, each before a text of the script."""
+    path = folder_with(folder, script) / script
+    text = path.read_text()
+    for place, new in added.items():
+        assert text.count(place) == 1
+        text = text.replace(place, new + place)
+    path.write_text("import os\nimport sys\nimport torch\n" + text)
+    return folder
+
+
+ACCUMULATING = ["accumulate_steps=4"]
+
+
+@pytest.mark.parametrize(
+    ("script", "optimizer", "options", "tolerance"),
+    [
+        ("train_ddp.py", SGD, [], 1e-5),
+        ("train_fsdp.py", SGD, [], 1e-5),
+        ("train_fsdp.py", ADAMW, [], 1e-3),
+        ("train_fsdp.py", SGD, ["model.channels_last=true"], 1e-5),
+        ("train_accumulate.py", SGD, ACCUMULATING, 1e-5),
+        ("train_ddp_accumulate.py", SGD, ACCUMULATING, 1e-5),
+        ("train_fsdp_accumulate.py", SGD, ACCUMULATING, 1e-5),
+    ],
+)
+def test_ranks_and_parts_of_a_batch_train_like_one_process_on_the_whole(
+    script: str, optimizer: list[str], options: list[str], tolerance: float, runs
+) -> None:
+    """And validate each sample once: one of two ranks has a batch more than the other."""
+    one = runs("train.py", *TWENTY, *optimizer)
+    other = runs(script, *TWENTY, *optimizer, *options)
+    assert weights_differ_by(other, one) < tolerance
+    for tag in ("train/loss", "train/grad_norm", "train/lr", "val/loss", "val/top1"):
+        assert values_of(other, tag) == pytest.approx(values_of(one, tag), abs=1e-4), tag
+    assert checkpoint_of(other)["step"] == summary_of(other)["steps"] == 20
+    assert summary_of(other)["world_size"] == (1 if script == "train_accumulate.py" else 2)
+
+
 # Gradient accumulation
 
-ACCUMULATING = ["train_accumulate.py", "train_ddp_accumulate.py", "train_fsdp_accumulate.py"]
+
+@contextmanager
+def count_collectives(script: str) -> Iterator[None]:
+    """A line more in a file of this rank: how often the script called each collective."""
+    with profile(activities=[ProfilerActivity.CPU]) as calls:
+        yield
+    counts = {e.key: e.count for e in calls.key_averages() if e.key.startswith("c10d::")}
+    with Path(f"collectives-{os.environ['RANK']}").open("a") as file:
+        print(json.dumps(counts), file=file)
 
 
-@pytest.mark.parametrize("script", ACCUMULATING)
-def test_the_parts_of_a_batch_add_up_to_the_step_of_the_whole(script: str, runs) -> None:
-    whole = runs("train.py", *TWENTY, *SGD)
-    parts = runs(script, *TWENTY, *SGD, "accumulate_steps=4")
-    assert checkpoint_of(parts)["step"] == summary_of(parts)["steps"] == 20
-    assert difference(parts, whole) < 1e-5
-    for tag in ("train/loss", "train/grad_norm", "train/lr", "val/loss", "val/top1"):
-        assert values_of(parts, tag) == pytest.approx(values_of(whole, tag), abs=1e-4), tag
-    assert difference(runs("train.py", *PLAIN, *SGD, "max_steps=19"), whole) > 1e-4
-
-
-def collectives(script: str, accumulate_steps: int, data: list[str], folder: Path) -> dict:
-    """How often rank 0 called each collective in the steps 3 and 4."""
-    counts = folder / f"{accumulate_steps}.json"
-    text = script_with(
-        folder / f"s{accumulate_steps}",
-        script,
-        "from torch.profiler import ProfilerActivity, profile",
-        "seen = globals().setdefault('seen', set())",
-        "if step == 3 and 3 not in seen:",
-        "    globals()['profiler'] = profile(activities=[ProfilerActivity.CPU])",
-        "    profiler.start()",
-        "if step == 5 and 5 not in seen:",
-        "    profiler.stop()",
-        "    counts = {event.key: event.count for event in profiler.key_averages()}",
-        "    import json",
-        f"    rank or open({str(counts)!r}, 'w').write(json.dumps(counts))",
-        "seen.add(step)",
-    )
-    options = [*data, *PLAIN, f"accumulate_steps={accumulate_steps}", "max_steps=5"]
-    train(script, folder / f"run{accumulate_steps}", *options, folder=text)
-    counted = json.loads(counts.read_text())
-    return {name: count for name, count in counted.items() if name.startswith("c10d::")}
-
-
-@pytest.mark.parametrize("script", ACCUMULATING[1:])
+@pytest.mark.parametrize("script", ["train_ddp_accumulate.py", "train_fsdp_accumulate.py"])
 def test_gradients_travel_once_in_each_optimizer_step(script: str, data, tmp_path) -> None:
-    """Beside them, each step asks what all ranks wish and averages the loss that is logged."""
-    one, four = (collectives(script, number, data, tmp_path) for number in (1, 4))
-    name = "c10d::_reduce_scatter_base_" if "fsdp" in script else "c10d::allreduce_"
-    assert one[name] >= 2
-    assert four[name] == one[name]
-    assert four["c10d::allreduce_"] == one["c10d::allreduce_"]
+    folder = folder_with(tmp_path / "s", script)
+    options = [script, *data, *PLAIN, "max_steps=5"]
+    commands = [
+        [*options, f"accumulate_steps={n}", f"output_dir={tmp_path / str(n)}"] for n in (1, 4)
+    ]
+    run_all(commands, tmp_path, 2, folder, count_collectives)
+    one, four = map(json.loads, (folder / "collectives-0").read_text().splitlines())
+    gradients = "c10d::_reduce_scatter_base_" if "fsdp" in script else "c10d::allreduce_"
+    assert one[gradients] >= 5
+    for name in (gradients, "c10d::allreduce_"):
+        assert four[name] == one[name]
 
 
-def test_the_parts_of_a_rank_are_of_its_own_share(data, tmp_path) -> None:
-    folder = folder_with(tmp_path / "s", "train_ddp_accumulate.py")
-    options = [*data, "accumulate_steps=8", "max_steps=1"]
-    _, texts = run_to_end("train_ddp_accumulate.py", tmp_path / "run", *options, folder=folder)
-    message = "accumulate_steps=8 does not divide the 4 samples that each rank has of global_batch"
-    assert any(message in text for text in texts)
-
-
-def test_a_signal_between_two_parts_lets_the_step_end(runs, data, tmp_path) -> None:
-    script, run = "train_accumulate.py", tmp_path / "run"
-    folder = script_with(
-        tmp_path / "s",
-        script,
-        "step == 5 and not run.is_last_micro_batch and os.kill(os.getpid(), 15)",
-    )
-    options = ["accumulate_steps=4", "max_steps=12"]
-    codes, prints = run_to_end(script, run, *data, *options, "resume=auto", folder=folder)
-    assert codes == [EXIT_CODE], prints
-    assert checkpoint_of(run)["step"] == 5
-    train(script, run, *data, *options, "resume=auto")
-    whole = runs(script, *options)
-    assert_same_state(run, whole)
-    assert scalars_of(run, "train/loss") == scalars_of(whole, "train/loss")
+def test_the_parts_of_a_rank_are_of_its_own_share() -> None:
+    cfg = make_config("global_batch_size=8", "accumulate_steps=8")
+    check_ranks(cfg, 1)
+    with pytest.raises(UserError, match="accumulate_steps=8 .* 4 samples"):
+        check_ranks(cfg, 2)
 
 
 # Averaged weights
@@ -234,72 +214,49 @@ def test_the_average_is_what_is_evaluated_chosen_and_published(
 
 def test_all_ranks_evaluate_the_same_averaged_statistics(data, tmp_path) -> None:
     """On the CPU each rank has BatchNorm statistics of its own."""
-    script = "train_ddp_ema.py"
-    path = folder_with(tmp_path / "s", script) / script
-    note = "        torch.save(ema.state_dict(), f'{folder}/{when}-{{group.rank}}.pt')\n"
-    text = path.read_text()
-    for line, when in (("sync_buffers(state)", "before"), ("# validation", "after")):
-        line = f"        {line}\n"
-        assert text.count(line) == 1
-        text = text.replace(line, note.format(folder=tmp_path, when=when) + line)
-    path.write_text("import torch\n" + text)
-    train(script, tmp_path / "run", *data, "max_steps=3", folder=tmp_path / "s")
-    averages = {
-        when: [torch.load(tmp_path / f"{when}-{rank}.pt") for rank in (0, 1)]
-        for when in ("before", "after")
+    script, save = "train_ddp_ema.py", "torch.save(ema.state_dict(), f'{}/{}-{{group.rank}}.pt')"
+    places = {"sync_buffers(state)": "before", "# validation": "after"}
+    added = {
+        f"        {place}\n": f"        {save.format(tmp_path, when)}\n"
+        for place, when in places.items()
     }
+    folder = with_text(tmp_path / "s", script, added)
+    train(script, tmp_path / "run", *data, "max_steps=3", folder=folder)
+    before, after = (
+        [torch.load(tmp_path / f"{when}-{rank}.pt") for rank in (0, 1)]
+        for when in ("before", "after")
+    )
     name = "module.features.0.1.running_mean"
-    assert not torch.equal(averages["before"][0][name], averages["before"][1][name])
-    assert_same(*averages["after"])
-    assert_same(averages["after"][0], averages["before"][0])
+    assert not torch.equal(before[0][name], before[1][name])
+    assert_same(*after)
+    assert_same(after[0], before[0])
 
 
 def test_an_average_begins_with_the_weights_of_a_run_that_had_none(runs, data, tmp_path) -> None:
-    before, run = runs("train.py", "max_steps=8"), tmp_path / "run"
-    printed = train("train_ema.py", run, *data, "max_steps=9", f"resume={before}")
-    assert "holds no ema state: the ema starts fresh" in printed
-    state = checkpoint_of(run)
-    assert state["step"] == 9
-    assert_same(average_of(state), dict(state["model"]))  # the first step is not averaged yet
-    assert validated(average_of(state), data)["val/loss"] == pytest.approx(
-        summary_of(run)["val/loss"], rel=1e-4
-    )
-
-
-def test_an_average_without_a_step_of_its_own_is_of_the_loaded_weights(data, tmp_path) -> None:
-    """The run was stopped after its last step, before the validation."""
-    run, last = tmp_path / "run", ["max_steps=4"]
-    folder = script_with(tmp_path / "s", "train.py", "step == 4 and os.kill(os.getpid(), 15)")
-    codes, prints = run_to_end("train.py", run, *data, *last, folder=folder)
+    """A step further, which is not averaged yet; and a run that was stopped before its last validation."""
+    here = script_with(tmp_path / "s", "train.py", "step == 4 and os.kill(os.getpid(), 15)")
+    further, stopped = tmp_path / "further", tmp_path / "stopped"
+    options = [*data, "max_steps=4", "resume=auto"]
+    codes, prints = run_to_end("train.py", stopped, *options, folder=here)
     assert codes == [EXIT_CODE], prints
-    train("train_ema.py", run, *data, *last, "resume=auto")
-    state = checkpoint_of(run)
-    assert_same(average_of(state), dict(state["model"]))
-    assert validated(dict(state["model"]), data)["val/loss"] == pytest.approx(
-        summary_of(run)["val/loss"], rel=1e-4
+    before = f"resume={runs('train.py', 'max_steps=8')}"
+    printed, _ = run_all(
+        [
+            ["train_ema.py", *data, "max_steps=9", before, f"output_dir={further}"],
+            ["train_ema.py", *options, f"output_dir={stopped}"],
+        ],
+        tmp_path,
     )
+    assert "holds no ema state: the ema starts fresh" in printed
+    for run, step in ((further, 9), (stopped, 4)):
+        state = checkpoint_of(run)
+        assert state["step"] == step
+        assert_same(average_of(state), dict(state["model"]))
+        loss = validated(average_of(state), data)["val/loss"]
+        assert summary_of(run)["val/loss"] == pytest.approx(loss, rel=1e-4)
 
 
 # Fully sharded data parallelism
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "tolerance"), [(SGD, 1e-5), (["optimizer=adamw"], 1e-3)], ids=["sgd", "adamw"]
-)
-def test_sharded_training_is_that_of_one_process(optimizer, tolerance: float, runs) -> None:
-    one, two = runs("train.py", *TWENTY, *optimizer), runs("train_fsdp.py", *TWENTY, *optimizer)
-    assert difference(one, two) < tolerance
-    for tag in ("train/loss", "train/grad_norm", "val/loss"):
-        assert values_of(two, tag) == pytest.approx(values_of(one, tag), abs=1e-4), tag
-    assert summary_of(two)["world_size"] == 2
-
-
-def test_sharded_training_takes_inputs_in_channels_last(runs) -> None:
-    plain, last = (
-        runs("train_fsdp.py", *TWENTY, *SGD, *options)
-        for options in ([], ["model.channels_last=true"])
-    )
-    assert difference(plain, last) < 1e-5
 
 
 def test_whole_files_of_sharded_checkpoints_are_those_of_one_process(runs, tmp_path) -> None:
@@ -313,7 +270,7 @@ def test_whole_files_of_sharded_checkpoints_are_those_of_one_process(runs, tmp_p
             return {key: shape_of(part) for key, part in value.items()}
         return [shape_of(part) for part in value] if isinstance(value, list) else type(value)
 
-    for optimizer in (SGD, ["optimizer=adamw"]):
+    for optimizer in (SGD, ADAMW):
         one, two = (runs(script, *TWENTY, *optimizer) for script in ("train.py", "train_fsdp.py"))
         copy = tmp_path / optimizer[0]
         shutil.copytree(two, copy)
@@ -333,21 +290,24 @@ def test_whole_files_of_sharded_checkpoints_are_those_of_one_process(runs, tmp_p
 
 def test_a_run_goes_on_sharded_and_whole_in_turn(runs, data, tmp_path) -> None:
     """The optimizer's state is loaded as well, or the weights would leave those of the whole run."""
-    run, optimizer = tmp_path / "run", ["optimizer=adamw"]
-    scripts = ["train.py", "train_fsdp.py", "train_ddp.py", "train_fsdp.py"]
-    for script, last_step in zip(scripts, (4, 9, 14, 20), strict=True):
-        options = [*data, *TWENTY, *optimizer, f"max_steps={last_step}", "resume=auto"]
-        if last_step == 14:
-            codes, prints = run_to_end(script, run, *options)
-            assert codes == [2, 2]
-            assert "python -m runtime.whole" in prints[0]
-        if script != "train_fsdp.py" and last_step > 4:
-            assert make_whole(run)
-        printed = train(script, run, *options)
-        assert ("resumed from" in printed) == (last_step > 4)
-        assert checkpoint_of(run)["step"] == last_step
-    whole = runs("train.py", *TWENTY, *optimizer)
-    assert difference(run, whole) < 1e-3
+    run = tmp_path / "run"
+
+    def command(script: str, last_step: int) -> list[str]:
+        options = [*data, *TWENTY, *ADAMW, f"max_steps={last_step}", "resume=auto"]
+        return [script, f"output_dir={run}", *options]
+
+    run_all([command("train.py", 4)], tmp_path)
+    printed = run_all([command("train_fsdp.py", 9)], tmp_path, 2)
+    refused = command("train_ddp.py", 14)
+    codes, prints = run_to_end(refused[0], run, *refused[2:])
+    assert codes == [2, 2], prints
+    assert "python -m runtime.whole" in prints[0]
+    assert make_whole(run)
+    printed += run_all([refused, command("train_fsdp.py", 20)], tmp_path, 2)
+    assert all("resumed from" in text for text in printed)
+    assert checkpoint_of(run)["step"] == 20
+    whole = runs("train.py", *TWENTY, *ADAMW)
+    assert weights_differ_by(run, whole) < 1e-3
     assert values_of(run, "train/loss") == pytest.approx(values_of(whole, "train/loss"), abs=1e-4)
 
 
@@ -358,113 +318,89 @@ def test_a_sharded_run_goes_on_with_other_ranks_and_keeps_what_its_checkpoints_n
     run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
     options = [*data, *TWENTY, *SGD, "checkpoint.every_steps=2", "resume=auto"]
 
-    def folders() -> list[Path]:
-        return sorted(checkpoints.glob("shards-*"))
+    def names() -> list[str]:
+        return sorted(path.name for path in checkpoints.glob("shards-*"))
+
+    def named() -> list[str]:
+        files = [torch.load(path, weights_only=True) for path in checkpoints.glob("*.pt")]
+        return sorted({state["shards"]["folder"] for state in files})
 
     train("train_fsdp.py", run, *options, "max_steps=6")
-    states = [torch.load(path, weights_only=True) for path in sorted(checkpoints.glob("step-*.pt"))]
-    assert [state["step"] for state in states] == [4, 6]
-    assert folders() == sorted(checkpoints / state["shards"]["folder"] for state in states)
-    file = max((checkpoints / states[1]["shards"]["folder"]).iterdir())
+    newest = torch.load(max(checkpoints.glob("step-*.pt")), weights_only=True)
+    assert newest["step"] == 6
+    assert names() == named()
+    file = max((checkpoints / newest["shards"]["folder"]).iterdir())
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    codes, prints = run_to_end("train_fsdp.py", run, *options, "max_steps=20", num_ranks=4)
-    assert codes == [0] * 4, prints
-    assert f"wrong checksum of {file.relative_to(checkpoints)}" in prints[0]
-    assert "resumed from" in prints[0]
-    assert difference(run, runs("train.py", *TWENTY, *SGD)) < 1e-5
-    named = {
-        torch.load(path, weights_only=True)["shards"]["folder"] for path in checkpoints.glob("*.pt")
-    }
-    assert {path.name for path in folders()} == named
+    prints = ""
+    for num_ranks, last in ((1, 12), (2, 20)):
+        codes, texts = run_to_end(
+            "train_fsdp.py", run, *options, f"max_steps={last}", num_ranks=num_ranks
+        )
+        assert codes == [0] * num_ranks, texts
+        assert "resumed from" in texts[0]
+        prints += texts[0]
+    assert f"wrong checksum of {file.relative_to(checkpoints)}" in prints
+    assert weights_differ_by(run, runs("train.py", *TWENTY, *SGD)) < 1e-5
+    assert names() == named()
 
     # While one of the files cannot be read, nobody knows its shards.
-    before = folders()
-    last = max(checkpoints.glob("step-*.pt"))
-    content = last.read_bytes()
-    last.write_bytes(content[:1000])
+    before, last_file = names(), max(checkpoints.glob("step-*.pt"))
+    last_file.write_bytes(last_file.read_bytes()[:1000])
     remove_shards(checkpoints)
-    assert folders() == before
+    assert names() == before
     train("train.py", run, *data, *TWENTY, "max_steps=1", "overwrite=true")
-    assert not folders()
+    assert not names()
 
 
-SHARDED_IN_PART = """
-import resource, sys, threading
-import torch
-import torch.distributed as dist
-from torch import nn
-from runtime.distributed import shard
-
-rank, world_size, port = map(int, sys.argv[1:])
-store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-SIDE, BLOCKS = 2048, 16  # 16 MiB each
-blocks = [nn.Linear(1, 1, bias=False) for _ in range(BLOCKS)]
-for block in blocks:  # of one number until they are moved
-    block.weight = nn.Parameter(torch.ones(()).expand(SIDE, SIDE))
-shard(nn.Sequential(nn.Linear(1, 1)), torch.device("cpu"))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-model = shard(nn.Sequential(*blocks), torch.device("cpu"))
-grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-block = SIDE * SIDE * 4 / 2**20
-assert all(p.to_local().eq(1).all() for p in model.parameters())
-assert grown < BLOCKS * block / world_size + 2.5 * block, grown
-dist.destroy_process_group()
-"""
+def shard_blocks(rank: int, world_size: int, port: int) -> None:
+    """Fails if more memory is used than that of the shards and of two blocks and a half."""
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    side, num_blocks = 3072, 8  # 36 MiB each, which malloc gives back at once
+    blocks = [nn.Linear(1, 1, bias=False) for _ in range(num_blocks)]
+    for block in blocks:  # of one number until they are moved
+        block.weight = nn.Parameter(torch.ones(()).expand(side, side))
+    shard(nn.Sequential(nn.Linear(1, 1)), torch.device("cpu"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = shard(nn.Sequential(*blocks), torch.device("cpu"))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    shards: list[Any] = list(model.parameters())
+    assert all(part.to_local().eq(1).all() for part in shards)
+    assert grown < (num_blocks / world_size + 2.5) * side * side * 4 / 2**20, grown
+    dist.destroy_process_group()
 
 
 def test_no_rank_holds_more_than_its_shards_and_a_block_when_a_model_is_sharded() -> None:
-    port = str(free_port())
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARDED_IN_PART, str(rank), "4", port],
-            cwd=REPOSITORY,
-            # Memory that is freed goes back at once.
-            env={**os.environ, **ENVIRONMENT, "MALLOC_MMAP_THRESHOLD_": "1000000"},
-        )
-        for rank in range(4)
-    ]
-    assert [rank.wait(240) for rank in ranks] == [0] * 4
-
-
-@pytest.mark.parametrize("script", ["train_fsdp.py", "train_ddp.py"])
-def test_unequal_shards_of_the_validation_count_every_sample_once(
-    script: str, data, tmp_path
-) -> None:
-    """One rank has 5 of the 9 samples and a batch more than the other."""
-    options = [*data, *PLAIN, "max_steps=2"]
-    codes, prints = run_to_end(script, tmp_path / "run", *options)
-    assert codes == [0, 0], "\n".join(prints)
-    summary, weights = summary_of(tmp_path / "run"), published(tmp_path / "run")
-    for name, value in validated(weights, options).items():
-        assert summary[name] == pytest.approx(value, rel=1e-5), name
+    port = free_port()
+    ranks = [FORKSERVER.Process(target=shard_blocks, args=(rank, 2, port)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(240)
+    assert [process.exitcode for process in ranks] == [0, 0]
 
 
 def test_an_overflow_in_one_ranks_part_skips_the_step_on_all(data, tmp_path) -> None:
     """Of the gradients' parts, only one of rank 1 is infinite in step 3."""
     script = "train_fsdp_amp.py"
-    path = folder_with(tmp_path / "s", script) / script
-    clip = "            # clip\n"
-    text = path.read_text()
-    assert text.count(clip) == 1
     overflow = (
         "            if run.step_number == 2 and group.rank == 1:\n"
         "                next(model.parameters()).grad.to_local().view(-1)[0] = float('inf')\n"
     )
-    path.write_text(text.replace(clip, overflow + clip))
-    options = [*data, *PLAIN, FLOAT16, "amp.init_scale=256"]
-    for steps in (2, 3, 4):
-        last = f"max_steps={steps}"
-        train(script, tmp_path / f"{steps}", *options, last, folder=tmp_path / "s")
-    two, three, four = (checkpoint_of(tmp_path / f"{steps}") for steps in (2, 3, 4))
+    folder = with_text(tmp_path / "s", script, {"            # clip\n": overflow})
+    options = [script, *data, *PLAIN, FLOAT16, "amp.init_scale=256"]
+    runs = [tmp_path / steps for steps in "234"]
+    commands = [[*options, f"max_steps={run.name}", f"output_dir={run}"] for run in runs]
+    run_all(commands, tmp_path, 2, folder)
+    two, three, four = map(checkpoint_of, runs)
     assert [state["scaler"]["scale"] for state in (two, three, four)] == [256, 128, 128]
     assert_same(two["model"], three["model"])
     assert_same(two["optimizer"]["state"], three["optimizer"]["state"])
-    assert difference(tmp_path / "3", tmp_path / "4") > 1e-4
+    assert weights_differ_by(*runs[1:]) > 1e-4
     assert all(value.isfinite().all() for value in four["model"].values())
-    assert summary_of(tmp_path / "4")["bad_steps"] == 0
+    assert summary_of(runs[2])["bad_steps"] == 0
 
 
 # Mixed precision
@@ -507,7 +443,7 @@ class Dropout(nn.Module):
     def forward(self, inputs):
         mask = nn.functional.dropout(torch.ones_like(inputs), 0.5, self.training)
         if self.training:
-            with open("{file}" + os.environ.get("RANK", "0"), "a") as file:
+            with open(sys.argv[1].partition("=")[2] + os.environ["RANK"], "a") as file:
                 print(mask.gt(0).int().flatten().tolist(), file=file)
         return inputs * mask
 
@@ -521,75 +457,73 @@ def build_model(*arguments):
     return model
 
 
-@hydra.main("""
+"""
 
 
 @pytest.mark.parametrize("script", ["train_ddp.py", "train_fsdp.py"])
 def test_each_rank_drops_other_units_and_the_same_again_after_a_resume(
     script: str, data, tmp_path
 ) -> None:
-    masks, num_ranks = {}, 2
-    for name, ends in {"whole": [12], "stopped": [3, 12]}.items():
-        folder = folder_with(tmp_path / f"{name}-s", script)
-        text = (folder / script).read_text()
-        code = DROPOUT.format(file=tmp_path / name)
-        text = "import os\nimport torch\n" + text.replace("@hydra.main(", code, 1)
-        (folder / script).write_text(text)
-        for end in ends:
-            options = [*data, f"max_steps={end}", "resume=auto"]
-            train(script, tmp_path / f"{name}-run", *options, folder=folder)
-        masks[name] = [
-            (tmp_path / f"{name}{rank}").read_text().splitlines() for rank in range(num_ranks)
-        ]
-    assert masks["stopped"] == masks["whole"]
-    assert_same_state(tmp_path / "stopped-run", tmp_path / "whole-run")
-    drawn = [mask for of_rank in masks["whole"] for mask in of_rank]
-    assert len(drawn) == len(set(drawn)) == 12 * num_ranks
+    folder = with_text(tmp_path / "s", script, {"@hydra.main(": DROPOUT})
+    ends = [("whole", 6), ("stopped", 2), ("stopped", 6)]
+    commands = [
+        [script, f"output_dir={tmp_path / name}", *data, f"max_steps={end}", "resume=auto"]
+        for name, end in ends
+    ]
+    run_all(commands, tmp_path, 2, folder)
+    whole, stopped = (
+        [(tmp_path / f"{name}{rank}").read_text().splitlines() for rank in (0, 1)]
+        for name in ("whole", "stopped")
+    )
+    assert stopped == whole
+    assert_same_state(tmp_path / "stopped", tmp_path / "whole")
+    drawn = [mask for of_rank in whole for mask in of_rank]
+    assert len(drawn) == len(set(drawn)) == 6 * 2
 
 
 # The end of a run
 
 
 @pytest.mark.parametrize(
-    ("script", "last", "epoch", "step"),
+    ("script", "options", "place", "step"),
     [
-        ("train_ddp.py", "max_steps=11", 1, 11),
-        ("train_accumulate.py", "epochs=1", 1, 8),
+        ("train_ddp.py", ["max_steps=11"], "rank == 0", 11),
+        # Between two parts of the step, which it ends.
+        ("train_accumulate.py", ["epochs=1", *ACCUMULATING], "not run.is_last_micro_batch", 8),
     ],
 )
 def test_a_run_stopped_in_its_last_step_is_validated_when_it_is_started_again(
-    script: str, last: str, epoch: int, step: int, runs, data, tmp_path
+    script: str, options: list[str], place: str, step: int, runs, data, tmp_path
 ) -> None:
-    run, here = tmp_path / "run", f"step == {step} and rank == 0 and os.kill(os.getpid(), 15)"
+    run, here = tmp_path / "run", f"step == {step} and {place} and os.kill(os.getpid(), 15)"
     folder = script_with(tmp_path / "s", script, here)
-    options = [*data, last, "resume=auto"]
-    codes, prints = run_to_end(script, run, *options, folder=folder)
+    start = [script, *data, *options, "resume=auto"]
+    codes, prints = run_to_end(script, run, *start[1:], folder=folder)
     assert set(codes) == {EXIT_CODE}, prints
+    assert "resume=auto: no checkpoint" in prints[0]
     assert f"stopped by a signal: saved at step {step}" in prints[0]
     assert not (run / "summary.json").exists()
     assert (run / "requeue").exists()
 
-    train(script, run, *options)
-    whole = runs(script, last)
+    train(*start[:1], run, *start[1:])
+    whole = runs(script, *options)
     assert_same_state(run, whole)
     assert not (run / "requeue").exists()
     summary = summary_of(run)
     assert summary["steps"] == step
-    assert scalars_of(run, "val/loss") == scalars_of(whole, "val/loss")
+    for tag in ("train/loss", "val/loss"):
+        assert scalars_of(run, tag) == scalars_of(whole, tag)
     for name in ("val/loss", "val/top1", "best"):
         assert summary[name] == summary_of(whole)[name]
 
-    again = train(script, run, *options)
-    key, value = last.split("=")
+    again = train(*start[:1], run, *start[1:])
     line = next(line for line in again.splitlines() if line.startswith("nothing to do: "))
-    assert f"epoch {epoch} (step {step})" in line
-    assert f"{key}={value}" in line
+    assert f"epoch 1 (step {step})" in line
+    assert options[0] in line
     assert summary_of(run) == summary
     assert checkpoint_of(run)["step"] == step
-    for name in ("val/loss", "val/top1", "best", "steps"):
-        assert summary_of(run)[name] == summary[name]
 
-    further = train(script, run, *data, "epochs=3", f"max_steps={step + 1}", "resume=auto")
+    further = train(*start[:1], run, *start[1:], "epochs=3", f"max_steps={step + 1}")
     assert "nothing to do" not in further
     assert checkpoint_of(run)["step"] == step + 1
 
@@ -598,28 +532,27 @@ def test_a_run_stopped_in_its_last_step_is_validated_when_it_is_started_again(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "then"), [([*SGD], "true"), (["optimizer=adamw"], "false")], ids=["sgd", "adamw"]
+    ("optimizer", "first", "then"), [(SGD, "true", "false"), (ADAMW, "false", "true")]
 )
 def test_the_layout_of_the_weights_may_change_when_a_run_goes_on(
-    optimizer: list[str], then: str, runs, data, tmp_path
+    optimizer: list[str], first: str, then: str, data, tmp_path
 ) -> None:
     """The optimizer's values stay with the weights that they belong to."""
-    now = "false" if then == "true" else "true"
-    options, run = [*data, *PLAIN, *optimizer], tmp_path / "run"
-    train("train.py", run, *options, f"model.channels_last={then}", "max_steps=6")
-    train("train.py", run, *options, f"model.channels_last={now}", "max_steps=7", "resume=auto")
-    whole = runs("train.py", *PLAIN, *optimizer, f"model.channels_last={then}", "max_steps=7")
-    assert difference(run, whole) < 1e-5
-    first, second = (checkpoint_of(path)["optimizer"]["state"] for path in (run, whole))
-    torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-5)
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    options = ["train.py", *data, *PLAIN, *optimizer, "resume=auto"]
+    commands = [
+        [*options, f"output_dir={folder}", f"max_steps={last}", f"model.channels_last={layout}"]
+        for folder, last, layout in ((run, 6, first), (run, 7, then), (whole, 7, first))
+    ]
+    run_all(commands, tmp_path)
+    assert weights_differ_by(run, whole) < 1e-5
+    states = (checkpoint_of(path)["optimizer"]["state"] for path in (run, whole))
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
 
 
 # One process
 
-
-def test_a_script_of_one_process_asks_nobody(data, tmp_path) -> None:
-    folder = folder_with(tmp_path / "s", "train.py")
-    head = """
+NO_GROUP = """
 import torch.distributed as dist
 
 def fail(*unused, **also_unused):
@@ -627,11 +560,12 @@ def fail(*unused, **also_unused):
 
 for name in ("is_initialized", "get_rank", "get_world_size", "all_reduce", "barrier", "broadcast"):
     setattr(dist, name, fail)
+
+
 """
-    path = folder / "train.py"
-    path.write_text(head + path.read_text())
-    codes, [text] = run_to_end(
-        "train.py", tmp_path / "run", *data, "checkpoint.every_steps=3", folder=folder
-    )
-    assert codes == [0], text
+
+
+def test_a_script_of_one_process_asks_nobody(data, tmp_path) -> None:
+    folder = with_text(tmp_path / "s", "train.py", {"@hydra.main(": NO_GROUP})
+    train("train.py", tmp_path / "run", *data, "checkpoint.every_steps=3", folder=folder)
     assert summary_of(tmp_path / "run")["steps"] == 3 * PER_EPOCH
