@@ -58,11 +58,11 @@ def hit(mark: Path, step: int, rank: int, action: str) -> list[str]:
     ]
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) -> None:
     end = time.monotonic() + timeout
-    while not (answer := condition()):
+    while not condition():
         assert time.monotonic() < end, f"waited {timeout} s for {what}"
-        return answer
+        time.sleep(0.05)
 
 
 def steps_saved(output_dir: Path) -> list[int]:

@@ -1,8 +1,7 @@
 """Signals to torchrun and its ranks, and processes that are killed with SIGKILL, which nobody can catch."""
 
 import signal
-
-import pytest
+from pathlib import Path
 
 from runtime.run import REQUEUE_MARKER
 from tests.faults.helpers import (
@@ -15,75 +14,64 @@ from tests.faults.helpers import (
     steps_saved,
     wait_for,
 )
-from tests.helpers import REPOSITORY, checkpoint_of, scalars_of, summary_of, train
+from tests.helpers import REPOSITORY, scalars_of, summary_of, train
+
+SCRIPT = "train_ddp.py"
+RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
 
 
-@pytest.fixture(scope="module")
-def whole(options, tmp_path_factory):
-    """Output folder of an uninterrupted run of train_ddp.py."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    train("train_ddp.py", folder, *options)
-    return folder
-
-
-@pytest.fixture
-def frequent(options) -> list[str]:
-    return [*options, "checkpoint.every_steps=1", "resume=auto"]
-
-
-def test_a_killed_worker_and_a_killed_rank_come_back_with_the_same_weights(
-    whole, frequent, tmp_path
-) -> None:
-    run, script = tmp_path / "run", "train_ddp.py"
+def struck(folder: Path) -> Path:
+    """The script that kills a worker in step 2, a rank in step 6, and hits torchrun or itself in others."""
     worker = "import psutil, tests.helpers; tests.helpers.workers_of(psutil.Process())[0].kill()"
-    killed = hit(tmp_path / "worker", 3, 1, worker)
-    killed += hit(tmp_path / "rank", 9, 0, f"os.kill(os.getpid(), {signal.SIGKILL:d})")
-    folder = script_with(tmp_path / "s", script, *killed)
-    launcher, options = [*TWO_RANKS, "--max-restarts=3"], [*frequent, "loader.num_workers=1"]
-    with Torchrun(folder, run, script, launcher, *options) as torchrun:
-        assert torchrun.wait() == 0, torchrun.text()
-    assert torchrun.text().count("resumed from") == 2
+    lines = ["from runtime import preemption", *hit(folder / "2", 2, 1, worker)]
+    asks = {4: "getppid(), SIGKILL", 8: "getppid(), SIGTERM", 10: "getpid(), SIGTERM"}
+    for step, what in {6: "getpid(), SIGKILL", **asks, 12: "getpid(), SIGKILL"}.items():
+        process, _, name = what.partition(", ")
+        kill = f"os.kill(os.{process}, {getattr(signal, name):d})"
+        lines += hit(folder / str(step), step, int(step != 6), kill)
+        lines += ["    while not preemption.is_requested(): time.sleep(0.01)"]
+    return script_with(folder, SCRIPT, *lines)
+
+
+def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the_same_bits(
+    options, tmp_path
+) -> None:
+    run, whole, folder = tmp_path / "run", tmp_path / "whole", struck(tmp_path / "s")
+    frequent = [*options, "checkpoint.every_steps=1", "resume=auto"]
+
+    def run_until(step: int, launcher: list[str], *more: str, is_forked: bool = True) -> str:
+        """Run until this step or the next is saved, and no process is left."""
+        job = folder, run, SCRIPT, launcher, *frequent, *more
+        with Torchrun(*job, is_forked=is_forked) as torchrun:
+            assert torchrun.wait() != 0, torchrun.text()
+        assert steps_saved(run)[-1] in (step, step + 1), torchrun.text()
+        return torchrun.text()
+
+    workers_and_torchrun = run_until(4, RESTARTED, "loader.num_workers=1")
+    assert workers_and_torchrun.count("resumed from") == 1
+    rank_and_torchrun = run_until(8, RESTARTED)
+    assert rank_and_torchrun.count("resumed from") == 2
+    for text in (workers_and_torchrun, rank_and_torchrun, run_until(10, TWO_RANKS)):
+        assert text.count("stopped by a signal: saved at step") == 1, text
+    assert (run / REQUEUE_MARKER).exists()
+    # A torchrun that forks its ranks names any of those that have ended.
+    text = run_until(11, TWO_RANKS, is_forked=False)
+    assert steps_saved(run)[-1] == 11
+    assert "[rank 0] stops, because another rank has:" in text
+    assert "rank      : 1 (local_rank: 1)" in text  # torchrun's summary
+    assert f"exitcode  : -{signal.SIGKILL:d}" in text
+
+    train(SCRIPT, run, *frequent)
+    train(SCRIPT, whole, *options)
     assert_same_state(run, whole)
     assert scalars_of(run, "train/loss") == scalars_of(whole, "train/loss")
     assert summary_of(run)["steps"] == NUM_STEPS
-
-
-@pytest.mark.parametrize(("target", "num_workers"), [("getppid", 1), ("getpid", 0)])
-def test_a_signal_to_torchrun_or_one_rank_saves_one_common_step_and_leaves_no_process(
-    target: str, num_workers: int, whole, frequent, tmp_path
-) -> None:
-    """First SIGTERM; then SIGKILL, after which the ranks save if it was torchrun's."""
-    run, script = tmp_path / "run", "train_ddp.py"
-    lines = ["from runtime import preemption"]
-    for step, number in ((3, signal.SIGTERM), (7, signal.SIGKILL)):
-        lines += hit(tmp_path / f"hit{step}", step, 1, f"os.kill(os.{target}(), {number:d})")
-        lines.append("    while not preemption.is_requested(): time.sleep(0.01)")
-    folder = script_with(tmp_path / "s", script, *lines)
-    options = [*frequent, f"loader.num_workers={num_workers}"]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        is_rank_killed = (number, target) == (signal.SIGKILL, "getpid")
-        job = folder, run, script, TWO_RANKS, *options
-        # A torchrun that forks its ranks names any of those that have ended.
-        with Torchrun(*job, is_forked=not is_rank_killed) as torchrun:
-            assert torchrun.wait() != 0
-        text, step = torchrun.text(), checkpoint_of(run)["step"]
-        if is_rank_killed:
-            assert step == 6
-            assert "[rank 0] stops, because another rank has:" in text
-            assert "rank      : 1 (local_rank: 1)" in text  # torchrun's summary
-            assert f"exitcode  : -{number:d}" in text
-        else:
-            assert step in ((3, 4) if number == signal.SIGTERM else (7, 8)), text
-            assert text.count(f"stopped by a signal: saved at step {step}") == 1
-            assert (run / REQUEUE_MARKER).exists()
-    train(script, run, *frequent)
-    assert_same_state(run, whole)
     assert not (run / REQUEUE_MARKER).exists()
 
 
 def test_an_agent_killed_while_its_ranks_start_leaves_none_of_them(options, tmp_path) -> None:
     """A Python that really starts looks after its launcher once torch is imported."""
-    job = REPOSITORY, tmp_path / "run", "train_ddp.py", TWO_RANKS
+    job = REPOSITORY, tmp_path / "run", SCRIPT, TWO_RANKS
     with Torchrun(*job, *options, is_forked=False) as torchrun:
         wait_for(lambda: len(torchrun.processes()) == 3, "two ranks")
         torchrun.agent.kill()
