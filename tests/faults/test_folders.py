@@ -11,7 +11,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import yaml
@@ -32,6 +31,7 @@ from tests.helpers import (
     answers_to,
     checkpoint_of,
     events_of,
+    folder_with,
     fork,
     make_config,
     scalars_of,
@@ -168,11 +168,15 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
     [(code, text)] = answers_to([again], tmp_path)
     assert code == 2
     assert text.startswith(f"output_dir={run} belongs to a run that is still going; ")
+    later, begins = folder_with(tmp_path / "later", "train.py"), tmp_path / "begins"
+    text = (later / "train.py").read_text()
+    mark = f"    open({str(begins)!r}, 'w').close()\n    run = Run("
+    (later / "train.py").write_text(text.replace("    run = Run(", mark))
     monkeypatch.setitem(ENVIRONMENT, "TORCHELASTIC_MAX_RESTARTS", "3")
-    [waiting], [prints] = fork("train.py", run, *options, "resume=auto", "max_steps=6")
-    log = str(run / "train.log")
-    wait_for(lambda: log in [f.path for f in psutil.Process(waiting.pid).open_files()], "its log")
-    time.sleep(3)  # it asks for the folder next
+    restarted = [*options, "resume=auto", "max_steps=6"]
+    [waiting], [prints] = fork("train.py", run, *restarted, folder=later)
+    wait_for(begins.exists, "a run that asks for the folder")
+    time.sleep(1)
     for rank in ranks:
         rank.kill()
     join(ranks)
