@@ -407,7 +407,7 @@ class DistributedConfig:
     """Seconds after which a collective that some rank has not joined fails on the other ranks."""
 
 
-@dataclass
+@dataclass  # part: early_stopping
 class EarlyStoppingConfig:
     patience: int | None = key(None, FROM_1)
     """The run ends after this many epochs in a row without a better best metric; null: never."""
@@ -453,7 +453,9 @@ class Config:
     amp: AmpConfig = field(default_factory=AmpConfig)  # part: amp
     ema: EmaConfig = field(default_factory=EmaConfig)  # part: ema
     distributed: DistributedConfig = field(default_factory=DistributedConfig)  # part: ranks
-    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    early_stopping: EarlyStoppingConfig = field(  # part: early_stopping
+        default_factory=EarlyStoppingConfig
+    )
     log: LogConfig = field(default_factory=LogConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)  # part: profile
 

@@ -19,7 +19,8 @@ from runtime.evaluate import Shown
 from runtime.facts import facts_of
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers
-from runtime.run_dir import REQUEUE_MARKER, SUMMARY
+from runtime.preemption import REQUEUE_MARKER
+from runtime.run_dir import SUMMARY
 from runtime.timing import Timing
 from tasks import Task
 
@@ -69,20 +70,17 @@ class Recorder:
         """Return the facts about the data and precision that are written with the weights."""
         return facts_of(self.loader) | {"precision": self.precision}
 
-    def open_run(self, model: nn.Module, precision: torch.dtype, unused: list[str]) -> None:
+    def open_run(self, model: nn.Module, precision: torch.dtype) -> None:
         """Write `config.yaml` and `run.json`, and log the opening lines.
 
         Args:
             model: bare or wrapped.
             precision: dtype that it computes in.
-            unused: groups of the configuration that the script does not use.
         """
         self.precision = report.name(precision)
         if self.group.rank == 0:
             facts = {"script": Path(sys.argv[0]).name} | self.facts()
             report.write_settings(self.run_dir, self.cfg, facts)
-            for setting in report.changed_in(self.cfg, unused):
-                log.warning("%s has no effect in this script", setting)
         place, ranks = f"{self.precision} on {self.device}", self.group.world_size
         for line in report.opening_lines(self.cfg, self.loader, model, place, ranks):
             log.info(line)
@@ -180,7 +178,7 @@ class Recorder:
         """Write `summary.json`, unless no step was made, and log the closing lines."""
         if self.group.rank != 0:
             return
-        (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)
+        (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)  # part: preemption
         if not (self.run_dir / SUMMARY).exists():  # else there was nothing left to do
             measured = {
                 "perf/images_per_s": self.timing.images_per_s,

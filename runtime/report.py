@@ -78,7 +78,7 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
     return settings
 
 
-def changed_in(cfg: Config, groups: list[str]) -> list[str]:
+def changed_in(cfg: Config, groups: list[str]) -> list[str]:  # part: amp|ema|ranks
     """`key=value` of the values in these groups that are not the defaults."""
     changed = []
     for group in groups:

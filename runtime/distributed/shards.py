@@ -15,7 +15,6 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, empty
 
 from conf.errors import UserError
@@ -87,20 +86,20 @@ def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
     return {name: value for _, part in answers for name, value in part.items()}
 
 
-def read_shards(saved: dict[str, Any], key: str, mesh: DeviceMesh) -> Any:
+def read_shards(saved: dict[str, Any], key: str, example: Tensor) -> Any:
     """Read `saved[key]` with this rank's shards of its sharded tensors; every rank calls it.
 
     Args:
         saved: checkpoint with its `path`, as `write_shards()` returned it.
         key: of a part of the state.
-        mesh: of all ranks, whose number may differ from the one that wrote.
+        example: a parameter of the model, sharded over all ranks, whose number may differ from the one that wrote.
 
     Raises:
         UserError: a rank cannot read the files.
     """
     path = Path(saved["path"]).parent / saved["shards"]["folder"]
-
-    new = partial(empty, device_mesh=mesh, placements=[Shard(0)])
+    assert isinstance(example, DTensor)
+    new = partial(empty, device_mesh=example.device_mesh, placements=[Shard(0)])
     try:
         return _read(path, saved[key], f"/{key}", new)
     except (OSError, dcp.CheckpointException) as error:

@@ -4,8 +4,7 @@ import signal
 
 import pytest
 
-from runtime.preemption import EXIT_CODE
-from runtime.run import REQUEUE_MARKER
+from runtime.preemption import EXIT_CODE, REQUEUE_MARKER
 from tests.faults.helpers import (
     NUM_STEPS,
     TWO_RANKS,
