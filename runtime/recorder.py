@@ -157,18 +157,21 @@ class Recorder:
             self.log_point(step_number)
         self.bar.close()
 
-    def log_validation(
-        self, metrics: dict[str, float], task: Task, totals: Tensor, shown: Shown, step_number: int
+    def log_pictures(  # part: pictures
+        self, task: Task, totals: Tensor, shown: Shown, step_number: int
     ) -> None:
-        """Log the metrics of a validation, charts of its totals, and some samples with their predictions."""
-        images = {}
-        if self.group.rank == 0 and self.cfg.log.images and shown:
-            inputs, outputs, targets = part(shown, 0, self.cfg.log.images)
-            pictures = self.loader.info.pictures(inputs)
-            images = {} if pictures is None else task.visualize(pictures, outputs, targets)
-            images |= task.plots(totals)
-        named = {f"val/{name}": image for name, image in images.items()}
-        self.loggers.log({**metrics, **named}, step_number)
+        """Log charts of the totals of a validation, and some samples with their predictions."""
+        if self.group.rank != 0 or not self.cfg.log.images or not shown:
+            return
+        inputs, outputs, targets = part(shown, 0, self.cfg.log.images)
+        pictures = self.loader.info.pictures(inputs)
+        images = {} if pictures is None else task.visualize(pictures, outputs, targets)
+        images |= task.plots(totals)
+        self.loggers.log({f"val/{name}": image for name, image in images.items()}, step_number)
+
+    def log_validation(self, metrics: dict[str, float], step_number: int) -> None:
+        """Log the metrics of a validation."""
+        self.loggers.log(metrics, step_number)
         # Of the steps that this process has made, if any
         loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
         epoch, values = self.loader.epoch + 1, report.listed(loss | metrics)

@@ -243,16 +243,17 @@ class Run:
         """Record the validation after an epoch, and save.
 
         Args:
-            task: turns the totals into metrics and the shown samples into images.
+            task: turns the totals into metrics.
             totals: sums of `evaluate()` over the whole validation split.
-            shown: inputs, outputs and targets of some samples.
+            shown: inputs, outputs and targets of some samples, for pictures.
         """
         metrics = task.metrics(totals)
         self.metrics = {f"val/{name}": value for name, value in metrics.items()}
         self.best_metric, self.best_mode = f"val/{task.best_metric}", task.best_mode
         self.num_epochs = self.loader.epoch + is_finished(self.loader)
         self.validated_step = self.step_number
-        self.recorder.log_validation(self.metrics, task, totals, shown, self.step_number)
+        self.recorder.log_pictures(task, totals, shown, self.step_number)  # part: pictures
+        self.recorder.log_validation(self.metrics, self.step_number)
         self.timing.lap("validation")
         value = metrics[task.best_metric]
         self._save(-value if task.best_mode == "min" else value)

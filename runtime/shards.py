@@ -19,11 +19,9 @@ def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
     """This rank's shard of a tensor, which is whole on all ranks, if `example` is sharded; else the tensor."""
     if not hasattr(example, "to_local") or hasattr(tensor, "to_local"):
         return tensor
-    from torch.distributed.tensor import distribute_tensor  # which takes 0.6 s
+    from runtime.distributed import split_like
 
-    # Every rank has the full tensor: nothing has to be sent.
-    full = tensor.to(example.device)
-    return distribute_tensor(full, example.device_mesh, example.placements, src_data_rank=None)
+    return split_like(tensor, example)
 
 
 def read_part(saved: dict[str, Any], key: str, example: Tensor) -> Any:

@@ -27,7 +27,7 @@ from runtime.distributed.models import (
     sync_buffers,
 )
 from runtime.distributed.private import backend_name
-from runtime.distributed.shards import read_shards, read_whole
+from runtime.distributed.shards import read_shards, read_whole, split_like
 
 __all__ = [
     "FLIGHT_RECORD",
@@ -49,5 +49,6 @@ __all__ = [
     "set_gradient_sync",
     "shard",
     "sizes_that_do_not_divide",
+    "split_like",  # part: fsdp
     "sync_buffers",
 ]

@@ -15,7 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
-from torch.distributed.tensor import DTensor, Shard, empty
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 
 from conf.errors import UserError
 from conf.files import checksum, sync_folder
@@ -84,6 +84,14 @@ def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
                 f"rank {number} sees other files in {path}; use a folder that all ranks share"
             )
     return {name: value for _, part in answers for name, value in part.items()}
+
+
+def split_like(tensor: Tensor, example: Tensor) -> Tensor:
+    """This rank's shard of a tensor that is whole on all ranks, split as `example`."""
+    assert isinstance(example, DTensor)
+    # Every rank has the full tensor: nothing has to be sent.
+    full = tensor.to(example.device)
+    return distribute_tensor(full, example.device_mesh, example.placements, src_data_rank=None)
 
 
 def read_shards(saved: dict[str, Any], key: str, example: Tensor) -> Any:
