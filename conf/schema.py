@@ -169,11 +169,11 @@ class DataConfig:
     max_pixels: int = key(100_000_000, FROM_1)  # part: images
     """Largest number of pixels of an image; protects against decompression bombs."""
 
-    on_error: str = key("raise", one_of("raise", "skip"))
+    on_error: str = key("raise", one_of("raise", "skip"))  # part: bad_samples
     """Action for a file that cannot be decoded: `raise` (stop and name it) or `skip` (training takes the next
     good sample of its shard instead, evaluation leaves it out; with a bad header it is no sample at all)."""
 
-    max_bad_samples: int = key(10, FROM_0)
+    max_bad_samples: int = key(10, FROM_0)  # part: bad_samples
     """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes, before the
     run stops; `summary.json` counts them."""
 

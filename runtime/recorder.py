@@ -58,7 +58,7 @@ class Recorder:
         self.last_line = 0.0
         self.lr = 0.0
         self.precision = report.name(torch.float32)
-        self.num_bad_samples: dict[str, int] = {}
+        self.num_bad_samples: dict[str, int] = {}  # part: bad_samples
         # Of the steps since the last log point
         self.loss_sum = torch.zeros((), device=device)
         self.losses_in_sum = 0.0
@@ -116,7 +116,7 @@ class Recorder:
 
     def log_point(self, step_number: int) -> None:
         """Log the mean loss since the last log point and the other values of the current step."""
-        if self.cfg.data.on_error == "skip":
+        if self.cfg.data.on_error == "skip":  # part: bad_samples
             self.count_bad_samples()
         loss = self.group.mean(self.loss_sum / self.losses_in_sum).item()
         self.timing.finished()
@@ -139,7 +139,7 @@ class Recorder:
             self.last_line = time.monotonic()
             log.info("step %d: %s", step_number, line)
 
-    def count_bad_samples(self) -> None:
+    def count_bad_samples(self) -> None:  # part: bad_samples
         """Exchange the bad samples that each rank has found; `data.max_bad_samples` is for all of them together."""
         self.num_bad_samples = self.loader.share_bad_samples(self.group.gather)
 
@@ -187,7 +187,7 @@ class Recorder:
                 "perf/images_per_s": self.timing.images_per_s,
                 "perf/data_wait_share": self.timing.data_wait_share,
                 "seconds": {part: round(s, 3) for part, s in self.timing.seconds.items()},
-                "bad_samples": self.num_bad_samples,
+                "bad_samples": self.num_bad_samples,  # part: bad_samples
                 "device": str(self.device),
                 "versions": VERSIONS,
             }

@@ -352,7 +352,7 @@ class Run:
             value: of the metric that chooses the best epoch, the higher, the better; None: not after a validation.
         """
         self.guard.settle()
-        self.recorder.count_bad_samples()
+        self.recorder.count_bad_samples()  # part: bad_samples
         # A checkpoint that could not be written is not the best one.
         self.best, self.best_metrics = self.writer.wait()
         is_best = value is not None and value > self.best

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -62,7 +61,9 @@ class PyTorchLoader(ImageLoader):
 
     def raw_batches(self) -> Iterator[RawBatch]:
         for batch in self.data_loader or self._by_threads(_unchanged):
-            yield from self._without_bad(batch)
+            batch = self._good(batch)
+            if len(batch.rows):
+                yield batch.rows, batch.images
 
     def finished_batches(self) -> Iterator[Batch]:
         if self.device.type == "cuda" or self.data_loader is not None:
@@ -71,7 +72,9 @@ class PyTorchLoader(ImageLoader):
         # The threads that fill a batch transform it: one more thread would take a CPU from them.
         for batch in self._by_threads(self._transform_good):
             if isinstance(batch, LoadedBatch):  # with bad samples
-                yield from starmap(self.transform, self._without_bad(batch))
+                batch = self._good(batch)
+                if len(batch.rows):
+                    yield self.transform(batch.rows, batch.images)
             else:
                 yield batch
 
@@ -92,13 +95,13 @@ class PyTorchLoader(ImageLoader):
     def _transform_good(self, batch: LoadedBatch) -> LoadedBatch | Batch:
         return batch if batch.bad else self.transform(batch.rows, batch.images)
 
-    def _without_bad(self, batch: LoadedBatch) -> Iterator[RawBatch]:
-        """Yield the batch with its bad samples replaced or left out, unless no sample is left."""
+    def _good(self, batch: LoadedBatch) -> LoadedBatch:
+        """The batch with its bad samples replaced or left out."""
         while batch.bad:
             self.sampler.set_aside(batch.bad)
-            batch = self.dataset.__getitems__(self.sampler.without_bad(batch.rows))
-        if len(batch.rows):
-            yield batch.rows, batch.images
+            rows = self.sampler.without_bad(batch.rows)  # part: bad_samples
+            batch = self.dataset.__getitems__(rows)  # part: bad_samples
+        return batch
 
 
 def _unchanged(batch: Any) -> Any:
