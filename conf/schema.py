@@ -68,7 +68,10 @@ SHARES = Allowed("[low, high] with 0 < low <= high <= 1", lambda x: is_pair(x, 1
 VALUE_RANGE = Allowed("[0, 1] or [-1, 1], for example", lambda x: are_numbers(x, 2) and x[0] < x[1])
 MEAN = Allowed("one number for each channel", are_numbers)
 STD = Allowed("one number above 0 for each channel", lambda x: are_numbers(x) and min(x) > 0)
-WORKERS = Allowed("0 or more, or auto", lambda x: x == "auto" or (type(x) is int and x >= 0))
+WORKERS = Allowed(  # part: workers
+    "0 or more, or auto",
+    lambda x: x == "auto" or (type(x) is int and x >= 0),
+)
 CLIP = Allowed("a number above 0, or inf", lambda x: x > 0)
 DEVICE = Allowed(
     "auto, cpu, cuda or cuda:1", lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x) is not None
@@ -244,12 +247,12 @@ class LoaderConfig:
     name: str = MISSING
     """Backend: `pytorch`, `dali`, `packed` or `synthetic`."""
 
-    num_workers: Any = key(0, WORKERS)
+    num_workers: Any = key(0, WORKERS)  # part: workers
     """pytorch, packed: worker processes per rank; 0: threads of the training process. `auto`: a measurement of
     some seconds chooses workers and threads (dali: threads)."""
 
     prefetch_factor: int = key(2, FROM_1)
-    """pytorch, packed: batches that each worker prepares ahead."""
+    """pytorch, packed: batches that the threads, or each worker, prepare ahead."""
 
     num_threads: int = key(0, FROM_0)  # part: images
     """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the

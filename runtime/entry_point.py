@@ -25,7 +25,7 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     def with_config(composed: DictConfig) -> None:
         with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
             cfg = to_config(composed)
-            check_ranks(cfg, int(os.environ.get("WORLD_SIZE", 1)))
+            check_ranks(cfg, int(os.environ.get("WORLD_SIZE", 1)))  # part: ranks
             main(cfg)
 
     return with_config

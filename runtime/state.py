@@ -14,7 +14,7 @@ from loaders.batch import map_leaves
 from runtime.facts import facts_of, refuse_differences
 from runtime.group import SingleProcess
 from runtime.report import settings
-from runtime.shards import read_part, shard_like
+from runtime.sharded import read_part, shard_like
 
 if TYPE_CHECKING:
     from conf.schema import Config

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
+from loaders.epoch import share_memory
 from loaders.index import BadFileError, Index
 from loaders.limits import torch_threads
 from loaders.read import read_raw_batch, read_resized
@@ -53,6 +54,7 @@ class PlanDataset(Dataset[LoadedBatch]):
         self.sides, self.is_raw = index.sides, index.is_raw
         self.pool: ThreadPoolExecutor | None = None
 
+    # part: workers
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"pool": None}
 
@@ -118,7 +120,8 @@ class PlanDataset(Dataset[LoadedBatch]):
                 flipped = torch.from_numpy(rows[name].copy())
                 pixels[flipped] = pixels[flipped].flip(dim)
         images = images.pin_memory() if self.pin_memory else images
-        return LoadedBatch(rows, (_shared(images),), bad)
+        share_memory(images)  # part: workers
+        return LoadedBatch(rows, (images,), bad)
 
     def _new_batch(self, count: int) -> tuple[Tensor, ...]:
         """Memory of a batch of `count` samples, for each side."""
@@ -126,7 +129,9 @@ class PlanDataset(Dataset[LoadedBatch]):
         for number, size in self.sizes.items():
             side = self.sides[number]
             shape, dtype = (count, *size, side.channels), getattr(torch, side.dtype)
-            batch.append(_shared(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)))
+            images = torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
+            share_memory(images)  # part: workers
+            batch.append(images)
         return tuple(batch)
 
     def _fill(self, row: np.void, batch: list[Tensor]) -> None:
@@ -155,12 +160,3 @@ class PlanDataset(Dataset[LoadedBatch]):
 def movable(images: Tensor) -> Tensor:
     """The same memory as a dtype that torch can flip and index, which it cannot with uint16."""
     return images.view(torch.int16) if images.dtype == torch.uint16 else images
-
-
-def _shared(images: Tensor) -> Tensor:
-    """The images, in a worker process in shared memory.
-
-    The DataLoader's queue would move them in a thread, where a full /dev/shm loses the batch and the training
-    process waits forever.
-    """
-    return images if get_worker_info() is None else images.share_memory_()

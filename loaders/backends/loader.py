@@ -66,12 +66,12 @@ class ImageLoader(EpochLoader):
 
     def finished_batches(self) -> Iterator[Batch]:
         """Yield the rows of each batch, and its inputs and targets."""
-        if self.device.type == "cuda":
-            return iter(CudaPrefetcher(self.raw_batches(), self.transform, self.device))
-        # Enlarging is worth all cores; the rest is not, because they are busy with the following batches.
-        enlarges = self.read_size != self.output_size
-        num_threads = torch.get_num_threads() if enlarges else 1
-        return transformed(self.raw_batches(), self.transform, num_threads)
+        if self.device.type == "cpu":  # part: workers|dali|synthetic
+            # Enlarging is worth all cores; the rest is not, because they are busy with the following batches.
+            enlarges = self.read_size != self.output_size
+            num_threads = torch.get_num_threads() if enlarges else 1
+            return transformed(self.raw_batches(), self.transform, num_threads)
+        return iter(CudaPrefetcher(self.raw_batches(), self.transform, self.device))
 
     def read_sizes(self) -> dict[int, tuple[int, int]]:
         """(height, width) of the images that the backend delivers, by side."""

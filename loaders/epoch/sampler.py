@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conf.check import check_batch_size
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.epoch.permutation import HALF_ROUNDS, random_permutation, stream_key, uniform
@@ -53,7 +54,7 @@ class EpochSampler:
         start_row: row of the epoch at which the next iteration starts.
 
     Raises:
-        UserError: the split has fewer samples than a global batch (training) or than ranks.
+        UserError: ranks cannot share a batch, or the split has fewer samples than a global batch (training) or than ranks.
     """
 
     left_out: tuple[str, ...] = ()  # part: bad_samples
@@ -73,6 +74,7 @@ class EpochSampler:
         world_size: int,
         train: bool,
     ) -> None:
+        check_batch_size(global_batch_size, world_size)  # part: ranks
         needed = global_batch_size if train else world_size
         if count < needed:
             raise UserError(
