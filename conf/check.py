@@ -66,8 +66,8 @@ def check_combinations(cfg: Config) -> None:
         )
 
 
-def check_batch_size(global_batch_size: int, world_size: int) -> int:  # part: ranks
-    """Return the batch size of a rank; UserError if the ranks cannot share a batch."""
+def check_batch_size(global_batch_size: int, world_size: int) -> None:  # part: ranks
+    """Raise UserError if the processes of a run cannot share a batch equally."""
     per_rank, rest = divmod(global_batch_size, world_size)
     if rest:
         fits = [size for size in (per_rank * world_size, (per_rank + 1) * world_size) if size]
@@ -75,13 +75,12 @@ def check_batch_size(global_batch_size: int, world_size: int) -> int:  # part: r
             f"global_batch_size={global_batch_size} is not divisible by world_size={world_size}; "
             f"use {' or '.join(map(str, fits))}"
         )
-    return per_rank
 
 
-def check_ranks(cfg: Config, world_size: int) -> None:  # part: ranks
-    """Raise UserError for sizes that do not fit the number of processes of a run."""
-    per_rank = check_batch_size(cfg.global_batch_size, world_size)
-    if per_rank % cfg.accumulate_steps:  # part: accumulate
+def check_micro_batches(cfg: Config, world_size: int) -> None:  # part: accumulate
+    """Raise UserError if a rank's part of a batch cannot be divided into equal micro-batches."""
+    per_rank = cfg.global_batch_size // world_size
+    if per_rank % cfg.accumulate_steps:
         raise UserError(
             f"accumulate_steps={cfg.accumulate_steps} does not divide the {per_rank} samples that each "
             f"rank has of global_batch_size={cfg.global_batch_size}; use 1 or another divisor"

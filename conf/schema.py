@@ -183,7 +183,7 @@ class DataConfig:
     resize: Any = key(None, SIZE)  # part: images
     """Size before the crop, in pixels: null (keep), an int (length of the shorter side) or [height, width]."""
 
-    reduced_decoding: bool = True  # part: images
+    reduced_decoding: bool = True  # part: partial_decoding
     """Decode a JPEG at 1/2, 1/4 or 1/8 of its size if the cropped region is much larger than the output (packing
     and loader=pytorch). Its pixels then differ from those of full decoding by 0.5 of 255 on average."""
 

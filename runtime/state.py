@@ -25,7 +25,8 @@ COMPARED = (
     *("model", "optimizer", "task", "data.mean", "data.std", "data.value_range"),
     "amp",  # part: amp
     "ema",  # part: ema
-    *("data.reduced_decoding", "global_batch_size", "clip_grad_norm"),
+    "data.reduced_decoding",  # part: partial_decoding
+    *("global_batch_size", "clip_grad_norm"),
     "accumulate_steps",  # part: accumulate
 )
 """Keys and groups of the configuration that decide how training goes on, besides the plan of the data."""

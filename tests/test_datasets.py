@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from conf.errors import UserError
 from loaders.image_loaders import build_loaders
-from loaders.images import HEADER, decode, read_header
+from loaders.images import HEADER, decode, decode_partly, read_header
 from loaders.index import BadFileError, build_index
 from loaders.pack import pack
 from loaders.prediction import build_prediction_loader
@@ -57,7 +57,12 @@ def test_a_seeded_split_is_disjoint_and_stays(photos: Path, tmp_path: Path) -> N
 def photo(path: Path, num_lines: int | None = None) -> np.ndarray:
     """(height, width, 3): an RGB file, as the index reads and decodes it."""
     header = np.array([tuple(read_header(str(path), "rgb"))], HEADER)[0]
-    return decode(path.read_bytes(), header, "rgb", num_lines)
+    if num_lines is not None:  # part: partial_decoding
+        size = min(num_lines, int(header["height"])), int(header["width"])
+        part = decode_partly(path.read_bytes(), header, (0, 0, *size), size, False)
+        if part is not None:
+            return part
+    return decode(path.read_bytes(), header, "rgb")[:num_lines]
 
 
 @pytest.mark.parametrize("transparent", [None, (1, 2, 3)])
@@ -73,6 +78,7 @@ def test_an_rgb_png_is_decoded_exactly(
         photo(tmp_path / "cut.png")
 
 
+# part: partial_decoding
 def test_upper_lines_of_a_png_are_right_or_its_damage_is_seen(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 4, (12, 10, 3), dtype=np.uint8)
     path = tmp_path / "a.png"

@@ -38,8 +38,10 @@ class PlanDataset(Dataset[LoadedBatch]):
         sizes: (height, width) of the images by side, of the sides that are to be loaded.
         num_threads: of this process, that load.
         pin_memory: whether the batches are in pinned memory.
-        reduces: whether large JPEGs are decoded at a fraction of their size.
     """
+
+    reduces = False  # part: partial_decoding
+    """Large JPEGs are decoded at a fraction of their size."""
 
     def __init__(
         self,
@@ -47,10 +49,9 @@ class PlanDataset(Dataset[LoadedBatch]):
         sizes: dict[int, tuple[int, int]],
         num_threads: int,
         pin_memory: bool,
-        reduces: bool,
     ) -> None:
         self.index, self.sizes, self.num_threads = index, sizes, num_threads
-        self.pin_memory, self.reduces = pin_memory, reduces
+        self.pin_memory = pin_memory
         self.sides, self.is_raw = index.sides, index.is_raw
         self.pool: ThreadPoolExecutor | None = None
 
@@ -151,7 +152,7 @@ class PlanDataset(Dataset[LoadedBatch]):
                 number,
                 (y, x, height, width),
                 (filled.shape[0], filled.shape[1]),
-                self.reduces,
+                self.reduces,  # part: partial_decoding
             )
             pixels = movable(torch.from_numpy(image))
             movable(filled).copy_(pixels.flip(flips) if flips else pixels)

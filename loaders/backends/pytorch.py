@@ -34,8 +34,8 @@ class PyTorchLoader(ImageLoader):
         if options.num_workers and not isinstance(index, StoredIndex):  # part: index workers
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
-        reduces = cfg.data.reduced_decoding
-        self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory, reduces)
+        self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory)
+        self.dataset.reduces = cfg.data.reduced_decoding  # part: partial_decoding
         if options.num_workers:  # part: workers
             self.data_loader = DataLoader(
                 self.dataset,
