@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from loaders.epoch import share_memory
 from loaders.index import BadFileError, Index
-from loaders.limits import torch_threads
+from loaders.limits import share_memory, torch_threads
 from loaders.read import read_raw_batch, read_resized
 
 

@@ -5,7 +5,7 @@ from loaders.epoch.permutation import random_permutation, stream_key, uniform
 from loaders.epoch.prefetch import CudaPrefetcher
 from loaders.epoch.sampler import ORDER, SAMPLE, BadFileError, EpochSampler
 from loaders.epoch.transformed import transformed
-from loaders.epoch.workers import init_worker, share_memory, worker_context
+from loaders.epoch.workers import init_worker, worker_context
 
 __all__ = [
     "ORDER",
@@ -16,7 +16,6 @@ __all__ = [
     "EpochSampler",
     "init_worker",
     "random_permutation",
-    "share_memory",
     "stream_key",
     "transformed",
     "uniform",

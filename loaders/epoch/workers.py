@@ -7,9 +7,6 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from threading import Thread
 
-from torch import Tensor
-from torch.utils.data import get_worker_info
-
 FORWARDED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 """Signals that are often sent to all processes, and that only the training process handles."""
 
@@ -38,16 +35,6 @@ def init_worker(worker_id: int) -> None:
         Thread(target=_end_with_training, daemon=True).start()
     else:  # macOS
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-
-
-def share_memory(tensor: Tensor) -> None:
-    """Move a tensor to shared memory, in a worker process.
-
-    The DataLoader's queue would move it in a thread, where a full /dev/shm loses the batch and the training
-    process waits forever.
-    """
-    if get_worker_info() is not None:
-        tensor.share_memory_()
 
 
 def _end_with_training() -> None:

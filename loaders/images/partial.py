@@ -14,9 +14,8 @@ import simplejpeg
 from imagecodecs import SpngError, spng_decode
 from PIL import Image
 
-from loaders.images.decoders import FLIPPED, as_indexed, is_plain_rgb_png, upright
+from loaders.images.decoders import FLIPPED, as_indexed, is_plain_rgb_png, resize, upright
 from loaders.images.headers import JPEG_START, PNG_START
-from loaders.images.resizing import resize
 
 Box = tuple[float, float, float, float]
 """Top, left, bottom and right edge of a rectangle, in pixels of an image; fractions are parts of pixels."""

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from loaders.batch import map_leaves, tensors_of
-from loaders.epoch import share_memory
+from loaders.limits import share_memory
 
 MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
 """Errors that are no sample's fault."""
