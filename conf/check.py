@@ -37,18 +37,19 @@ def as_override(value: Any) -> str:
 
 def check_combinations(cfg: Config) -> None:
     """Raise UserError for values that exclude each other."""
-    data, loader = cfg.data, cfg.loader
+    data = cfg.data  # part: images
+    loader = cfg.loader  # part: dali|packed
     if cfg.optimizer.warmup_steps is None and cfg.optimizer.warmup_epochs >= cfg.epochs:
         raise UserError(
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} leaves nothing of "
             f"epochs={cfg.epochs}; use a smaller value"
         )
-    if data.mean and data.std and len({len(data.mean), len(data.std), 1}) > 2:
+    if data.mean and data.std and len({len(data.mean), len(data.std), 1}) > 2:  # part: images
         raise UserError(
             f"data.mean={as_override(data.mean)} and data.std={as_override(data.std)} differ in length; use one "
             "number for each channel in both"
         )
-    if loader.reader == "native" and loader.name != "dali":
+    if loader.reader == "native" and loader.name != "dali":  # part: dali
         raise UserError(
             f"loader.reader=native is DALI's; with loader={loader.name} use loader.reader=plan"
         )

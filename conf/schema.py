@@ -66,8 +66,11 @@ BETWEEN_0_AND_1 = Allowed("a number in (0, 1)", lambda x: 0 < x < 1)
 SIZE = Allowed("an int or [height, width] in pixels", is_size)  # part: images
 SHARES = Allowed("[low, high] with 0 < low <= high <= 1", lambda x: is_pair(x, 1))  # part: images
 VALUE_RANGE = Allowed("[0, 1] or [-1, 1], for example", lambda x: are_numbers(x, 2) and x[0] < x[1])
-MEAN = Allowed("one number for each channel", are_numbers)
-STD = Allowed("one number above 0 for each channel", lambda x: are_numbers(x) and min(x) > 0)
+MEAN = Allowed("one number for each channel", are_numbers)  # part: images
+STD = Allowed(  # part: images
+    "one number above 0 for each channel",
+    lambda x: are_numbers(x) and min(x) > 0,
+)
 WORKERS = Allowed(  # part: workers
     "0 or more, or auto",
     lambda x: x == "auto" or (type(x) is int and x >= 0),
@@ -159,7 +162,7 @@ class DataConfig:
     num_classes: int | None = None  # part: masks
     """masks: number of classes; null: one more than the highest index in the masks."""
 
-    ignore_index: int = -100
+    ignore_index: int = -100  # part: masks|header_cache
     """masks: index of pixels that belong to no class, often 255; -100, which no mask holds: none."""
 
     shuffle: str = key("full", one_of("full", "window"))  # part: shards
@@ -235,10 +238,10 @@ class DataConfig:
     value_range: list[float] = key([0.0, 1.0], VALUE_RANGE)
     """Values [low, high] of black and full intensity, before `mean` and `std`."""
 
-    mean: list[float] | None = key(None, MEAN)
+    mean: list[float] | None = key(None, MEAN)  # part: images
     """Mean per channel, in units of `value_range`, that is subtracted from the inputs; null: 0."""
 
-    std: list[float] | None = key(None, STD)
+    std: list[float] | None = key(None, STD)  # part: images
     """Standard deviation per channel, in units of `value_range`, that divides the inputs; null: 1."""
 
 
@@ -258,10 +261,10 @@ class LoaderConfig:
     """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the
     machine, divided among its ranks and their workers."""
 
-    prefetch_queue_depth: int = key(2, FROM_1)
+    prefetch_queue_depth: int = key(2, FROM_1)  # part: dali|tune
     """dali: batches prepared ahead."""
 
-    reader: str = key("plan", one_of("plan", "native"))
+    reader: str = key("plan", one_of("plan", "native"))  # part: dali
     """dali: `plan` (order of all backends) or `native` (DALI's own file reader, shuffling and crops)."""
 
     hw_decoder_load: float = key(0.65, SHARE)  # part: dali
