@@ -127,7 +127,7 @@ def compose(
     """Combine techniques into one script.
 
     Args:
-        names: of the techniques; their order changes the names in the docstring only.
+        names: names of the techniques; their order only changes the docstring.
         onto: script that was made from `train.py` and gets the techniques in its place.
         output: file name in the docstring's command; default: train_<names>.py.
         folder: where `train.py` and the scripts of the techniques lie.

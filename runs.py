@@ -53,7 +53,7 @@ class Row:
 
 
 def read_run(folder: Path, root: Path) -> Row:
-    """The row of the run in this folder."""
+    """Read the row of the run in this folder."""
     name = str(folder.relative_to(root))
     try:
         config = read(folder / "config.yaml", yaml.safe_load, data=dict, loader=dict, task=dict)
@@ -83,7 +83,7 @@ def read_run(folder: Path, root: Path) -> Row:
 
 
 def read(file: Path, parse: Callable[[str], Any], **types: Any) -> dict[str, Any]:
-    """The mapping in a file, empty if there is no such file.
+    """Read the mapping in a file; empty if there is no such file.
 
     Raises:
         ValueError: the file cannot be read, holds no mapping, or a value is not of these types.
@@ -107,7 +107,7 @@ def as_overrides(settings: dict[str, Any]) -> str:
 
 
 def listing(rows: list[Row], key: str) -> str:
-    """The rows in order, one table for each data set and task, then the damaged folders."""
+    """Return the rows in order, one table for each data set and task, then the damaged folders."""
 
     def group(row: Row) -> tuple[bool, str]:
         return row.is_synthetic, row.data
@@ -123,7 +123,8 @@ def listing(rows: list[Row], key: str) -> str:
 
 
 def in_order(rows: list[Row], key: str) -> list[Row]:
-    """The rows, the best first and those without a value last; of several metrics, one after the other."""
+    """Sort the rows, the best first and those without a value last; with several metrics, one after
+    the other."""
 
     def place(row: Row) -> tuple[Any, ...]:
         metric = row.metric if key == "best" else key

@@ -194,7 +194,7 @@ def parse(overrides: list[str]) -> list[Override]:
 
 
 def combinations(overrides: list[Override]) -> list[dict[str, str]]:
-    """Values of the swept keys, one dictionary for each run.
+    """Return the values of the swept keys, one dictionary for each run.
 
     Raises:
         UserError: a key has an interval, which holds infinitely many values.
@@ -252,7 +252,7 @@ def open_study(options: Options, overrides: list[Override]) -> "optuna.Study":
 
 
 def choose(study: "optuna.Study", overrides: list[Override]) -> dict[str, Any]:
-    """Values of the swept keys for one more trial."""
+    """Choose the values of the swept keys for one more trial."""
     trial = study.ask()
     for override in overrides:
         key, sweep = override.get_key_element(), override.value()
@@ -276,7 +276,7 @@ def report(study: "optuna.Study", trials: list[Trial]) -> None:
 
 
 def environment(options: Options, place: int) -> dict[str, str]:
-    """Environment variables of the run in one of the `jobs` places.
+    """Return the environment variables of the run in one of the `jobs` places.
 
     Raises:
         UserError: there are not enough GPUs for all places.
@@ -313,7 +313,7 @@ def start(options: Options, trial: Trial, env: dict[str, str]) -> subprocess.Pop
 
 
 def log_of(trial: Trial) -> Path:
-    """File next to the folder of a run with its output."""
+    """Return the file next to the folder of a run that gets its output."""
     return trial.folder.with_name(f"{trial.folder.name}.log")
 
 

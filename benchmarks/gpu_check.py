@@ -176,7 +176,7 @@ def main(folder: Path, context: Any = None, patience: float = 1) -> int:
     """Run all parts, with results in a new folder; return 1 if any job failed, otherwise 0.
 
     Args:
-        context: of `multiprocessing`, for the jobs.
+        context: `multiprocessing` context that starts the jobs.
         patience: factor of the time limits.
     """
     folder.mkdir(parents=True)  # fails if it exists, to keep earlier results

@@ -52,7 +52,7 @@ def measure(
     stopped: use long slices where these matter.
 
     Args:
-        workloads: by name; picklable.
+        workloads: picklable workloads by name.
         warmup_s: seconds that each workload runs uncounted after its first piece of work.
         window_s: seconds per workload and round.
         repeats: number of rounds.

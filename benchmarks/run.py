@@ -207,7 +207,7 @@ class Run:
         Args:
             benchmark: name of the CSV file.
             case: title of the comparison.
-            workloads: by subject; picklable. An exception in UNAVAILABLE before the first item becomes the note
+            workloads: picklable workloads by subject. An exception in UNAVAILABLE before the first item becomes the note
                 of a row without a figure.
             unit: unit of the speed, such as `images/s`; empty: record the time per item in ms instead.
             epoch_size: samples per epoch of the published data.

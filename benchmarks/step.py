@@ -30,8 +30,8 @@ def train(
     """Train endlessly and count the samples of each step.
 
     Args:
-        cfg, device, amp: as for `steps()`.
-        parts: of `template.parts()`.
+        cfg, device, amp: see `steps()`.
+        parts: parts of the template, see `template.parts()`.
         count_items: called after each step; ends the training.
     """
     loader, *others = parts

@@ -12,7 +12,7 @@ def check_ranges(config: Any, prefix: str = "") -> None:
 
     Args:
         config: `Config` or one of its groups.
-        prefix: of its keys, such as `data.`.
+        prefix: prefix of its keys in messages, such as `data.`.
     """
     for field in fields(config):
         value, allowed = getattr(config, field.name), field.metadata.get("allowed")

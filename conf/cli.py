@@ -105,7 +105,7 @@ def explain(error: Exception) -> str | None:
 
 
 def _explain_config(error: Exception) -> str:
-    """Message for an error of Hydra or OmegaConf."""
+    """Return the message for an error of Hydra or OmegaConf."""
     if isinstance(error, OverrideParseException):
         key = error.override.partition("=")[0]
         return (
@@ -131,7 +131,7 @@ def _explain_config(error: Exception) -> str:
 
 
 def known_keys(group: Any = Config, prefix: str = "") -> list[str]:
-    """All keys of the configuration."""
+    """Return all keys of the configuration."""
     keys = []
     for field in fields(group):
         name = prefix + field.name

@@ -9,7 +9,8 @@ class UserError(ValueError):
 
 
 def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:
-    """The error for a value that is none of these names; of many, it lists the nearest."""
+    """Return the error for a value that is none of these names; of many names, it lists the
+    nearest."""
     names = sorted(names)
     listed = ", ".join(names)
     if len(names) > 20:
@@ -18,7 +19,7 @@ def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """`; did you mean NAME?`, or nothing if no name is similar."""
+    """Return `; did you mean NAME?`, or nothing if no name is similar."""
     names = list(names)
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if not close:  # `lr` for `optimizer.lr`
@@ -28,13 +29,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def first_few(names: Iterable[str], most: int = 6) -> str:
-    """`a, b, c and 4 more`."""
+    """Return the first items and the number of the others, such as `a, b, c and 4 more`."""
     names = list(names)
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def shown(value: object, most: int = 60) -> str:
-    """A value from a file, short enough for a message."""
+    """Return a value from a file, short enough for a message."""
     text = str(value)
     return text if len(text) <= most else f"{text[:most]}..."

@@ -10,13 +10,13 @@ CHANNELS = range(1, 1 << 16)
 
 
 def parse_json(content: bytes, kind: Any, where: str, fix: str) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Parse the JSON object in a file.
 
     Args:
-        content: of the file.
-        kind: of each value by key, as of `check_kind`.
-        where: the file, for messages.
-        fix: how to get another file, for messages.
+        content: content of the file.
+        kind: kind of each value by key, see `check_kind`.
+        where: name of the file in messages.
+        fix: advice in messages.
 
     Raises:
         UserError: it is no JSON object with such values.
@@ -43,8 +43,8 @@ def check_kind(facts: Any, kind: dict[str, Any], where: str, fix: str) -> None:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """True if a value is of a kind: a type, a range, a tuple of possible values, or a list with the kind of each
-    item."""
+    """Return True if a value is of a kind: a type, a range, a tuple of possible values, or a list
+    with the kind of each item."""
     if isinstance(kind, list):
         return isinstance(value, list | tuple) and all(fits(item, kind[0]) for item in value)
     if isinstance(kind, range):

@@ -39,7 +39,7 @@ def sync_folder(path: Path) -> None:
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file's content."""
+    """Return the CRC-32 of a file's content."""
     value = 0
     with path.open("rb") as file:
         while content := file.read(1 << 20):

@@ -12,9 +12,9 @@ def parse_options(
     """Split arguments `key=value` into a tool's own options and overrides of the configuration.
 
     Args:
-        usage: printed for `--help`.
-        arguments: of the command line.
-        options: by key, their defaults; None: has to be given.
+        usage: text that `--help` prints.
+        arguments: arguments of the command line.
+        options: defaults by key; an option whose default is None is required.
 
     Returns:
         The values of the options, and all other arguments.

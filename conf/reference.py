@@ -28,7 +28,7 @@ def documented_keys(schema: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _default(value: ast.expr | None) -> str:
-    """Default as on the command line; empty if there is none."""
+    """Return a default as on the command line; empty if there is none."""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "key":
         value = value.args[0]
     text = ast.unparse(value).strip("'") if value else "MISSING"
@@ -50,7 +50,7 @@ def table(schema: str) -> str:
 
 
 def with_table(text: str, schema: str) -> str:
-    """The text with the table of the keys of a schema."""
+    """Return the text with the table of the keys of a schema."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n{table(schema)}\n{END}{after}"

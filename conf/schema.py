@@ -518,12 +518,13 @@ class Config:
 
 
 def run_stamp() -> str:
-    """Current time, by which runs are named."""
+    """Return the current time, by which runs are named."""
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def script() -> str:
-    """Name of the running script, such as `train`; Hydra's own is not known yet when a multirun starts."""
+    """Return the name of the running script, such as `train`; Hydra's own is not known yet when a
+    multirun starts."""
     return Path(sys.argv[0]).stem
 
 

@@ -21,12 +21,12 @@ LOADERS = {
 def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, Loader]:
-    """Training and validation loader of this rank; see `Loader` for what they yield.
+    """Build the training and the validation loader of this rank; see `Loader` for what they yield.
 
     Args:
         cfg: `cfg.data`, `cfg.loader`, `cfg.global_batch_size` and `cfg.seed` are used.
-        device: of the batches.
-        rank: global rank.
+        device: device of the batches.
+        rank: global rank of this process.
         world_size: number of ranks.
 
     Raises:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Nested dicts, lists and tuples with `function(value)` in place of each other value."""
+    """Return nested dicts, lists and tuples with `function(value)` in place of each other value."""
     if isinstance(tree, dict):
         return {key: map_leaves(function, value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -17,7 +17,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def part(batch: Any, start: int, stop: int) -> Any:
-    """The samples `start` to `stop` of a batch; values that are no tensors stay as they are."""
+    """Return the samples `start` to `stop` of a batch; values that are no tensors stay as they are."""
     if isinstance(batch, dict):
         return {key: part(value, start, stop) for key, value in batch.items()}
     if isinstance(batch, tuple):
@@ -29,7 +29,8 @@ def part(batch: Any, start: int, stop: int) -> Any:
 
 
 def num_samples(batch: Any) -> int:
-    """Number of samples of a batch: the length of its first tensor or list; 0 without any."""
+    """Return the number of samples of a batch: the length of its first tensor or list, or 0 without
+    any."""
     if isinstance(batch, dict | tuple):
         values = batch.values() if isinstance(batch, dict) else batch
         return next((count for value in values if (count := num_samples(value))), 0)
@@ -39,7 +40,7 @@ def num_samples(batch: Any) -> int:
 
 
 def tensors_of(tree: Any) -> Iterator[Tensor]:
-    """All tensors of a nesting."""
+    """Return all tensors in nested values."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, dict | list | tuple):

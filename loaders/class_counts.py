@@ -12,7 +12,7 @@ from loaders.read import read_image
 
 
 def class_counts(index: Index) -> np.ndarray:
-    """(K,) float64: number of samples, or of pixels in masks, of each class. All masks are read for it.
+    """Count the samples, or pixels of masks, of each class, (K,) float64. It reads all masks.
 
     Raises:
         UserError: the targets have no classes.

@@ -30,7 +30,7 @@ GEOMETRY = (
 def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[ImageLoader, ImageLoader]:
-    """Training and validation loader of this rank, as `loaders.build_loaders()`."""
+    """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
     val_backend = backend(cfg.loader.name)
     # without dali: train_backend = val_backend
     train_backend = backend(cfg.loader.name, cfg.loader.reader)  # part: dali
@@ -62,7 +62,8 @@ def _open_indexes(cfg: Config) -> tuple[Index, Index]:
 
 
 def _describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[str, ...]:
-    """`photos: 900 training and 100 validation samples, 3 classes (cat, cow, dog)`, and what may be wrong."""
+    """Describe the data, such as `photos: 900 training and 100 validation samples, 3 classes (cat,
+    cow, dog)`, and what may be wrong."""
     lines = [
         f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and {len(val_index):,} "
         f"validation samples, {train_index.target.describe()}"

@@ -53,10 +53,11 @@ def limits_explained() -> Iterator[None]:
 
 
 def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs that this process may use, shared with the other ranks of this machine.
+    """Return the number of CPUs that this process may use, which it shares with the other ranks of
+    this machine.
 
     Args:
-        cgroup: folder with the container's quota, if it has one.
+        cgroup: folder of the container's quota, if there is one.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     mine = all_ranks = os.cpu_count() or 1
@@ -71,7 +72,8 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _quota_and_period(cgroup: Path) -> tuple[str, str]:
-    """Microseconds of CPU time in each period, and of the period; the quota is `max` (v2) or -1 (v1) for none."""
+    """Return the microseconds of CPU time in each period, and of the period; no quota is `max` (v2)
+    or -1 (v1)."""
     if (version_2 := cgroup / "cpu.max").exists():
         quota, _, period = version_2.read_text().partition(" ")
         return quota, period
@@ -82,7 +84,8 @@ def _quota_and_period(cgroup: Path) -> tuple[str, str]:
 
 
 def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolExecutor:
-    """A pool of `number` threads, each of which runs torch's operations with `torch_num_threads` threads.
+    """Create a pool of `number` threads, each of which runs torch's operations with
+    `torch_num_threads` threads.
 
     The calling thread keeps its own number: torch otherwise gives it, at its first large operation, the
     number that any other thread has set last.

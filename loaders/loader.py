@@ -63,17 +63,17 @@ class Loader(Protocol):
         """Yield the batches that are left of the epoch; of a whole one, if none is left."""
 
     def __len__(self) -> int:
-        """Number of batches of this rank in a whole epoch."""
+        """Return the number of batches of this rank in a whole epoch."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0. The current epoch again keeps the position that was loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values that are equal on all ranks; `plan`, if there is one, is a dict of texts without
-        which a checkpoint cannot go on in its epoch."""
+        """Return tensors and plain values that are equal on all ranks. If there is a `plan`, it is
+        a dict of texts, without which a checkpoint cannot continue within its epoch."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict()` was taken, in the middle of an epoch too."""
+        """Continue where `state_dict()` was taken, also in the middle of an epoch."""
 
     @property
     def epoch(self) -> int:

@@ -19,14 +19,15 @@ class BatchMemory:
     `python -m benchmarks alternatives cases=cells`.
 
     Args:
-        max_unused: pieces of each size that are kept for later batches.
+        max_unused: number of unused pieces of each size that are kept.
     """
 
     def __init__(self, max_unused: int) -> None:
         self.unused: dict[int, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=max_unused))
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Contiguous tensor, whose memory returns to the pool when neither it nor a view of it is left."""
+        """Return a contiguous tensor, whose memory returns to the pool when neither it nor a view
+        of it is left."""
         count = math.prod(shape)
         try:
             piece = self.unused[count].pop()
@@ -38,7 +39,7 @@ class BatchMemory:
 
 
 def parts(images: Tensor) -> list[slice]:
-    """Slices that make up a batch.
+    """Yield the slices that make up a batch.
 
     On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in the cache
     and below 32 MB, from which on malloc asks the system for memory each time.

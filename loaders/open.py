@@ -6,7 +6,7 @@ from loaders.shards import holds_shards, open_shards
 
 
 def open_splits(data: DataConfig) -> tuple[Index, Index]:
-    """Index of the training and of the validation split.
+    """Open the index of the training and of the validation split.
 
     Raises:
         UserError: the data is missing, or its files do not have the layout `data.layout`.

@@ -50,7 +50,7 @@ DONE = "done.npy"
 
 
 def open_pack(cfg: Config) -> tuple[Index, Index]:
-    """Index of the training and of the validation split of the pack `loader.pack`.
+    """Open the index of the training and of the validation split of the pack `loader.pack`.
 
     Raises:
         UserError: the pack is missing or not finished, or was made with other settings or other data.

@@ -21,13 +21,14 @@ def build_prediction_loader(
     rank: int = 0,
     world_size: int = 1,
 ) -> tuple[ImageLoader, dict[str, str]]:
-    """This rank's images of the folder `data.root`, prepared as those of a validation split.
+    """Build the loader of this rank's images of the folder `data.root`, prepared as those of a
+    validation split.
 
     Args:
-        cfg: of the run that trained the model, with another `data.root`.
-        target: that the model was trained on.
-        channels: of the model's inputs.
-        device, rank, world_size: as in `build_loaders()`.
+        cfg: configuration of the run that trained the model, with another `data.root`.
+        target: kind of targets that the model was trained on.
+        channels: number of channels of the model's inputs.
+        device, rank, world_size: see `build_loaders()`.
 
     Returns:
         The loader, whose `sampler.bad` collects the files that cannot be decoded, and the files with bad

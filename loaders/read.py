@@ -32,7 +32,7 @@ def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:
 
 
 def read_image(index: Index, sample: int, side: int = 0) -> np.ndarray:
-    """(height, width, channels) of dtype `index.sides[side].dtype`: an image, upright.
+    """Read an image, upright, (height, width, channels) of dtype `index.sides[side].dtype`.
 
     Raises:
         BadFileError: the file cannot be decoded.
@@ -59,14 +59,14 @@ def read_resized(
     size: tuple[int, int],
     reduces: bool,  # part: partial_decoding
 ) -> np.ndarray:
-    """(height, width, channels) of the side's dtype: a rectangle of an image, resized.
+    """Read and resize a rectangle of an image, (height, width, channels) of the side's dtype.
 
     Args:
-        index: of the sample.
-        sample, side: of the image.
+        index: index of the sample.
+        sample, side: sample and side of the image.
         rectangle: y, x, height and width in pixels.
         size: (height, width) in pixels.
-        reduces: whether a JPEG is decoded at a fraction of its size where that is enough.  # part: partial_decoding
+        reduces: decode a JPEG at a fraction of its size where that is enough.  # part: partial_decoding
 
     Raises:
         BadFileError, OSError, MemoryError: as `read_image`.
@@ -90,7 +90,7 @@ def read_resized(
 
 # part: packed
 def read_whole(index: Index, sample: int, side: int, size: np.ndarray, reduces: bool) -> np.ndarray:
-    """An image in the size for an input of (2,) `size`; else as `read_resized`."""
+    """Read an image in the size for an input of (2,) `size`; see `read_resized` for the rest."""
     factor = index.sides[side].size_factor
     height, width = (factor * int(length) for length in index.sizes[sample])
     new_size = factor * int(size[0]), factor * int(size[1])
@@ -98,7 +98,8 @@ def read_whole(index: Index, sample: int, side: int, size: np.ndarray, reduces: 
 
 
 def read_raw_batch(index: Index, samples: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
-    """(B, height, width, channels) whole inputs of an index that `is_raw`, and why which samples are bad.
+    """Read whole inputs of an index that `is_raw`, (B, height, width, channels); return them, and
+    the reasons by sample why samples are bad.
 
     One thread that fills a batch is faster than several that share images of a few KB.
     """
@@ -115,7 +116,7 @@ def read_raw_batch(index: Index, samples: np.ndarray) -> tuple[np.ndarray, dict[
 def _read_raw_files(
     index: Index, samples: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """`read_raw_batch` of uncompressed files with images of this shape."""
+    """Do `read_raw_batch` for uncompressed files with images of this shape."""
     images = np.empty((len(samples), *shape), index.dtype)
     starts, bad = index.headers[0]["raw_offset"][samples].tolist(), {}
     for sample, start, image in zip(samples.tolist(), starts, images, strict=True):

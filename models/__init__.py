@@ -34,8 +34,8 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
 
     Args:
         cfg: the group `model` of the configuration.
-        in_channels: of the images.
-        num_outputs: of the task.
+        in_channels: number of channels of the images.
+        num_outputs: number of outputs that the task needs.
 
     Raises:
         UserError: the name is unknown, or the model does not take these sizes or kwargs.

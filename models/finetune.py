@@ -25,10 +25,10 @@ def fitting_weights(
     response to an image whose channels are equal stays the same.
 
     Args:
-        model: on any device.
-        cfg: its configuration, for messages.
+        model: model on any device.
+        cfg: configuration of the model, for messages.
         saved: tensors by name, as `read_weights()` returns them.
-        with_head: False leaves out the head, where the file's is for other outputs.
+        with_head: load the head, too; False where the file's head is for other outputs.
 
     Raises:
         UserError: nothing fits.
@@ -138,6 +138,6 @@ def _train_head(model: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _shapes(tensors: dict[str, Tensor]) -> str:
-    """`fc.weight (5x512), fc.bias (5)`."""
+    """Return names and shapes of tensors, such as `fc.weight (5x512), fc.bias (5)`."""
     shapes = {name: "x".join(map(str, tensor.shape)) for name, tensor in tensors.items()}
     return first_few(f"{name} ({shape})" for name, shape in shapes.items()) or "no tensors"

@@ -42,7 +42,7 @@ class SmallCNN(nn.Module):
 
 
 def conv_block(in_channels: int, out_channels: int, batch_norm: bool) -> nn.Sequential:
-    """3x3 convolution, BatchNorm where asked for, and ReLU; height and width stay."""
+    """Build a 3x3 convolution, BatchNorm where asked for, and ReLU; height and width stay."""
     if batch_norm:
         return nn.Sequential(
             # BatchNorm subtracts the mean, and with it any bias added before.

@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 def timm_model(
     in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: Any
 ) -> nn.Module:
-    """timm's model `arch` with new weights; its head is what timm's `get_classifier()` returns.
+    """Build timm's model `arch` with new weights; its head is what timm's `get_classifier()`
+    returns.
 
     Inputs: (N, in_channels, H, W); many transformers have only one size, which `img_size=` in `kwargs` sets.
     Outputs: (N, num_outputs).

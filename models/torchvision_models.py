@@ -12,8 +12,8 @@ from conf.errors import UserError, unknown_name
 def torchvision_model(
     in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: Any
 ) -> nn.Module:
-    """torchvision's model `arch` with new weights, its first convolution replaced when `in_channels` is
-    not 3.
+    """Build torchvision's model `arch` with new weights; its first convolution is replaced when
+    `in_channels` is not 3.
 
     Inputs: (N, in_channels, H, W); each architecture has its smallest H and W, and some only one size.
     Outputs: (N, num_outputs). The new convolution draws its weights with the spread of the one it replaces.

@@ -5,12 +5,12 @@ from torch import nn
 
 
 def amp_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of autocast's low precision.
+    """Return the dtype of autocast's low precision.
 
     Args:
         name: `float16`, `bfloat16`, or `auto`: float16 on CUDA; on a CPU bfloat16, since most CPUs take
             many times as long in float16.
-        device: that computes.
+        device: device that computes.
     """
     if name == "auto":
         return torch.float16 if device.type == "cuda" else torch.bfloat16

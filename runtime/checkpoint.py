@@ -135,8 +135,8 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
     """The newest undamaged checkpoint that `resume` names, with its `path`.
 
     Args:
-        resume: as in the configuration.
-        folder: of the run's own checkpoints.
+        resume: value of `cfg.resume`.
+        folder: folder of the run's own checkpoints.
 
     Returns:
         None if there is nothing to resume. Another run's checkpoint comes without its best metrics: the
@@ -180,7 +180,7 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """Checkpoints in a folder."""
+    """Return the checkpoints in a folder, newest first."""
     return sorted(folder.glob("step-*.pt"), reverse=True)
 
 

@@ -51,5 +51,5 @@ class EMA(AveragedModel):
 
 
 def _local(tensor: Any) -> Tensor:
-    """This rank's shard of a tensor that is split over the ranks, else the tensor."""
+    """Return this rank's shard of a tensor that is sharded over the ranks, else the tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

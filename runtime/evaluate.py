@@ -30,10 +30,10 @@ def evaluate(
     is restored.
 
     Args:
-        model: bare or wrapped. The model inside DataParallel and DistributedDataParallel is called: the
+        model: model, wrapped or not. The model inside DataParallel and DistributedDataParallel is called: the
             wrapper's collectives would wait for ranks that have fewer batches.
-        task: its `sums()` are added up.
-        loader: iterates (inputs, targets).
+        task: task whose `sums()` are added up.
+        loader: iterable of (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
         num_batches: minimum number of calls of the model, which ranks that share its weights call equally often.  # part: fsdp
 

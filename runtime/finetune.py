@@ -33,8 +33,8 @@ def start_from(cfg: "Config", model: nn.Module, loader: Loader, group: SinglePro
 def with_backbone_rate(
     groups: list[dict[str, Any]], model: nn.Module, options: "OptimizerConfig"
 ) -> list[dict[str, Any]]:
-    """The optimizer's groups divided into those of the head, which come first: its rate is logged; and those of all
-    other layers, whose rate is `lr` times `backbone_lr_scale`."""
+    """Divide the optimizer's groups into those of the head, which come first because the first rate
+    is logged, and those of all other layers, whose rate is `lr` times `backbone_lr_scale`."""
     if options.backbone_lr_scale == 1:
         return groups
     head = head_of(model)

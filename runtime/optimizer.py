@@ -71,7 +71,7 @@ def build_optimizer(
 
 
 def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
-    """The optimizer `options.name` of the weights that are trained, fused where PyTorch can.
+    """Build the optimizer `options.name` for the weights that are trained, fused where PyTorch can.
 
     PyTorch has no fused SGD for weights that FSDP has sharded.
 
@@ -117,7 +117,7 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
 
 
 def parameter_groups(model: nn.Module, options: "OptimizerConfig") -> list[dict[str, Any]]:
-    """Groups of the weights that are trained, by weight decay."""
+    """Return the groups of the weights that are trained, by weight decay."""
     groups: dict[bool, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -138,7 +138,8 @@ class Schedule(LambdaLR):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """To be called after the optimizer's, whose state holds the rate at that time."""
+        """Continue a schedule; to be called after the optimizer's, whose state holds the rate at
+        that time."""
         # The configuration decides the peak rates and the schedule, which may have changed.
         super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})
         for group, peak, share in zip(

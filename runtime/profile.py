@@ -34,10 +34,10 @@ class ProfiledTiming(Timing):
 
         Args:
             cfg: configuration of the run.
-            model: before it is wrapped.
+            model: model before it is wrapped.
             run_dir: folder of the traces.
-            rank: of this process, for the name of its file.
-            device: of the steps.
+            rank: rank of this process, for the name of its file.
+            device: device of the steps.
         """
         super().__init__(device)
         self.num_skipped, self.num_recorded = cfg.profile.steps or (0, 0)

@@ -20,7 +20,8 @@ from runtime.timing import Timing, verdict
 def opening_lines(
     cfg: Config, loader: Loader, model: nn.Module, place: str, world_size: int
 ) -> list[str]:
-    """Lines about the data, the model, its precision and device (`place`), and the steps of a run."""
+    """Return lines about the data, the model, its precision and device (`place`), and the steps of
+    a run."""
     size = sum(parameter.numel() for parameter in model.parameters())
     name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
     arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
@@ -33,7 +34,7 @@ def opening_lines(
 
 
 def closing_lines(cfg: Config, timing: Timing, best: dict[str, float]) -> list[str]:
-    """Lines about the time of each part of a run, its speed and its best metrics."""
+    """Return lines about the time of each part of a run, its speed and its best metrics."""
     total = sum(timing.seconds.values())
     lines = ["time by part:"]
     lines += [

@@ -72,11 +72,11 @@ class Run:
 
         Args:
             cfg: configuration of the run.
-            device: of this process.
+            device: device of this process.
             state: parts by name that are saved and restored, before they are wrapped: every script then has
                 the same keys. At least `model`, `optimizer`, `scheduler` and `loader`.
             group: processes of the run; default: this one.
-            clock: seconds since some moment.
+            clock: function that returns a time in seconds.
 
         Raises:
             UserError: another run writes to the folder.
@@ -208,7 +208,7 @@ class Run:
 
         Args:
             grad_norm: L2 norm of all gradients, equal on all ranks.
-            scaler: of mixed precision; a step that it skips is no bad step while its scale is above 1.
+            scaler: scaler of mixed precision; a step that it skips is no bad step while its scale is above 1.
 
         Raises:
             UserError: `max_bad_steps` steps in a row were bad.
@@ -295,7 +295,7 @@ class Run:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Progress of the run, besides the parts of `state`."""
+        """Return the progress of the run, besides the parts of `state`."""
         finished = {"epoch_is_finished": is_finished(self.loader)}
         return finished | {name: getattr(self, name) for name in CHECKPOINTED_FIELDS}
 
@@ -349,7 +349,7 @@ class Run:
         writes in the background.
 
         Args:
-            value: of the metric that chooses the best epoch, the higher, the better; None: not after a validation.
+            value: value of the metric that chooses the best epoch, higher is better; None if there was no validation.
         """
         self.guard.settle()
         self.recorder.count_bad_samples()  # part: bad_samples

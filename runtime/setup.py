@@ -47,7 +47,7 @@ def setup(cfg: "Config", local_rank: int | None = None) -> torch.device:
 
 
 def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER) -> torch.device:
-    """The device of this process; a GPU is made current.
+    """Return the device of this process; a GPU is made current.
 
     Args:
         name: `auto`, `cpu`, `cuda` (both with the GPU number `local_rank`) or `cuda:1`.
@@ -92,7 +92,7 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
     Args:
         seed: 0 or more.
-        rank: of this process; the numbers differ between ranks, and from those of other seeds on any rank.
+        rank: rank of this process; each pair of seed and rank gives other random numbers.
     """
     # torch's generator on the CPU reads 32 bits of its seed.
     number = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])

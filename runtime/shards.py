@@ -17,8 +17,8 @@ def check_shards(state: dict[str, Any], folder: Path) -> None:
     """Compare the files of a checkpoint's sharded tensors with their checksums.
 
     Args:
-        state: of the checkpoint; one without shards is right.
-        folder: where the checkpoint lies.
+        state: state of the checkpoint; nothing is checked if it has no shards.
+        folder: folder of the checkpoint.
 
     Raises:
         ValueError: a file has other content.

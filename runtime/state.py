@@ -64,7 +64,7 @@ def on_host(state: Any, rank: int) -> Any:
 
 
 def num_bytes(state: Any) -> int:
-    """Bytes of all tensors in nested values."""
+    """Return the number of bytes of all tensors in nested values."""
     sizes = [0]
     map_leaves(lambda value: sizes.append(value.nbytes if isinstance(value, Tensor) else 0), state)
     return sum(sizes)
@@ -228,7 +228,7 @@ def _fit_to_plan(cfg: "Config", loader: Loader, saved: dict[str, Any]) -> None:
 
 
 def rng_state() -> dict[str, Tensor]:
-    """States of this process's random generators, by device."""
+    """Return the states of this process's random generators, by device."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()

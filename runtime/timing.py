@@ -34,8 +34,8 @@ class Timing:
         """Start at the start of this process or, in a multirun, at the end of the previous job.
 
         Args:
-            device: of the steps.
-            clock: seconds since some moment.
+            device: device of the steps.
+            clock: function that returns a time in seconds.
         """
         self.device, self.clock = device, clock
         begin = psutil.Process().create_time() if _previous_end is None else _previous_end

@@ -19,20 +19,21 @@ NUM_BINS = 1000
 
 
 def num_precision_sums(num_classes: int) -> int:
-    """Length of `precision_sums()`."""
+    """Return the length of `precision_sums()`."""
     return num_classes * (1 + (1 + len(IOUS)) * NUM_BINS)
 
 
 def precision_sums(
     found: list[dict[str, Tensor]], true: list[dict[str, Tensor]], num_classes: int
 ) -> Tensor:
-    """[boxes of each class, histograms of scores]: those of all detections, then of the right ones at each IoU.
+    """Return [boxes of each class, histograms of scores]: those of all detections, then those of
+    the right ones at each IoU.
 
     Args:
-        found: of each image `boxes` (D, 4), as corners, `labels` (D,) in [0, num_classes) and `scores` (D,),
+        found: for each image, `boxes` (D, 4) as corners, `labels` (D,) in [0, num_classes) and `scores` (D,),
             the highest first.
-        true: of each image `boxes` (M, 4) and `labels` (M,).
-        num_classes: K.
+        true: for each image, `boxes` (M, 4) and `labels` (M,).
+        num_classes: number K of classes.
 
     Returns:
         (K + 11 * K * 1000,) float64.
@@ -49,7 +50,8 @@ def precision_sums(
 
 
 def mean_average_precision(sums: Tensor, num_classes: int) -> dict[str, float]:
-    """`map`, the mean over IOUS and over the classes that have boxes, and `map_50`, at the first IoU.
+    """Return `map`, the mean over IOUS and over the classes that have boxes, and `map_50`, the same
+    at the first IoU.
 
     The average precision is the mean of the precisions at COCO's 101 recalls. Without any box, both are NaN.
     """
@@ -64,7 +66,8 @@ def mean_average_precision(sums: Tensor, num_classes: int) -> dict[str, float]:
 
 
 def true_positives(found: dict[str, Tensor], true: dict[str, Tensor]) -> Tensor:
-    """(D, 10): 1 where a detection finds a box of its class that none with a higher score has found, else 0."""
+    """Return 1 where a detection finds a box of its class that none with a higher score has found,
+    else 0; (D, 10)."""
     iou = box_iou(found["boxes"], true["boxes"]) * (found["labels"][:, None] == true["labels"])
     least = torch.tensor(IOUS, device=iou.device)
     right, free = iou.new_zeros(len(iou), len(IOUS)), iou.new_ones(len(IOUS), iou.shape[1])

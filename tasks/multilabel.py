@@ -57,8 +57,8 @@ class MultiLabel(Task):
         return losses.mean(dim=1)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, for each class the histogram of all logits, for each class that of the
-        logits of images that have it].
+        """Return [images, sum of losses, for each class the histogram of all logits, for each class
+        that of the logits of images that have it].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -69,7 +69,8 @@ class MultiLabel(Task):
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss, mean average precision and F1, the latter two in [0, 1]; ValueError without images."""
+        """Return the mean loss, and the mean average precision and F1, both in [0, 1]; ValueError
+        without images."""
         loss = divide_by_count(("loss",), totals)
         # From the highest score downwards: (classes, bins).
         scored, right = totals[2:].cpu().view(2, self.num_outputs, NUM_BINS).flip(2).cumsum(dim=2)

@@ -73,11 +73,11 @@ def _write(
 
 
 def _bytes(pictures: Tensor) -> np.ndarray:
-    """(N, H, W, 3) uint8."""
+    """Convert images to (N, H, W, 3) uint8."""
     pictures = pictures.expand(-1, 3, -1, -1)
     return (255 * pictures).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
 
 def floats(pictures: np.ndarray) -> Tensor:
-    """(N, 3, H, W) of (N, H, W, 3) uint8."""
+    """Convert (N, H, W, 3) uint8 images to (N, 3, H, W) floats in [0, 1]."""
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255

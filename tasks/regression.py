@@ -47,8 +47,8 @@ class Regression(Task):
         return self.number_loss(outputs.float(), targets, reduction="none").mean(dim=1)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, sum of absolute errors, and of each number the sums of squared errors, of
-        shifted labels and of their squares].
+        """Return [images, sum of losses, sum of absolute errors, and of each number the sums of
+        squared errors, of shifted labels and of their squares].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -62,7 +62,7 @@ class Regression(Task):
         return torch.cat([sums, *(c.sum(dim=0) for c in (errors**2, shifted, shifted**2))])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss and mean absolute error, and R2; ValueError without images."""
+        """Return the mean loss, the mean absolute error and R2; ValueError without images."""
         means = divide_by_count(("loss", "mae"), totals)
         residual, label_sum, square_sum = totals[3:].cpu().view(3, self.num_outputs)
         total = square_sum - label_sum**2 / totals[0].cpu()

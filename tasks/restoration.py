@@ -42,7 +42,7 @@ class Restoration(Task):
         return self.pixel_loss(outputs.float() - targets.float()).mean(dim=(1, 2, 3))
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, sum of PSNRs in dB, sum of SSIMs].
+        """Return [images, sum of losses, sum of PSNRs in dB, sum of SSIMs].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -73,12 +73,14 @@ class Restoration(Task):
 
 
 def charbonnier(difference: Tensor, eps: float = 1e-3) -> Tensor:
-    """sqrt(d^2 + eps^2): the absolute value, but smooth at 0 (Lai et al., LapSRN, CVPR 2017)."""
+    """Return sqrt(d^2 + eps^2): the absolute value, but smooth at 0 (Lai et al., LapSRN, CVPR
+    2017)."""
     return (difference**2 + eps**2).sqrt()
 
 
 def psnr(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image in dB, (N,), for float32 pixels in [0, 1].
+    """Return the peak signal-to-noise ratio of each image in dB, (N,), for float32 pixels in [0,
+    1].
 
     10 log10(1 / MSE), with the MSE taken as at least 1e-10: identical images have 100 dB.
     """
@@ -87,7 +89,7 @@ def psnr(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def ssim(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Structural similarity of each image, (N,), for float32 pixels in [0, 1].
+    """Return the structural similarity of each image, (N,), for float32 pixels in [0, 1].
 
     Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity",
     equation 13: 11x11 Gaussian window with sigma 1.5, K1=0.01, K2=0.03, averaged over all positions
@@ -109,7 +111,8 @@ def ssim(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def gaussian_means(stacked: Tensor) -> Tensor:
-    """Means under an 11x11 Gaussian window with sigma 1.5, mirrored at the borders; same shape.
+    """Return the means under an 11x11 Gaussian window with sigma 1.5, mirrored at the borders; same
+    shape.
 
     A sum of shifted images, not a convolution: on a GPU that would run in TF32, and under autocast
     in half precision, and a variance, as the small difference of two large means, needs float32.

@@ -56,7 +56,8 @@ class Segmentation(Task):
         return losses.sum(dim=(1, 2)) / num_pixels
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, and of each class the pixels that are right, predicted, and in the masks].
+        """Return [images, sum of losses, and for each class the pixels that are right, predicted,
+        and in the masks].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -69,7 +70,8 @@ class Segmentation(Task):
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Mean loss, mean intersection over union, share of right pixels; ValueError without images."""
+        """Return the mean loss, the mean intersection over union and the share of right pixels;
+        ValueError without images."""
         loss = divide_by_count(("loss",), totals)
         right, predicted, true = totals[2:].cpu().view(3, self.num_outputs)
         union = predicted + true - right

@@ -98,8 +98,8 @@ class Task:
 
         Args:
             inputs: (N, 1 or 3, H, W) in [0, 1].
-            outputs: of the model.
-            targets: as the loader gives them.
+            outputs: outputs of the model.
+            targets: targets as the loader yields them.
 
         Returns:
             By name, (N, 1 or 3, H, W) in [0, 1].

@@ -12,7 +12,8 @@ PARAMETRIZE = "pytest.mark.parametrize"
 def without_tests(
     text: str, lost: set[str], is_gone: Callable[[str], bool], choices: set[str]
 ) -> tuple[str, set[str]]:
-    """The text of a module without what uses a name that is lost or a string that names what is gone.
+    """Return the text of a module without what uses a name that is lost or a string that names what
+    is gone.
 
     Of tables, and of the parameters of tests, only the rows go that do so, unless no row would be left.
 
@@ -59,7 +60,7 @@ def without_tests(
 
 
 def walk(node: ast.AST, without: Sequence[ast.AST] = ()) -> Iterator[ast.AST]:
-    """A node and all below it, but for some of them and for docstrings."""
+    """Yield a node and all below it, but for some of them and for docstrings."""
     if any(node is other for other in without):
         return
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -70,7 +71,7 @@ def walk(node: ast.AST, without: Sequence[ast.AST] = ()) -> Iterator[ast.AST]:
 
 
 def names_of(text: str) -> set[str]:
-    """Names that a module uses, fixtures too."""
+    """Return the names that a module uses, fixtures too."""
     nodes = list(walk(parse(text)))
     names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     strings = {str(n.value) for n in nodes if isinstance(n, ast.Constant)}
@@ -83,7 +84,7 @@ def definitions(text: str) -> list[ast.stmt]:
 
 
 def names_defined(statement: ast.stmt) -> set[str]:
-    """Names that a statement defines alone."""
+    """Return the names that a statement defines alone."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return {statement.name}
     targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
@@ -93,7 +94,8 @@ def names_defined(statement: ast.stmt) -> set[str]:
 
 
 def tables_of(statement: ast.stmt) -> list[list[list[ast.expr]]]:
-    """Rows, each with its first and its last node, of a table or of the parameters of a test."""
+    """Yield the rows, each with its first and its last node, of a table or of the parameters of a
+    test."""
     if isinstance(statement, ast.FunctionDef):
         calls = [call for call in statement.decorator_list if isinstance(call, ast.Call)]
         values = [call.args[1] for call in calls if ast.unparse(call.func) == PARAMETRIZE]
@@ -110,7 +112,7 @@ def tables_of(statement: ast.stmt) -> list[list[list[ast.expr]]]:
 
 
 def without_statement(text: str, statement: ast.stmt) -> str:
-    """The text without a statement, the comments above it and the docstring below it."""
+    """Return the text without a statement, the comments above it and the docstring below it."""
     lines = text.split("\n")
     decorators = getattr(statement, "decorator_list", [])
     first = min(node.lineno for node in [statement, *decorators]) - 1
@@ -135,7 +137,7 @@ def without_statement(text: str, statement: ast.stmt) -> str:
 
 
 def without_row(text: str, row: list[ast.expr]) -> str:
-    """The text without a row of a table."""
+    """Return the text without a row of a table."""
     lines = [line.encode() for line in text.split("\n")]
     first, last = row[0].lineno - 1, (row[-1].end_lineno or row[-1].lineno) - 1
     before = lines[first][: row[0].col_offset]

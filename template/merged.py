@@ -10,12 +10,12 @@ WRITTEN_BY = re.compile(r"^Written by .*\n", re.MULTILINE)
 
 
 def techniques_of(parts: set[str]) -> list[str]:
-    """Techniques among the parts."""
+    """Return the techniques among the parts."""
     return sorted(parts & find_techniques().keys())
 
 
 def merged_script(names: list[str]) -> str:
-    """`train.py` with these techniques; comments that mark their lines are ordinary ones.
+    """Return `train.py` with these techniques; comments that mark their lines become ordinary ones.
 
     Raises:
         MergeError: the techniques do not combine.
@@ -32,8 +32,8 @@ def merge_scripts(files: Path, names: list[str]) -> None:
     """Replace a project's training scripts by their merge, and their names in all of its files.
 
     Args:
-        files: of the project, without the scripts of other techniques.
-        names: of the techniques.
+        files: files of the project, without the scripts of other techniques.
+        names: names of the techniques.
     """
     script = merged_script(names)
     for path in files.glob("train_*.py"):
@@ -53,7 +53,8 @@ def merge_scripts(files: Path, names: list[str]) -> None:
 
 
 def with_launcher(text: str, launcher: str) -> str:
-    """The text with `train.py` started as it has to be: by torchrun where it runs in several processes."""
+    """Return the text with `train.py` started as it has to be: by torchrun where it runs in several
+    processes."""
     if not launcher.startswith("torchrun"):
         return text
     text = text.replace("python train.py", f"{launcher}train.py")

@@ -40,14 +40,14 @@ def refuse(message: str) -> NoReturn:
 
 @cache
 def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
-    """The parts by name, and paths with the parts that all have to be there for them."""
+    """Read the parts by name, and paths with the parts that all have to be there for them."""
     declared = tomllib.loads(DECLARATION.read_text())
     together = declared.pop("with")
     return {name: Part(**facts) for name, facts in declared.items()}, together
 
 
 def with_needs(names: list[str]) -> set[str]:
-    """Parts with all that they need; `core` stands for none, no name at all for all of them.
+    """Return parts with all that they need; `core` stands for none, no name at all for all of them.
 
     `images` is one of them, unless there is data of one's own in its place.
     """
@@ -68,7 +68,7 @@ def with_needs(names: list[str]) -> set[str]:
 
 
 def left_out(chosen: set[str]) -> list[str]:
-    """Paths that a project with these parts does not have."""
+    """Return the paths that a project with these parts does not have."""
     parts, together = read_parts()
     paths = [path for name in parts.keys() - chosen for path in parts[name].paths]
     paths += [path for path, names in together.items() if not are_there(names, chosen)]
@@ -118,10 +118,10 @@ def cut_tests(
     """Take tests, and rows of their tables, that name what is gone; modules without any test become empty.
 
     Args:
-        texts: of all files.
+        texts: texts of all files.
         before: the same in the template.
         gone: files.
-        modules: that are gone.
+        modules: modules that are gone.
     """
     schema = Path("conf/schema.py")
     keys = sorted(keys_of(before[schema]) - keys_of(texts[schema]))
@@ -152,7 +152,8 @@ def cut_tests(
 
 
 def keys_of(schema: str) -> set[str]:
-    """Keys of the configuration, and those of its groups that belong to a part of the same name."""
+    """Return the keys of the configuration, and those of its groups that belong to a part of the
+    same name."""
     keys = {key for key, *_ in documented_keys(schema)}
     return keys | ({key.partition(".")[0] for key in keys} & read_parts()[0].keys())
 
@@ -163,12 +164,13 @@ def imported_names(text: str) -> set[str]:
 
 
 def bound_name(name: ast.alias) -> str:
-    """Name that an import defines."""
+    """Return the name that an import defines."""
     return name.asname or name.name.partition(".")[0]
 
 
 def without_marks(text: str, chosen: set[str]) -> str:
-    """A file's text without the lines and blocks that are marked as those of other parts, and without marks."""
+    """Return a file's text without the lines and blocks that are marked as those of other parts,
+    and without marks."""
     lines, kept = text.split("\n"), list[str]()
     number = 0
     while number < len(lines):
@@ -194,12 +196,13 @@ def without_marks(text: str, chosen: set[str]) -> str:
 
 
 def num_empty(lines: Iterable[str]) -> int:
-    """Number of empty lines before the first other one."""
+    """Return the number of empty lines before the first other one."""
     return sum(1 for _ in takewhile(lambda line: not line.strip(), lines))
 
 
 def end_of_block(lines: list[str], number: int, first: str) -> int:
-    """Number of the line behind the block that a marked line opens; a line that opens none is a block itself."""
+    """Return the number of the line behind the block that a marked line opens; a line that opens
+    none is a block itself."""
     if first.startswith("#"):  # a heading: to the next one that is as high
         level = len(first) - len(first.lstrip("#"))
         ends = (
@@ -246,12 +249,12 @@ def end_of_block(lines: list[str], number: int, first: str) -> int:
 
 
 def in_code(lines: list[str], number: int) -> bool:
-    """True for a line of a fenced block."""
+    """Return True for a line of a fenced block."""
     return sum(line.lstrip().startswith("```") for line in lines[:number]) % 2 == 1
 
 
 def without_rows(text: str, folder: Path, gone: list[str]) -> str:
-    """A page without the rows of tables that name or link to a file that is gone."""
+    """Return a page without the rows of tables that name or link to a file that is gone."""
     kept = []
     for line in text.split("\n"):
         names = re.findall(r"`([\w./]+)`", line) + re.findall(r"\]\(([^)#:]+)", line)
@@ -266,7 +269,8 @@ def without_rows(text: str, folder: Path, gone: list[str]) -> str:
 
 
 def without_commands(text: str, gone: list[str]) -> str:
-    """A page without the commands that need a file that is gone, and without blocks that had no others."""
+    """Return a page without the commands that need a file that is gone, and without blocks that had
+    no others."""
 
     def block(match: re.Match[str]) -> str:
         commands = re.findall(r"(?:.*\\\n)*.*\n", match[1])
@@ -309,7 +313,7 @@ def without_names(texts: dict[Path, str], gone: set[str]) -> None:
 
 
 def without_imports(text: str, gone: set[str], lost: dict[str, set[str]]) -> tuple[str, set[str]]:
-    """The text without imports of what is gone, and the names that they brought."""
+    """Return the text without imports of what is gone, and the names that they brought."""
 
     def is_gone(module: str, name: str) -> bool:
         return module in gone or f"{module}.{name}" in gone or name in lost.get(module, ())
@@ -318,7 +322,8 @@ def without_imports(text: str, gone: set[str], lost: dict[str, set[str]]) -> tup
 
 
 def names_used(text: str) -> set[str]:
-    """Names in the code of a module, also those in strings that are annotations or in `__all__`."""
+    """Return the names in the code of a module, also those in strings that are annotations or in
+    `__all__`."""
     nodes = list(ast.walk(parse(text)))
     strings = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
     annotations = [s for s in strings if re.fullmatch(r"[A-Za-z_]\w*(\.\w+|\[.*\])*( \| None)?", s)]
@@ -327,7 +332,7 @@ def names_used(text: str) -> set[str]:
 
 
 def without_unused(text: str, used_before: set[str]) -> str:
-    """The text without imports of names that it used before, and now does not."""
+    """Return the text without imports of names that it used before, and now does not."""
     lost = used_before - names_used(text)
     return with_fewer_imports(text, lambda module, name: bound_name(name) in lost)[0]
 
@@ -335,11 +340,11 @@ def without_unused(text: str, used_before: set[str]) -> str:
 def with_fewer_imports(
     text: str, is_gone: Callable[[str, ast.alias], bool]
 ) -> tuple[str, set[str]]:
-    """The text without some of the names that it imports, and these names.
+    """Return the text without some of the names that it imports, and these names.
 
     Args:
-        text: of a module.
-        is_gone: for a module (empty in `import a`) and a name that is imported from it.
+        text: text of a module.
+        is_gone: function of a module (empty in `import a`) and a name that is imported from it.
     """
     lines, names = text.split("\n"), set[str]()
     nodes = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -356,7 +361,7 @@ def with_fewer_imports(
 
 
 def shown_import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> list[str]:
-    """Lines of an import as the formatter writes it."""
+    """Return the lines of an import as the formatter writes it."""
     if not names:
         return []
     shown = [ast.unparse(name) for name in names]
@@ -369,7 +374,8 @@ def shown_import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> l
 
 
 def without_entries(text: str, names: set[str], gone: set[str]) -> str:
-    """The text without the lines of tables at its top level that name something that is gone."""
+    """Return the text without the lines of tables at its top level that name something that is
+    gone."""
     doomed = set[int]()
     for statement in parse(text).body:
         table = getattr(statement, "value", None)
@@ -393,11 +399,11 @@ def without_entries(text: str, names: set[str], gone: set[str]) -> str:
 
 
 def listing(root: Path, files: list[str]) -> str:
-    """The core and the parts by group: name, lines of product, what it is, and what it needs.
+    """List the core and the parts by group: name, lines of product, what it is, and what it needs.
 
     Args:
         root: folder of the template.
-        files: of a project with all parts.
+        files: files of a project with all parts.
     """
     parts, together = read_parts()
     num_lines = {"core": 0, **dict.fromkeys(parts, 0)}
@@ -415,7 +421,7 @@ def listing(root: Path, files: list[str]) -> str:
 
 
 def parts_table(chosen: set[str], files: Path) -> str:
-    """Rows of the table of a project's parts: name, what it is, and its files."""
+    """Return the rows of the table of a project's parts: name, what it is, and its files."""
     rows = []
     for name, part in read_parts()[0].items():
         if name in chosen:
@@ -425,7 +431,7 @@ def parts_table(chosen: set[str], files: Path) -> str:
 
 
 def owner_of(file: str) -> str:
-    """The part that a file belongs to; `core` if it belongs to none."""
+    """Return the part that a file belongs to; `core` if it belongs to none."""
     paths = {path: name for name, part in read_parts()[0].items() for path in part.paths}
     around = [path for path in paths if f"{file}/".startswith(f"{path}/")]
     return paths[max(around, key=len)] if around else "core"

@@ -59,8 +59,8 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
     """Make the project, or bring the template's last commit to its branch `template`.
 
     Args:
-        folder: of the project.
-        names: of its parts; empty: those that it had, in a new project all.
+        folder: folder of the project.
+        names: names of its parts; empty: those that it had, in a new project all.
         script: `each` or `merged`; empty: as it was, in a new project `each`.
 
     Returns:
@@ -118,7 +118,7 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
 
 
 def last_version(folder: Path) -> tuple[str, str]:
-    """The name of a project, and the last commit on its branch `template`."""
+    """Return the name of a project, and the last commit on its branch `template`."""
     fix = "use a folder that does not exist yet, or a project that make project has made"
     if not (folder / ".git").exists():
         refuse(f"DIR={folder} is not empty; {fix}")
@@ -171,7 +171,7 @@ def export(name: str, chosen: set[str], files: Path) -> None:
 
 
 def tests_without_helpers(files: Path) -> list[Path]:
-    """Tests that import from a test that the project does not have."""
+    """Return the tests that import from a test that the project does not have."""
     modules = {path.relative_to(files).as_posix() for path in files.glob("tests/**/*.py")}
     names = re.compile(r"^from (tests\.[\w.]+) import", re.MULTILINE)
     lone = []
@@ -183,14 +183,15 @@ def tests_without_helpers(files: Path) -> list[Path]:
 
 
 def dependencies(pyproject: Path) -> set[str]:
-    """Packages that a project asks for itself."""
+    """Return the packages that a project asks for itself."""
     project = tomllib.loads(pyproject.read_text())["project"]
     wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     return {re.split(r"[^\w.-]", line)[0] for line in wanted}
 
 
 def without(gone: set[str], requirements: str) -> str:
-    """Pinned requirements without packages that the project does not ask for, unless others need them."""
+    """Return pinned requirements without packages that the project does not ask for, unless others
+    need them."""
     pins = re.findall(r"^\S.*\n(?: .*\n)*", requirements, re.MULTILINE)
     removed: set[str] = set()
     kept: list[str] = []
@@ -210,11 +211,12 @@ def without(gone: set[str], requirements: str) -> str:
 
 
 def git(folder: Path, *arguments: str, index: Path | None = None) -> str:
-    """What git prints, without the last line's end; CalledProcessError with its words if it fails.
+    """Run git and return what it prints, without the last line's end; CalledProcessError with its
+    words if it fails.
 
     Args:
         folder: where it runs.
-        arguments: of git.
+        arguments: arguments of git.
         index: a file in place of the repository's own index.
     """
     env = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}

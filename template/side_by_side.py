@@ -20,7 +20,7 @@ STYLE = (
 
 
 def draw() -> str:
-    """The picture as SVG: from the decorator of `main` to the last line of it."""
+    """Draw the picture as SVG: from the decorator of `main` to the last line of it."""
     texts = [(TEMPLATE / name).read_text() for name in SCRIPTS]
     old, new = (
         text[text.index(FIRST_LINE) : text.index("\n\n\nif __name__")].splitlines()

@@ -27,7 +27,7 @@ AUGMENTATIONS: tuple[Augmentation, ...] = (
 
 
 def active_augmentations(data: DataConfig) -> tuple[Augmentation, ...]:
-    """The augmentations that the configuration switches on, in the order in which they act."""
+    """Return the augmentations that the configuration switches on, in the order in which they act."""
     return tuple(a for a in AUGMENTATIONS if a.active_keys(data))
 
 

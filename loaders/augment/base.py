@@ -18,21 +18,22 @@ class Augmentation:
     """The base class: adds nothing, draws nothing, does nothing.
 
     Attributes:
-        keys: of `data` that switch it on; their values are part of a checkpoint.
-        columns: those it adds to a row: name, dtype and neutral value.
+        keys: keys of `data` that switch it on; their values are part of a checkpoint.
+        columns: columns that it adds to a row: name, dtype and neutral value.
     """
 
     keys: tuple[str, ...] = ()
     columns: tuple[tuple[str, str, float], ...] = ()
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        """Fill in its columns; called only if one of its keys is on. A row's values depend on that row alone.
+        """Draw the values of its columns into the rows; called only if one of its keys is on. The
+        values of a row depend on that row alone.
 
         Args:
-            rows: of training, of dtype `plan.ROW`, neutral so far.
+            rows: rows of dtype `plan.ROW` with neutral values.
             sizes: (len(rows), 2) height and width of the rows' images in pixels.
             data: the configuration.
-            random: the rows' random numbers.
+            random: random numbers of the rows.
         """
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
@@ -51,9 +52,9 @@ class Augmentation:
 
         Args:
             inputs: (B, C, H, W) float32 on the device, normalised.
-            targets: as `target` says, on the device.
-            rows: their B rows.
-            target: what the targets are.
+            targets: targets of the kind `target`, on the device.
+            rows: rows of the B samples.
+            target: kind of the targets.
         """
         return inputs, targets
 
@@ -63,11 +64,11 @@ class Augmentation:
         return type(self).apply is not Augmentation.apply
 
     def is_neutral(self, rows: np.ndarray) -> bool:
-        """True if these rows leave the images unchanged."""
+        """Return True if these rows leave the images unchanged."""
         return all(bool((rows[name] == neutral).all()) for name, _, neutral in self.columns)
 
     def active_keys(self, data: DataConfig) -> list[str]:
-        """Those of its keys that differ from the default of `DataConfig`, which is off."""
+        """Return those of its keys that are on: their values are not the defaults of `DataConfig`."""
         off = DataConfig()
         return [key for key in self.keys if getattr(data, key) != getattr(off, key)]
 
@@ -78,7 +79,8 @@ class Augmentation:
 
 
 def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
-    """Arrays of shape (rows, any) as float32 tensors on the device, by one copy that does not block the host."""
+    """Copy arrays of shape (rows, any) to the device as float32 tensors, in one copy that does not
+    block the host."""
     widths = [column.shape[1] for column in columns]
     together = torch.from_numpy(np.concatenate(columns, axis=1).astype(np.float32))
     if device.type == "cuda":

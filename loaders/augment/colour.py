@@ -15,7 +15,7 @@ LARGEST_MAGNITUDE = 30
 
 
 def grey(images: Tensor) -> Tensor:
-    """(B, 1, H, W): the luma of three channels, else the mean of all."""
+    """Return the luma of three channels, else the mean of all channels; (B, 1, H, W)."""
     if images.shape[1] != 3:
         return images.mean(dim=1, keepdim=True)
     red, green, blue = images.split(1, dim=1)
@@ -107,7 +107,7 @@ OPERATIONS = (
 
 
 def amount_of(operation: np.ndarray, magnitude: int, sign: np.ndarray) -> np.ndarray:
-    """(N,) factors, bits or thresholds of the operations, scaled as in the paper."""
+    """Return the factors, bits or thresholds of the operations, (N,), scaled as in the paper."""
     strength = magnitude / LARGEST_MAGNITUDE
     bits, threshold = 8 - np.rint(4 * strength), 1 - strength
     amounts = np.where(operation == OPERATIONS.index(posterize), bits, 1 + 0.9 * strength * sign)

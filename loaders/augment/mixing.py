@@ -98,7 +98,8 @@ class Mixing(Augmentation):
         return mixed(inputs), targets
 
     def boxes(self, rows: np.ndarray, height: int, width: int) -> np.ndarray:
-        """(len(rows), 4) int: top, bottom, left and right of the rectangles that come from the partners."""
+        """Return the top, bottom, left and right of the rectangles that come from the partners,
+        (len(rows), 4) int."""
         side = np.sqrt(rows["cut_share"].astype(float))
         ends = []
         for middle, length in ((rows["cut_y"], height), (rows["cut_x"], width)):
@@ -108,13 +109,13 @@ class Mixing(Augmentation):
 
 
 def symmetric_beta(alpha: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """(N,) Beta(alpha, alpha) from two (N,) arrays of uniform numbers in [0, 1): exact, without rejection
-    (Devroye 1996, "Random variate generation in one line of code")."""
+    """Draw from Beta(alpha, alpha), (N,), with two (N,) arrays of uniform numbers in [0, 1): exact,
+    without rejection (Devroye 1996, "Random variate generation in one line of code")."""
     rest, cos = (1 - u) ** (1 / alpha), np.cos(2 * np.pi * v)
     return (0.5 + 0.5 * cos * np.sqrt((1 - rest) / (rest + (1 - rest) * cos**2))).clip(0, 1)
 
 
 def probabilities(labels: Tensor, num_classes: int) -> Tensor:
-    """(B, num_classes) float32: the labels one-hot."""
+    """Convert labels to one-hot probabilities, (B, num_classes) float32."""
     empty = torch.zeros((len(labels), num_classes), device=labels.device)
     return empty.scatter_(1, labels[:, None], 1.0)

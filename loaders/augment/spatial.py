@@ -132,7 +132,8 @@ class RandomErasing(Augmentation):
         return inputs, targets
 
     def boxes(self, rows: np.ndarray, height: int, width: int) -> np.ndarray:
-        """(len(rows), 4) int: top, bottom, left and right of what is erased in images of this size."""
+        """Return the top, bottom, left and right of what is erased in images of this size,
+        (len(rows), 4) int."""
         area, ratio = rows["erased_share"].astype(float) * height * width, rows["erased_ratio"]
         lines = np.minimum(np.rint(np.sqrt(area * ratio)), height)
         columns = np.minimum(np.rint(np.sqrt(area / ratio)), width)
@@ -142,7 +143,8 @@ class RandomErasing(Augmentation):
 
 
 def inside(boxes: Tensor, height: int, width: int) -> Tensor:
-    """(B, 1, height, width) bool: the pixels in (B, 4) boxes of top, bottom, left and right."""
+    """Return a mask of the pixels in (B, 4) boxes of top, bottom, left and right; (B, 1, height,
+    width) bool."""
     top, bottom, left, right = boxes.view(-1, 4, 1, 1, 1).unbind(1)
     y = torch.arange(height, device=boxes.device).view(-1, 1)
     x = torch.arange(width, device=boxes.device)

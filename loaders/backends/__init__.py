@@ -17,7 +17,7 @@ BACKENDS = {
 
 
 def backend(name: str, reader: str = "plan") -> type[ImageLoader]:
-    """The class that `loader.name` and `loader.reader` choose.
+    """Return the class that `loader.name` and `loader.reader` choose.
 
     Raises:
         UserError: there is no backend of this name.

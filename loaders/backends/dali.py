@@ -126,7 +126,8 @@ class DALILoader(ImageLoader):
         return PendingBatch(rows, by_dali, by_threads)
 
     def _is_readable(self, samples: np.ndarray) -> np.ndarray:
-        """(B,) bool: samples whose files are unchanged, and of kinds that DALI decodes to the same pixels."""
+        """Return a mask of the samples whose files are unchanged and are decoded by DALI to the
+        same pixels, (B,) bool."""
         if not self.index.files or self.index.is_raw:
             return np.zeros(len(samples), bool)
         sides = self.index.headers[: len(self.factors)]
@@ -134,7 +135,7 @@ class DALILoader(ImageLoader):
         return is_alike & ~np.isin(samples, [*self.refused, *self.index.changed(samples)])
 
     def _files(self, sample: int) -> list[np.ndarray]:
-        """Path of the file of each side, or its content if it lies in a shard.
+        """Return the path of the file of each side, or its content if it lies in a shard.
 
         Raises:
             BadFileError, OSError, MemoryError: as `read_bytes`.
@@ -189,7 +190,7 @@ class DALILoader(ImageLoader):
             self._restart([batch, *self.pending])
 
     def _outputs(self) -> tuple[Tensor, ...]:
-        """Images of the batch that was scheduled first, by side."""
+        """Return the images of the batch that was scheduled first, by side."""
         (images,) = self.pipeline.outputs(output_stream(self.device))
         num_sides = len(self.factors)
         if max(self.factors) == 1:
@@ -280,7 +281,7 @@ class DALILoader(ImageLoader):
 
 
 def pipeline_options(loader: ImageLoader, batch_size: int) -> dict[str, Any]:
-    """Arguments of all pipelines of a loader."""
+    """Return the arguments of all pipelines of a loader."""
     options = loader.cfg.loader
     return {
         "batch_size": batch_size,
@@ -291,7 +292,7 @@ def pipeline_options(loader: ImageLoader, batch_size: int) -> dict[str, Any]:
 
 
 def decoding(cfg: Config, device: torch.device) -> dict[str, Any]:
-    """Arguments of DALI's decoders, with which the GPU gives the same pixels as the CPU."""
+    """Return arguments of DALI's decoders with which the GPU gives the same pixels as the CPU."""
     if device.type != "cuda":
         return {"device": "cpu"}
     return {

@@ -26,7 +26,8 @@ ON_RECTANGLE = ("random_crop", "hflip", "vflip")
 
 @pipeline_def
 def native_images(sides, decoding, resize, crop, data, seed, shard_id, num_shards):  # type: ignore[no-untyped-def]
-    """(samples, images[, targets]); the sides of a pair share all random values."""
+    """Read, decode and crop (samples, images[, targets]); the sides of a pair share all random
+    values."""
     # Without explicit seeds, DALI's random operators use the time.
     seeds = np.random.SeedSequence([seed, shard_id]).generate_state(4).tolist()
     x, y = (

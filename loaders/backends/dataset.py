@@ -33,10 +33,10 @@ class PlanDataset(Dataset[LoadedBatch]):
     The DataLoader hands a whole batch of rows to `__getitems__`, so nothing is collated.
 
     Args:
-        index: of the samples.
-        sizes: (height, width) of the images by side, of the sides that are to be loaded.
-        num_threads: of this process, that load.
-        pin_memory: whether the batches are in pinned memory.
+        index: index of the samples.
+        sizes: (height, width) of the images by side; other sides are not loaded.
+        num_threads: number of threads that load in this process.
+        pin_memory: put the batches into pinned memory.
     """
 
     reduces = False  # part: partial_decoding
@@ -99,7 +99,7 @@ class PlanDataset(Dataset[LoadedBatch]):
         return finished
 
     def _is_copied(self, rows: np.ndarray) -> bool:
-        """True if the images need neither decoding nor resizing."""
+        """Return True if the images need neither decoding nor resizing."""
         height, width = self.sizes.get(0, (0, 0))
         return self.is_raw and bool(
             (rows["height"] == height).all() and (rows["width"] == width).all()
@@ -107,7 +107,7 @@ class PlanDataset(Dataset[LoadedBatch]):
 
     @torch.inference_mode(False)
     def _copy(self, rows: np.ndarray) -> LoadedBatch:
-        """The batch where `_is_copied`, without further threads."""
+        """Copy a batch where `_is_copied`, without further threads."""
         whole, bad = read_raw_batch(self.index, rows["sample"])
         images, (height, width) = torch.from_numpy(whole), self.sizes[0]
         if len(rows) and images.shape[1:3] != (height, width):
@@ -124,7 +124,7 @@ class PlanDataset(Dataset[LoadedBatch]):
         return LoadedBatch(rows, (images,), bad)
 
     def _new_batch(self, count: int) -> tuple[Tensor, ...]:
-        """Memory of a batch of `count` samples, for each side."""
+        """Allocate the memory of a batch of `count` samples, for each side."""
         batch = []
         for number, size in self.sizes.items():
             side = self.sides[number]
@@ -158,5 +158,5 @@ class PlanDataset(Dataset[LoadedBatch]):
 
 
 def movable(images: Tensor) -> Tensor:
-    """The same memory as a dtype that torch can flip and index, which it cannot with uint16."""
+    """View an array as a dtype that torch can flip and index, which it cannot with uint16."""
     return images.view(torch.int16) if images.dtype == torch.uint16 else images

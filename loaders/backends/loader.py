@@ -22,9 +22,9 @@ class ImageLoader(EpochLoader):
     are (B, classes) float32 probabilities. A backend implements `raw_batches()`.
 
     Attributes:
-        index: the split's samples.
-        device: where the batches lie.
-        target: kind of the targets; in prediction, of those that the model was trained on.
+        index: index of the split.
+        device: device of the batches.
+        target: kind of the targets; in prediction, the kind that the model was trained on.
         classes: names of the classes; empty if the targets have none.
         read_size: (height, width) of the images that the backend delivers, usually that of the inputs. If all
             rows enlarge rectangles of one size, it is the size of these, and the device enlarges the whole
@@ -74,7 +74,7 @@ class ImageLoader(EpochLoader):
         return iter(CudaPrefetcher(self.raw_batches(), self.transform, self.device))
 
     def read_sizes(self) -> dict[int, tuple[int, int]]:
-        """(height, width) of the images that the backend delivers, by side."""
+        """Return (height, width) of the images that the backend delivers, by side."""
         return {
             number: self.output_size
             if side.interpolation == "nearest"

@@ -100,7 +100,7 @@ class BatchTransform:
         return batch
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Uninitialised float32 tensor of a shape (B, C, H, W)."""
+        """Return an uninitialised float32 tensor of a shape (B, C, H, W)."""
         if self.device.type != "cpu":
             return torch.empty(shape, device=self.device, memory_format=self.memory_format)
         if self.memory_format == torch.contiguous_format:

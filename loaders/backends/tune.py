@@ -57,7 +57,7 @@ def with_fastest_parallelism(
 
 
 def _candidates(cfg: Config, num_cpus: int) -> list[Setting]:
-    """Settings to try on `num_cpus` CPUs; a given `loader.num_threads` is kept."""
+    """Return the settings to try on `num_cpus` CPUs; a given `loader.num_threads` is kept."""
     counts = sorted({min(2**power, num_cpus) for power in range(num_cpus.bit_length() + 1)})
     given = cfg.loader.num_threads
     settings = [(0, n) for n in ([given] if given else counts)]
@@ -67,7 +67,7 @@ def _candidates(cfg: Config, num_cpus: int) -> list[Setting]:
 
 
 def _images_per_s(loader: ImageLoader) -> float:
-    """Images per second, measured over `WINDOW_S` and at least two batches."""
+    """Measure images per second over `WINDOW_S` and at least two batches."""
     batches, options = _endless(loader), loader.cfg.loader
     # Batches that were prefetched before the measurement do not count.
     ahead = options.prefetch_factor * max(1, int(options.num_workers))

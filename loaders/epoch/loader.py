@@ -16,10 +16,10 @@ class EpochLoader:
     A subclass implements `finished_batches()`.
 
     Attributes:
-        sampler: of this rank's rows.
-        info: what is known of the samples.
-        batch_size: samples of a batch on this device.
-        samplers: of all splits, this loader's first; their bad samples are part of its state.  # part: bad_samples
+        sampler: sampler of this rank's rows.
+        info: facts about the samples.
+        batch_size: number of samples in a batch of this rank.
+        samplers: samplers of all splits, this loader's first; their bad samples are part of its state.  # part: bad_samples
         position: number of rows of the epoch that all ranks together have used.
         last_rows: rows of the batch that was yielded last.
     """
@@ -65,7 +65,7 @@ class EpochLoader:
             self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Place in the epoch, for any number of ranks, and what the order of its rows depends on."""
+        """Return the place in the epoch, for any number of ranks, and what the order of its rows depends on."""
         return {
             "epoch": self.sampler.epoch,
             "position": self.position,

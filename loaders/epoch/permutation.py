@@ -15,7 +15,7 @@ HALF_ROUNDS = 16  # with fewer, the orders of five samples are not equally likel
 
 @lru_cache(maxsize=64)
 def stream_key(name: str, *numbers: int) -> np.uint64:
-    """Key of the random stream of a name and numbers (each 0 or more)."""
+    """Return the key of the random stream of a name and numbers (each 0 or more)."""
     sequence = np.random.SeedSequence([zlib.crc32(name.encode()), *numbers])
     return np.uint64(sequence.generate_state(1, np.uint64)[0])
 
@@ -28,7 +28,8 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def uniform(positions: np.ndarray, key: np.uint64, num: int) -> np.ndarray:
-    """(len(positions), num) float64 in [0, 1): the random numbers of each position in the key's stream."""
+    """Return the random numbers in [0, 1) of each position in the key's stream, (len(positions),
+    num) float64."""
     counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + np.arange(
         num, dtype=np.uint64
     )
@@ -36,7 +37,8 @@ def uniform(positions: np.ndarray, key: np.uint64, num: int) -> np.ndarray:
 
 
 def random_permutation(positions: np.ndarray, count: int, key: np.uint64) -> np.ndarray:
-    """(len(positions),) int64 in [0, count): the values at these positions of a permutation of range(count).
+    """Return the values at these positions of a permutation of range(count), (len(positions),)
+    int64.
 
     A Feistel network that permutes a rectangle of at least `count` cells, whose sides need not be powers
     of two; values outside of [0, count) are permuted again (Black and Rogaway 2002, "Ciphers with arbitrary

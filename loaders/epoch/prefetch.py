@@ -21,7 +21,8 @@ Transform = Callable[[Any, Any], Batch]
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one side stream of a device: memory that was allocated on a stream is used again on that stream only."""
+    """Return the side stream of a device. There is one, because memory that was allocated on a
+    stream is used again on that stream only."""
     return torch.cuda.Stream(device)
 
 

@@ -41,12 +41,12 @@ class EpochSampler:
     exactly once over all ranks: the last batches may be smaller, and a rank may have one batch less.
 
     Args:
-        name: of the data set and split, such as `photos/train`.
+        name: name of the data set and split, such as `photos/train`.
         count: number of samples.
         data: the configuration.
-        seed: of the order, together with the epoch.
-        global_batch_size: of all ranks together.
-        rank, world_size: of this process.
+        seed: seed that decides the order, together with the epoch.
+        global_batch_size: number of samples in a batch of all ranks together.
+        rank, world_size: rank of this process and number of ranks.
         train: shuffle, and drop the tail.
 
     Attributes:
@@ -92,14 +92,15 @@ class EpochSampler:
         self.epoch = epoch
 
     def order(self, positions: np.ndarray) -> np.ndarray:
-        """(len(positions),) int64: the samples at these positions of the current epoch."""
+        """Return the samples at these positions of the current epoch, (len(positions),) int64."""
         if not self.train:
             return positions
         key = stream_key("sample", self.seed, self.epoch)
         return random_permutation(positions, self.count, key)
 
     def plan(self, positions: np.ndarray) -> np.ndarray:
-        """(len(positions),) of dtype `SAMPLE`: rows of the current epoch, which all ranks share."""
+        """Return rows of the current epoch, which all ranks share, (len(positions),) of dtype
+        `SAMPLE`."""
         rows = np.zeros(len(positions), SAMPLE)
         rows["position"], rows["sample"] = positions, self.order(positions)
         numbers = uniform(rows["sample"], stream_key("own", self.seed, self.epoch), 1)
@@ -107,7 +108,8 @@ class EpochSampler:
         return rows
 
     def description(self) -> dict[str, str]:
-        """Everything that the rows of an epoch depend on: equal descriptions give equal rows."""
+        """Describe everything that the rows of an epoch depend on: equal descriptions give equal
+        rows."""
         files = f"{self.count} samples of {self.name}"
         return {"files": files, "seed": str(self.seed), "order": ORDER}
 
@@ -122,7 +124,7 @@ class EpochSampler:
         return -(-self.num_rows // self.global_batch_size)
 
     def __len__(self) -> int:
-        """Number of batches of this rank in a whole epoch."""
+        """Return the number of batches of this rank in a whole epoch."""
         full, rest = divmod(self.num_rows, self.global_batch_size)
         return full + (rest > self.rank)
 

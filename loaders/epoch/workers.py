@@ -12,7 +12,7 @@ FORWARDED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 
 
 def worker_context(module: str) -> ForkServerContext:
-    """Context whose processes are forked from a process without threads.
+    """Return a context whose processes are forked from a process without threads.
 
     A fork of the training process could find locks held by threads that it does not have (of gloo, DALI or
     TensorBoard). The fork server starts here, and imports `module`, which the workers need, in the background.

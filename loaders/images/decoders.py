@@ -29,7 +29,7 @@ Image.MAX_IMAGE_PIXELS = None
 
 
 def decode_photo(content: bytes | bytearray, header: np.void) -> np.ndarray:
-    """(height, width, 3, or 1 if the header says so) uint8, upright; arguments as of `decode`.
+    """Decode a photo, (height, width, 3) uint8, upright; with 1 channel if the header says so.
 
     Raises:
         OSError: it is no image or is cut short.
@@ -38,14 +38,14 @@ def decode_photo(content: bytes | bytearray, header: np.void) -> np.ndarray:
 
 
 def as_indexed(image: np.ndarray, header: np.void) -> np.ndarray:
-    """An RGB image, or a grey one if the header has one channel."""
+    """Convert an RGB image to grey if the header has one channel."""
     if header["channels"] == 1:  # the model takes grey images
         return np.array(Image.fromarray(image).convert("L"))[..., None]
     return image
 
 
 def _decode_rgb(content: bytes | bytearray, orientation: int) -> np.ndarray:
-    """(height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB."""
+    """Decode a photo, (height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB."""
     # Pillow reads some files that libjpeg and libspng refuse, and says what is damaged.
     if content.startswith(JPEG_START):
         with suppress(ValueError):
@@ -62,12 +62,12 @@ def _decode_rgb(content: bytes | bytearray, orientation: int) -> np.ndarray:
 
 
 def is_plain_rgb_png(content: bytes | bytearray) -> bool:
-    """True for a PNG of 8-bit RGB whose lines are stored in order."""
+    """Return True for a PNG of 8-bit RGB whose lines are stored in order."""
     return content.startswith(PNG_START) and content[PNG_PIXELS] == PLAIN_RGB
 
 
 def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
-    """(height, width, C) as stored, turned as EXIF numbers it."""
+    """Turn a stored image, (height, width, C), upright by its EXIF orientation."""
     if orientation == 1:
         return stored
     image = stored.swapaxes(0, 1) if orientation >= 5 else stored
@@ -84,11 +84,11 @@ KINDS: dict[str, tuple[Callable[..., Header], Callable[..., np.ndarray]]] = {
 
 
 def read_header(file: str | BinaryIO, content: str) -> Header:
-    """Header of an image; `read_mask` adds what needs the pixels of a mask.
+    """Read the header of an image; `read_mask` adds what needs the pixels of a mask.
 
     Args:
-        file: path, or a TIFF that is open.
-        content: `rgb`, `stored` or `indices`, as in `loaders.targets.ImageSpec`.
+        file: path, or an open TIFF.
+        content: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec`.
 
     Raises:
         OSError: the file cannot be read or is no image.
@@ -99,14 +99,14 @@ def read_header(file: str | BinaryIO, content: str) -> Header:
 
 
 def decode(content: bytes | bytearray, header: np.void, kind: str) -> np.ndarray:
-    """Pixels of an image: (height, width, channels) as its header says, upright.
+    """Decode an image to pixels, (height, width, channels) as its header says, upright.
 
     A damaged file makes decoders raise errors of any type; `reason_of` puts them into words.
 
     Args:
-        content: of the file.
-        header: of the image, of dtype `HEADER`; photos become grey if it has one channel.
-        kind: `rgb`, `stored` or `indices`, as `loaders.targets.ImageSpec.content`.
+        content: content of the file.
+        header: header of the image, of dtype `HEADER`; a photo becomes grey if it has one channel.
+        kind: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec.content`.
     """
     if not content:
         raise OSError("empty file")
@@ -121,7 +121,7 @@ def decode(content: bytes | bytearray, header: np.void, kind: str) -> np.ndarray
 
 
 def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linear") -> np.ndarray:
-    """An image in another size: bilinear with antialiasing, or the nearest pixels.
+    """Resize an image: bilinear with antialiasing, or the nearest pixels.
 
     Args:
         image: (H, W, C) uint8 or uint16.
@@ -152,7 +152,7 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linea
 
 
 def reason_of(error: Exception, path: str) -> str:
-    """Reason why reading a file failed, without its path.
+    """Return the reason why reading a file failed, without its path.
 
     Raises:
         OSError, MemoryError: the error itself, if the machine is to blame and not the file.

@@ -51,7 +51,7 @@ HEADER = np.dtype([(name, kind) for name, kind in Header.__annotations__.items()
 
 
 def read_photo_header(path: str) -> Header:
-    """Header of a file in any format that is decoded to 8-bit RGB.
+    """Read the header of a file in any format that is decoded to 8-bit RGB.
 
     Raises:
         OSError: the file cannot be read or is no image.
@@ -75,7 +75,7 @@ def read_photo_header(path: str) -> Header:
 
 
 def _header_by_pillow(path: str) -> Header:
-    """Header of an image in any of `FORMATS`; ten times slower."""
+    """Read the header of an image in any of `FORMATS`; ten times slower."""
     with open(path, "rb") as file, Image.open(file, formats=FORMATS) as image:
         # The base class's method: that of PNG decodes the image to find tags behind the pixels.
         tags = Image.Image.getexif(image)
@@ -98,7 +98,7 @@ def _header_by_pillow(path: str) -> Header:
 
 
 def png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
-    """Names of all chunks of a PNG, with the content of the header and the EXIF tags."""
+    """Return the names of all chunks of a PNG, with the content of the header and the EXIF tags."""
     found = {}
     file.seek(len(PNG_START))
     while len(start := file.read(8)) == 8:

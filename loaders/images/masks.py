@@ -13,7 +13,7 @@ PNG_BITS = 24  # place in a PNG
 
 
 def read_mask(path: str, header: Header, ignore_index: int) -> Header:
-    """The header of a mask with the facts that need its pixels."""
+    """Read the header of a mask and the facts that need its pixels."""
     indices = decode_mask(Path(path).read_bytes(), header.orientation)
     height, width, _ = indices.shape
     counted = indices[indices != ignore_index]
@@ -27,13 +27,13 @@ def read_mask(path: str, header: Header, ignore_index: int) -> Header:
 
 
 def decode_indices(content: bytes | bytearray, header: np.void) -> np.ndarray:
-    """As `decode_mask`, of a file with this header."""
+    """Decode a mask with this header; see `decode_mask`."""
     return decode_mask(content, int(header["orientation"]))
 
 
 def decode_mask(content: bytes | bytearray, orientation: int = 1) -> np.ndarray:
-    """(height, width, 1) uint8 or uint16, upright: indices of classes; of a palette image its indices, not
-    its colours.
+    """Decode a mask to indices of classes, (height, width, 1) uint8 or uint16, upright. Of a
+    palette image it returns the indices, not the colours.
 
     Raises:
         OSError: it is no image or is cut short.

@@ -13,7 +13,7 @@ DALI_TIFFS = (1, 5, 8, 32946), (1, 2)
 
 
 def read_tiff_header(file: str | BinaryIO) -> Header:
-    """Header of a TIFF whose channels are kept as they are.
+    """Read the header of a TIFF whose channels are kept as they are.
 
     Raises:
         OSError: the file cannot be read.
@@ -48,7 +48,7 @@ def read_tiff_header(file: str | BinaryIO) -> Header:
 
 
 def decode_tiff(content: bytes | bytearray, header: np.void) -> np.ndarray:
-    """(height, width, channels) uint8 or uint16, as stored."""
+    """Decode a TIFF as stored, (height, width, channels) uint8 or uint16."""
     dtype = np.dtype(np.uint16 if header["bits"] == 16 else np.uint8)
     shape = (int(header["height"]), int(header["width"]), int(header["channels"]))
     if header["raw_offset"] >= 0:
@@ -71,9 +71,9 @@ def read_raw(file: BinaryIO, start: int, image: np.ndarray) -> None:
     It is 1.9 times as fast as reading the file and `decode` (5 channels of 50x50).
 
     Args:
-        file: the TIFF.
+        file: path of the TIFF.
         start: `Header.raw_offset`.
-        image: (height, width, channels) to read into.
+        image: (height, width, channels) array to fill.
 
     Raises:
         OSError: the file ends before.

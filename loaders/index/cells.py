@@ -8,5 +8,5 @@ from loaders.index.index import Index
 
 
 def cells(data: DataConfig) -> tuple[Index, Index]:
-    """TIFFs whose channels stay as they are."""
+    """List TIFFs whose channels stay as they are."""
     return class_folders(data, Path(data.root), keep_channels=True)

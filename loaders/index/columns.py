@@ -104,14 +104,14 @@ def settings_of(data: DataConfig, keys: tuple[str, ...] = SETTINGS) -> dict[str,
 def read_description(
     content: bytes, version: int, data: DataConfig, where: str, fix: str
 ) -> dict[str, Any]:
-    """Description of an index, of a pack or of shards.
+    """Read the description of an index, a pack or shards.
 
     Args:
-        content: of the JSON file.
-        version: that its "format" must be.
-        data: the configuration that its "settings" must agree with.
-        where: the file, for messages.
-        fix: how to get another file, for messages.
+        content: content of the JSON file.
+        version: required value of "format".
+        data: configuration, with which its "settings" must agree.
+        where: name of the file in messages.
+        fix: advice in messages.
 
     Raises:
         UserError: it is no such file, was written by another version, or with other settings.
@@ -149,7 +149,7 @@ def write_index(indexes: dict[str, Index], data: DataConfig, out: Path) -> None:
 
 
 def open_index(data: DataConfig) -> tuple[Index, Index]:
-    """Index of the training and of the validation split, from the folder `data.index`.
+    """Open the index of the training and of the validation split in the folder `data.index`.
 
     Raises:
         UserError: there is no finished index, it was made with other settings, or (unless
@@ -175,7 +175,7 @@ def open_index(data: DataConfig) -> tuple[Index, Index]:
 
 
 def folders_below(index: Index, root: str) -> list[str]:
-    """Folder of the files of each side, relative to `root`.
+    """Return the folder of the files of each side, relative to `root`.
 
     Raises:
         UserError: it is not below `root`.
@@ -195,8 +195,8 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
     """Write the columns of an index, and facts about them, to a folder.
 
     Args:
-        index: to write.
-        folder: for the columns.
+        index: index to write.
+        folder: folder of the columns.
         root: folder of the data set.
 
     Raises:
@@ -241,7 +241,8 @@ def check_sizes(sizes: np.ndarray, max_pixels: int, where: str) -> None:
 
 
 def open_target(facts: dict[str, Any], values: Path, count: int, where: str) -> Target:
-    """The target that `describe_target` described, with the values of `count` samples from a file."""
+    """Return the target that `describe_target` described, with the values of `count` samples from a
+    file."""
     target = target_of(facts, where)
     if not hasattr(target, "values"):
         return target
@@ -256,10 +257,10 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
     Values of single samples are checked when these are used, see `Index.check`.
 
     Args:
-        folder: that holds the columns.
-        max_pixels: of an image.
-        root: folder that the files are below now.
-        others: further fields of the `Index`, such as another `reopen`.
+        folder: folder of the columns.
+        max_pixels: maximum number of pixels of an image.
+        root: folder of the data set now.
+        others: further fields of the index, such as another `reopen`.
 
     Raises:
         UserError: a file of the folder is missing, or `write_columns` does not write such a file.

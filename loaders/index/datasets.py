@@ -31,7 +31,8 @@ DATASETS: dict[str, Callable[[DataConfig], tuple[Index, Index]]] = {
 
 
 def build_index(data: DataConfig) -> tuple[Index, Index]:
-    """Index of the training and of the validation split, from `data.index` or from the data set's files.
+    """Build the index of the training and of the validation split, from `data.index` or from the
+    files of the data set.
 
     Raises:
         UserError: the data is missing (the message says how to get it), or does not have that layout.

@@ -20,7 +20,7 @@ def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
 
 
 def digits(name: str, images: np.ndarray, labels: np.ndarray) -> Index:
-    """Index of (N, 28, 28) images and their (N,) labels."""
+    """Build the index of (N, 28, 28) images and their (N,) labels."""
     return Index(
         name=name,
         sizes=np.tile(np.array(images.shape[1:3], np.int32), (len(images), 1)),

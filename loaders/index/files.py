@@ -26,7 +26,7 @@ Parts = tuple[np.ndarray, np.ndarray]
 
 
 def split_folders(root: Path) -> list[Path]:
-    """[train, validation], or [root] if there are no such folders."""
+    """Return [train, validation] folders, or [root] if there are none."""
     if not root.is_dir():
         raise UserError(f"data.root={root} is not a folder; set data.root to the data set's folder")
     if not (root / "train").is_dir():
@@ -38,7 +38,8 @@ def split_folders(root: Path) -> list[Path]:
 
 
 def parts_of(counts: list[int], data: DataConfig) -> Parts:
-    """The parts of the samples of `split_folders`, which have these numbers of them."""
+    """Return the positions of the samples of each split, from the number of samples in each of
+    `split_folders`."""
     if len(counts) == 1:
         return split_by_seed(counts[0], data)
     positions = np.arange(sum(counts))
@@ -57,13 +58,14 @@ def split_by_seed(count: int, data: DataConfig) -> Parts:
 
 
 def folders_in(folder: Path) -> Iterator[str]:
-    """Names of the folders in a folder, without hidden ones."""
+    """Return the names of the folders in a folder, without hidden ones."""
     with os.scandir(folder) as entries:
         yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())
 
 
 def images_below(folder: Path) -> list[str]:
-    """Sorted paths of all images below a folder, without hidden ones; empty if there is no such folder.
+    """Return the sorted paths of all images below a folder, without hidden ones; empty if there is
+    no such folder.
 
     Raises:
         UserError: folders lie too deep, as where a link leads to a parent folder.
@@ -88,12 +90,12 @@ def images_below(folder: Path) -> list[str]:
 
 
 def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray:
-    """(N,) of dtype `HEADER`: the headers of the files.
+    """Read the headers of files, (N,) of dtype `HEADER`.
 
     Args:
-        files: paths.
+        files: paths of the files.
         data: the configuration.
-        content: as `ImageSpec.content`.
+        content: kind of content, see `ImageSpec.content`.
 
     Returns:
         Zeros for headers that cannot be used, with `data.on_error=skip`.
@@ -125,14 +127,14 @@ def index_splits(
     parts: Parts,
     keep_channels: bool = False,
 ) -> tuple[Index, Index]:
-    """Index of the training and of the validation samples, as `file_index`.
+    """Build the index of the training and of the validation samples; see `file_index`.
 
     Args:
-        name: of the data set.
-        files: paths of the samples of both, for each side.
-        headers: of the files.
-        target: with the values of the samples of both.
-        parts: positions of the samples of each.
+        name: name of the data set.
+        files: paths of the samples of both splits, for each side.
+        headers: headers of the files.
+        target: targets of the samples of both splits.
+        parts: positions of the samples of each split.
         keep_channels: see `Index`.
     """
     train, val = (
@@ -160,7 +162,7 @@ def file_index(
     target: Target,
     keep_channels: bool = False,
 ) -> Index:
-    """Index of image files.
+    """Build the index of image files.
 
     Raises:
         UserError: there are no images, or they differ in number of channels or bits.

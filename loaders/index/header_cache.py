@@ -23,14 +23,14 @@ NOT_KEPT = "data.cache_dir=%s cannot be written to (%s): the headers are read ag
 def kept_headers(
     scan: Scan, data: DataConfig, content: str, files: list[str], at_once: int = 1 << 20
 ) -> tuple[np.ndarray, dict[str, str]]:
-    """Headers of one or more files: those that are kept, and of files that were added or changed, from `scan`.
+    """Return the headers of files: stored ones where a file did not change, others from `scan`.
 
     Args:
-        scan: reads headers.
+        scan: function that reads headers.
         data: the configuration.
-        content: as `ImageSpec.content`.
-        files: paths.
-        at_once: headers that are read before they are kept; a scan that is stopped loses some minutes.
+        content: kind of content, see `ImageSpec.content`.
+        files: paths of the files.
+        at_once: number of headers that are read before they are stored.
     """
     headers = np.zeros(len(files), HEADER)
     stamps = in_threads(stamp_of, files, "looking at files") if data.check_files else None

@@ -24,7 +24,7 @@ class BadHeadersError(UserError):
     """Files without a header that can be used; the message names the first ten.
 
     Attributes:
-        reasons: why, by path.
+        reasons: reasons by path.
     """
 
     def __init__(self, reasons: dict[str, str], num_files: int) -> None:
@@ -42,8 +42,8 @@ def scan_headers(
 
     Args:
         data: the configuration.
-        content: as `ImageSpec.content`.
-        files: paths.
+        content: kind of content, see `ImageSpec.content`.
+        files: paths of the files.
 
     Returns:
         (N,) of dtype `HEADER`, zeros where a header cannot be used; and the reasons for that, by path.
@@ -79,7 +79,7 @@ def header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
 
 
 def stamp_of(path: str) -> tuple[int, int]:
-    """Size of a file in bytes, and its time of change in ns since 1970."""
+    """Return the size of a file in bytes and its time of change in ns since 1970."""
     try:
         found = os.stat(path)
     except OSError:  # such as a link to nowhere; reading its header will say so
@@ -88,7 +88,7 @@ def stamp_of(path: str) -> tuple[int, int]:
 
 
 def in_threads(answer: Callable[[T], R], questions: Sequence[T], what: str) -> list[R]:
-    """The answers, with a progress bar once it takes more than two seconds."""
+    """Return the results of a function, with a progress bar once it takes more than two seconds."""
     parts = [questions[start : start + 256] for start in range(0, len(questions), 256)]
     bar = {"desc": what, "unit": "x256", "delay": 2, "leave": False}
     answers = thread_map(lambda part: list(map(answer, part)), parts, max_workers=32, **bar)

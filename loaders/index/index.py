@@ -84,7 +84,7 @@ class Index:
         return (inputs,)
 
     def name_of(self, sample: int) -> str:
-        """Path of the sample's (input) file, or its number where there are no files."""
+        """Return the path of the sample's (input) file, or its number where there are no files."""
         return self.files[0][sample] if self.files else f"sample {sample}"
 
     @functools.cached_property
@@ -106,7 +106,8 @@ class Index:
         return range(len(self))
 
     def changed(self, samples: np.ndarray) -> dict[int, str]:  # part: index|dali
-        """Reasons why samples are bad of which a file has changed since it was indexed."""
+        """Return, by sample, the reasons why samples are bad because a file has changed since it
+        was indexed."""
         bad: dict[int, str] = {}
         if self.shards is not None:  # part: shards
             return bad
@@ -120,7 +121,7 @@ class Index:
         return bad
 
     def bad_file(self, sample: int, side: int, error: Exception) -> BadFileError:
-        """The error to raise where reading a file failed with `error`.
+        """Return the error to raise where reading a file failed with `error`.
 
         Raises:
             OSError, MemoryError: `error`, if the machine is to blame and not the file.

@@ -35,7 +35,7 @@ def masks(data: DataConfig) -> tuple[Index, Index]:
 
 
 def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int:
-    """`data.num_classes`, or the number that the masks have.
+    """Return `data.num_classes`, or the number of classes that the masks have.
 
     Raises:
         UserError: the masks hold higher indices, or too few to know the number.

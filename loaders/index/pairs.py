@@ -32,11 +32,11 @@ def pairs(data: DataConfig) -> tuple[Index, Index]:
 def find_pairs(
     data: DataConfig, target_content: str
 ) -> tuple[Sides, tuple[np.ndarray, np.ndarray], Parts]:
-    """Paths and headers of both sides, and the parts of the splits.
+    """Return the paths and headers of both sides, and the positions of the samples of each split.
 
     Args:
         data: the configuration.
-        target_content: `ImageSpec.content` of the targets.
+        target_content: kind of content of the targets, see `ImageSpec.content`.
     """
     splits = [_pairs_below(split, data) for split in split_folders(Path(data.root))]
     inputs, targets = ([path for split in splits for path in split[side]] for side in (0, 1))
@@ -80,7 +80,7 @@ def _pairs_below(folder: Path, data: DataConfig) -> Sides:
 
 
 def _size_factor(files: Sides, headers: tuple[np.ndarray, ...]) -> int:
-    """Height and width of the targets, divided by those of their inputs."""
+    """Return the height and width of the targets, divided by those of their inputs."""
     inputs, targets = (np.stack([side["height"], side["width"]], axis=1) for side in headers)
     is_good = (inputs[:, 0] > 0) & (targets[:, 0] > 0)
     first = int(is_good.argmax())

@@ -37,7 +37,7 @@ class Paths(Sequence[str]):
 
 
 def paths_of(files: Sequence[str]) -> Paths:
-    """These paths, in this order."""
+    """Store these paths, in this order."""
     if not files:
         return Paths("", np.array([], np.bytes_))
     # Not commonpath, which drops "./" and "//": the names would be cut at the wrong place.
@@ -48,7 +48,7 @@ def paths_of(files: Sequence[str]) -> Paths:
 
 
 def is_below(path: str) -> bool:
-    """True if a path is relative and does not leave the folder that it starts at."""
+    """Return True if a path is relative and does not leave the folder that it starts at."""
     return not os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path
 
 
@@ -56,9 +56,9 @@ def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:
     """Compare size and time of change of a file with those that it had when it was indexed.
 
     Args:
-        path: of the file.
-        header: that was indexed, of dtype `loaders.images.HEADER`.
-        found: status of the file now.
+        path: path of the file.
+        header: indexed header, of dtype `loaders.images.HEADER`.
+        found: current status of the file.
 
     Raises:
         BadFileError: they differ.

@@ -42,8 +42,8 @@ class ShardFiles:
     """The S tar files of a split, in a folder of this machine.
 
     Args:
-        folder: that holds them.
-        names: of the files.
+        folder: folder of the tar files.
+        names: names of the tar files.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class ShardFiles:
         return vars(self) | {"_open": {}}
 
     def path(self, number: int) -> Path:
-        """Path of a shard."""
+        """Return the path of a shard."""
         return self.folder / self.names[number]
 
     def prefetch(self, numbers: Iterable[int]) -> None:
@@ -73,7 +73,7 @@ class ShardFiles:
                 )
 
     def open(self, number: int) -> OpenFile:
-        """A shard, which is kept open and can be read even if it is removed meanwhile."""
+        """Open a shard; it stays open and can be read even if it is removed meanwhile."""
         file = self._open.get(number)
         if file is None:
             try:
@@ -127,7 +127,7 @@ class Shards:
         self.files.fetch([self._existing(number) for number in numbers])
 
     def place(self, sample: int, side: int) -> str:
-        """Place of a file, for messages."""
+        """Return the place of a file, for messages."""
         shard = self.files.names[self.spans[side]["shard"][sample]]
         return f"{self.root.rstrip('/')}/{shard}: {key_in_shard(sample)}"
 
@@ -141,5 +141,5 @@ class Shards:
 
 
 def key_in_shard(sample: int) -> str:
-    """Beginning of the names of a sample's files in a shard."""
+    """Return the beginning of the names of a sample's files in a shard."""
     return f"{sample:09d}"

@@ -28,7 +28,7 @@ def save_columns(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder to write to; when all is written it replaces `folder`.
+    """Yield an empty folder to write to; at the end of the block it replaces `folder`.
 
     Processes that have mapped columns of the old folder keep them.
     """
@@ -47,18 +47,18 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 
 def one_process_at_a_time(path: Path) -> FileLock:
-    """Lock among the processes of this machine; the empty file `path`.lock stays behind."""
+    """Lock out other processes of this machine; the empty file `path`.lock stays behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(f"{path}.lock")
 
 
 def open_column(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...]) -> np.ndarray:
-    """The array in a NumPy file, mapped into memory.
+    """Map the array in a NumPy file into memory.
 
     Args:
-        path: of the file.
-        dtype: of the array; `np.bytes_`: texts of any length.
-        shape: of the array; None: any length.
+        path: path of the file.
+        dtype: dtype of the array; `np.bytes_` stands for texts of any length.
+        shape: shape of the array; None stands for any length.
 
     Raises:
         UserError: the file is missing, no regular file (such as a link), or holds something else.

@@ -49,7 +49,7 @@ def table(data: DataConfig) -> tuple[Index, Index]:
 
 
 def read_table(data: DataConfig) -> Table:
-    """The table that `data.table` names.
+    """Read the table that `data.table` names.
 
     Raises:
         UserError: there is no such file or no folder `data.root`, pyarrow is missing for a Parquet file, or
@@ -119,7 +119,7 @@ def _read_csv(data: DataConfig) -> Table:
 
 
 def _read_parquet(data: DataConfig) -> Table:
-    """The same as `_read_csv`; rows are counted from 1."""
+    """Read a Parquet file as `_read_csv` does; rows are counted from 1."""
     try:
         from pyarrow import parquet
     except ModuleNotFoundError as error:
@@ -133,7 +133,7 @@ def _read_parquet(data: DataConfig) -> Table:
 
 
 def _text(cell: object) -> str:
-    """A cell of a Parquet file as a CSV file would hold it."""
+    """Return a cell of a Parquet file as a CSV file would hold it."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""
     if isinstance(cell, list):
@@ -142,7 +142,7 @@ def _text(cell: object) -> str:
 
 
 def _check_cells(read: Table, data: DataConfig) -> None:
-    """UserError where cells are empty, paths come twice or splits are unknown."""
+    """Raise UserError where cells are empty, paths come twice or splits are unknown."""
     empty = [
         f"{place} ({name})"
         for name, cells in read.cells.items()
@@ -188,7 +188,7 @@ def _check_files(read: Table, files: list[str], root: str) -> None:
 
 
 def _refuse(read: Table, wrong: Iterable[bool], cells: Sequence[str], what: str, fix: str) -> None:
-    """UserError that names the places and cells of what is wrong, if anything is."""
+    """Raise UserError with the places and values of wrong cells, if there are any."""
     named = [f"{read.places[i]} ({cells[i]})" for i, is_wrong in enumerate(wrong) if is_wrong]
     if named:
         raise UserError(f"{len(named)} {what} in {read.name}: {first_few(named)}; {fix}")
@@ -256,7 +256,7 @@ def _classes(read: Table, kind: str, cells: Sequence[str], parts: Parts) -> Labe
 
 
 def _kind_of(columns: list[Sequence[str]]) -> str:
-    """Kind of labels that the cells look like."""
+    """Return the kind of labels that the cells look like."""
     cells = [cell for column in columns for cell in column]
     if len(columns) > 1:
         return "several" if set(cells) <= {"0", "1", "0.0", "1.0"} else "numbers"
@@ -284,12 +284,12 @@ def _numbers(read: Table, columns: list[Sequence[str]]) -> np.ndarray:
 
 
 def _names(cell: str) -> list[str]:
-    """The names between the separators."""
+    """Return the names between the separators."""
     return [name.strip() for name in cell.split(SEPARATOR) if name.strip()]
 
 
 def _sorted(names: set[str]) -> tuple[str, ...]:
-    """Integers by value, others by name."""
+    """Sort integers by value, other names as text."""
     if all(_is(int, name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

@@ -13,12 +13,13 @@ from loaders.targets import Target, Unlabelled
 def unlabelled_index(
     data: DataConfig, target: Target, channels: int
 ) -> tuple[Index, dict[str, str]]:
-    """Index of the images below `data.root`, and the reasons, by path, why files cannot be used.
+    """Build the index of the images below `data.root`; return it, and the reasons by path why files
+    cannot be used.
 
     Args:
-        data: of the run that trained the model; `data.layout=cells` keeps the files' channels.
-        target: that the model was trained on.
-        channels: that the model takes: photos become grey if it is 1.
+        data: configuration of the run that trained the model; `data.layout=cells` keeps the files' channels.
+        target: kind of targets that the model was trained on.
+        channels: number of channels of the model's inputs; with 1, photos become grey.
 
     Raises:
         UserError: `data.root` is not a folder, there is no image, or the images have other channels than the

@@ -21,7 +21,7 @@ OWN: dict[str, Read] = {
 def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[OwnLoader, OwnLoader]:
-    """Training and validation loader of this rank, as `loaders.build_loaders()`."""
+    """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
     name = str(cfg.data.name)
     if name not in OWN:
         raise unknown_name("data.name", name, OWN)

@@ -96,7 +96,7 @@ class OwnLoader(EpochLoader):
         return pinned.to(self.device, non_blocking=True)
 
     def _info(self, sampler: EpochSampler, target: Target | None) -> DataInfo:
-        """What follows from the first good sample.
+        """Return the facts that follow from the first good sample.
 
         Raises:
             UserError: it is no pair of inputs and targets that can be moved to a device and split.
@@ -131,7 +131,8 @@ class OwnLoader(EpochLoader):
 def make_loaders(
     read: Read, cfg: Config, device: torch.device, rank: int, world_size: int
 ) -> tuple[OwnLoader, OwnLoader]:
-    """Training and validation loader of the Datasets that a function of `OWN` returns."""
+    """Build the training and the validation loader of the Datasets that a function of `OWN`
+    returns."""
     name = cfg.data.name
     if cfg.loader.name != "pytorch" or cfg.loader.num_workers == "auto":
         raise UserError(

@@ -82,7 +82,8 @@ class SeededDataset(Dataset[LoadedBatch]):
 
 
 def collate(items: list[Any]) -> Any:
-    """A batch by `default_collate`, with tuples as tuples: in a batch, a list has one entry for each sample."""
+    """Collate by `default_collate`, with tuples as tuples: in a batch, a list has one entry for
+    each sample."""
     return _with_tuples(items[0], default_collate(items))
 
 
@@ -98,7 +99,7 @@ def _with_tuples(item: Any, batch: Any) -> Any:
 
 
 def _shape_of(value: Any) -> str:
-    """`float32 (3, 32, 32)` of a tensor or an array, else the name of the type."""
+    """Return `float32 (3, 32, 32)` of a tensor or an array, else the name of the type."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
@@ -120,7 +121,7 @@ def _is_of_machine(error: Exception) -> bool:
 
 
 def _told(error: Exception) -> str:
-    """`ValueError: too small, mine.py:12`."""
+    """Return an error with its place, such as `ValueError: too small, mine.py:12`."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     reason = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {reason}, {Path(last.filename).name}:{last.lineno}"

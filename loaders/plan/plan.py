@@ -27,7 +27,7 @@ ROW = np.dtype(
 
 
 def neutral_rows(samples: np.ndarray) -> np.ndarray:
-    """Rows of these samples without augmentations and without a rectangle."""
+    """Return rows of these samples without augmentations and without a rectangle."""
     rows = np.zeros(len(samples), ROW)
     rows["sample"] = samples
     for augmentation in AUGMENTATIONS:
@@ -37,12 +37,12 @@ def neutral_rows(samples: np.ndarray) -> np.ndarray:
 
 
 def has_random_shapes(data: DataConfig, train: bool) -> bool:
-    """True if the shapes of the rows' rectangles are drawn, and not those of `crop_shapes`."""
+    """Return True if the shapes of the rows' rectangles are random, and not those of `crop_shapes`."""
     return train and data.random_resized_crop is not None
 
 
 def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
-    """(height, width) in pixels of every image after its crop and resize.
+    """Return (height, width) in pixels of every image after its crop and resize.
 
     Raises:
         UserError: `data.crop` and `data.resize` leave the size open and the images differ in size.
@@ -60,7 +60,7 @@ def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
 
 
 def resized_sizes(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
-    """(N, 2) height and width of images of these sizes after `data.resize`; pixels."""
+    """Return the heights and widths of images of these sizes after `data.resize`, (N, 2) in pixels."""
     if data.resize is None:
         return sizes
     if not isinstance(data.resize, int):
@@ -70,8 +70,8 @@ def resized_sizes(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
 
 
 def crop_shapes(index: Index, data: DataConfig, sizes: np.ndarray) -> np.ndarray:
-    """(N, 2) height and width of the rectangle that becomes the crop when the whole image is resized, in pixels
-    of source images of these sizes."""
+    """Return the height and width of the rectangle that becomes the crop when the whole image is
+    resized, (N, 2) in pixels of source images of these sizes."""
     if data.crop is None:
         return sizes
     if data.resize is None or index.resized:
@@ -85,7 +85,7 @@ def crop_shapes(index: Index, data: DataConfig, sizes: np.ndarray) -> np.ndarray
 
 
 def distinct_shapes(index: Index, data: DataConfig) -> np.ndarray:
-    """(M, 2) `crop_shapes` of `index.distinct_sizes`.
+    """Return `crop_shapes` of `index.distinct_sizes`, (M, 2).
 
     Raises:
         UserError: images are smaller than the crop.

@@ -26,7 +26,7 @@ class PlanSampler(EpochSampler):
     """Yields rows of the plan, of dtype `ROW`; else as `EpochSampler`.
 
     Attributes:
-        augmentations: those that are switched on; none in evaluation.
+        augmentations: active augmentations; none in evaluation.
         output_size: (height, width) of the images in pixels, after crop and resize.
         distinct_shapes: (M, 2) height and width in pixels of the rectangles of inputs of the sizes
             `index.distinct_sizes`; None: they are random.
@@ -80,7 +80,8 @@ class PlanSampler(EpochSampler):
         return block_shuffle(positions, shards, self.data.shuffle_window, self.seed, self.epoch)
 
     def plan(self, positions: np.ndarray) -> np.ndarray:
-        """(len(positions),) of dtype `ROW`: rows of the current epoch's plan, which all ranks share.
+        """Return rows of the current epoch's plan, which all ranks share, (len(positions),) of
+        dtype `ROW`.
 
         They depend on (seed, epoch, position) alone: any rows can be computed, in any order.
         """
@@ -103,7 +104,8 @@ class PlanSampler(EpochSampler):
         return rows
 
     def description(self) -> dict[str, str]:
-        """Everything that the plan of an epoch depends on: equal descriptions give equal plans."""
+        """Describe everything that the plan of an epoch depends on: equal descriptions give equal
+        plans."""
         keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
         order, index = ORDER, self.index

@@ -12,13 +12,14 @@ from loaders.index import Shards
 def block_shuffle(
     positions: np.ndarray, shards: Shards, num_shards: int, seed: int, epoch: int
 ) -> np.ndarray:
-    """(len(positions),) int64: the samples at these positions of an epoch that needs few shards at a time.
+    """Return the samples at these positions of an epoch that needs few shards at a time,
+    (len(positions),) int64.
 
     Shards are shuffled, then samples within windows of them. The memory is in proportion to the number of shards.
 
     Args:
         positions: each in [0, number of samples), in any order.
-        shards: of the samples.
+        shards: shards of the samples.
         num_shards: number of shards in a window; the last window may have fewer.
         seed, epoch: choose the order.
     """
@@ -41,7 +42,8 @@ def block_shuffle(
 
 
 def next_shards(position: int, shards: Shards, num_shards: int, seed: int, epoch: int) -> list[int]:
-    """Shards of the next window to fetch now: the same share of it as is used of the current window."""
+    """Return the shards of the next window to fetch now: the same share of it as is used of the
+    current window."""
     shard_order, begins = _shard_order(shards, seed, epoch)
     windows = _windows(begins, num_shards)
     window = int(np.searchsorted(windows, position, side="right")) - 1
@@ -51,13 +53,14 @@ def next_shards(position: int, shards: Shards, num_shards: int, seed: int, epoch
 
 
 def _windows(begins: np.ndarray, num_shards: int) -> np.ndarray:
-    """Position at which each window begins, and the end."""
+    """Return the position at which each window begins, and the end."""
     return np.append(begins[:-1:num_shards], begins[-1])
 
 
 @lru_cache(maxsize=4)
 def _shard_order(shards: Shards, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(S,) shards in the epoch's order; (S + 1,) position at which each begins, and the end."""
+    """Return the shards in the epoch's order, (S,), and the position at which each begins with the
+    end, (S + 1,)."""
     count = len(shards.starts) - 1
     shard_order = random_permutation(np.arange(count), count, stream_key("shard", seed, epoch))
     return shard_order, np.concatenate([[0], np.cumsum(np.diff(shards.starts)[shard_order])])

@@ -50,7 +50,7 @@ def copy_columns(storage: Storage, columns: dict[str, dict[str, int]], folder: P
 
 
 def room_for_copies(sizes: np.ndarray, data: DataConfig, folder: Path) -> int:
-    """Maximum number of bytes of the copies in a folder, for shards of (S,) `sizes`.
+    """Return the maximum number of bytes of the copies in a folder, for shards of (S,) `sizes`.
 
     Raises:
         UserError: the shards that are needed at a time do not fit.
@@ -86,12 +86,12 @@ class Copies(ShardFiles):
     least recently used ones are removed.
 
     Args:
-        storage: of the shards.
-        names: of the S shards in the storage.
+        storage: storage of the shards.
+        names: names of the S shards in the storage.
         sizes: (S,) int64: minimum size of each shard in bytes.
-        folder: for the copies.
-        prefix: of the copies' names; unique to the data set.
-        max_bytes: of all copies in `folder`, including those of other data sets.
+        folder: folder of the copies.
+        prefix: prefix of the copies' names, unique to the data set.
+        max_bytes: maximum size of all copies in `folder`, including those of other data sets.
     """
 
     def __init__(

@@ -46,12 +46,12 @@ def holds_shards(root: str) -> bool:
 
 
 def shard_name(split: str, number: int) -> str:
-    """Path of a shard below the root."""
+    """Return the path of a shard below the root."""
     return f"{split}/{number:06d}.tar"
 
 
 def open_shards(data: DataConfig) -> tuple[Index, Index]:
-    """Index of the training and of the validation split from the shards below `data.root`.
+    """Open the index of the training and of the validation split from the shards below `data.root`.
 
     Raises:
         UserError: the shards are missing, incomplete, damaged, packed with other settings or by another
@@ -106,7 +106,8 @@ def _open_split(
 
 
 def _columns_of(text: bytes, data: DataConfig, shown: str) -> dict[str, dict[str, int]]:
-    """Files of the index that `shards.json` lists, by name, with their sizes and checksums."""
+    """Return the files of the index that `shards.json` lists, by name, with their sizes and
+    checksums."""
     where = f"data.root={shown}: {DESCRIPTION}"
     fix = "pack again into another place, or check data.root, and whether it asks for a login"
     about = read_description(text, FORMAT, data, where, fix)

@@ -131,13 +131,13 @@ class Split:
 
     Args:
         split: `train` or `val`.
-        index: of its samples.
+        index: index of its samples.
         data: the configuration.
         shard_mb: approximate size of a shard in MB.
-        quality: None, `lossless`, or of JPEGs, 1 to 100.
+        quality: quality of JPEGs, 1 to 100; `lossless`: PNG; None: copy the files.
 
     Attributes:
-        order, starts: as in `Shards`. Training samples are shuffled, which mixes the classes in a shard;
+        order, starts: see `Shards`. Training samples are shuffled, which mixes the classes in a shard;
             validation samples keep the order of the index.
     """
 
@@ -165,11 +165,11 @@ class Split:
         self.starts = np.concatenate([[0], changes, [len(index)]]).astype(np.int64)
 
     def __len__(self) -> int:
-        """Number of shards."""
+        """Return the number of shards."""
         return len(self.starts) - 1
 
     def describe(self) -> dict[str, Any]:
-        """Description of everything that the shards' content depends on."""
+        """Describe everything that the content of the shards depends on."""
         sizes = [np.ascontiguousarray(side["num_bytes"]) for side in self.index.headers]
         return {
             "fingerprint": self.index.fingerprint,
@@ -179,7 +179,7 @@ class Split:
         }
 
     def samples_of(self, number: int) -> np.ndarray:
-        """Samples of a shard, in its order."""
+        """Return the samples of a shard, in its order."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
     def write(self, number: int, path: Path) -> np.ndarray:
@@ -211,7 +211,7 @@ class Split:
         return Encoded(content, self.index.headers[side][sample], ending)
 
     def _labels(self, sample: int) -> Iterator[tuple[str, str]]:
-        """Labels for users of WebDataset: the ending of the file's name, and its text."""
+        """Yield labels for users of WebDataset: the ending of the file's name, and its text."""
         target: Any = self.index.target
         if target.kind == "labels":
             yield ".cls", str(int(target.values[sample]))
@@ -353,7 +353,7 @@ def _write_index(
 def _in_blocks(
     pool: ThreadPoolExecutor, function: Callable[[T], R], items: Sequence[T]
 ) -> Iterator[R]:
-    """`pool.map` in blocks, which bounds the number of results that wait."""
+    """Map in blocks, which bounds the number of results that wait."""
     for start in range(0, len(items), 8 * IN_FLIGHT):
         yield from pool.map(function, items[start : start + 8 * IN_FLIGHT])
 

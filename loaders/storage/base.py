@@ -29,7 +29,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """The content of a file. Raises `MissingError` if there is none."""
+        """Return the content of a file. Raises `MissingError` if there is none."""
 
     @abstractmethod
     def fetch(self, name: str, path: Path) -> None:

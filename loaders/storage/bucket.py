@@ -113,7 +113,7 @@ class Bucket(Storage):
             ) from None
 
     def _fix(self, error: Exception) -> str:
-        """Advice for an error that a retry cannot solve; empty for one that may pass."""
+        """Return the advice for an error that a retry cannot solve; empty for one that may pass."""
         text, status = str(error), re.search(STATUS, str(error))
         code = status[1][:3] if status else ""
         if code in ("401", "403") or any(server in text for server in METADATA):
@@ -152,7 +152,7 @@ class Bucket(Storage):
 
 
 def _summary(error: Exception) -> str:
-    """The cause of an error in a few words, without credentials."""
+    """Return the cause of an error in a few words, without credentials."""
     text = str(error)
     status, code = re.search(STATUS, text), re.search(r"<Code>(\w+)</Code>", text)
     if status:

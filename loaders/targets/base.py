@@ -11,10 +11,10 @@ class Target:
     """The targets of a split.
 
     Attributes:
-        kind: its name, for `Task.target_kind` and messages.
-        dtype: of the targets in a batch.
-        channels: values of a target, at each pixel if it is an image.
-        interpolation: of target images that are resized, `linear` or `nearest`; `none`: they are no images.
+        kind: name of the kind, for `Task.target_kind` and messages.
+        dtype: dtype of the targets in a batch.
+        channels: number of values of a target; of an image, at each pixel.
+        interpolation: how target images are resized, `linear` or `nearest`; `none`: they are no images.
     """
 
     kind: ClassVar[str] = ""
@@ -26,17 +26,17 @@ class Target:
         return 1
 
     def take(self, samples: np.ndarray) -> "Target":
-        """The targets of some samples: (N,) bool, or their positions."""
+        """Return the targets of some samples, given as (N,) bool or as their positions."""
         values = getattr(self, "values", None)
         return self if values is None else replace(self, values=values[samples])  # type: ignore[call-arg]
 
     def describe(self) -> str:
-        """Description for the log."""
+        """Return a description for the log."""
         return f"targets are {self.kind}"
 
 
 def describe_target(target: Target) -> dict[str, Any]:
-    """Facts about a target, without its values, which are a column."""
+    """Return facts about a target without its values, which are a column."""
     facts = {
         name: describe_target(value) if isinstance(value, Target) else value
         for name, value in vars(target).items()
@@ -46,6 +46,6 @@ def describe_target(target: Target) -> dict[str, Any]:
 
 
 def listed(what: str, names: tuple[str, ...]) -> str:
-    """`3 classes (cat, cow, dog)`."""
+    """Return the classes as text, such as `3 classes (cat, cow, dog)`."""
     shown = names if len(names) <= 6 else (*names[:3], "...", names[-1])
     return f"{len(names)} {what} ({', '.join(shown)})"

@@ -40,12 +40,12 @@ FACTS = {
 def target_of(
     facts: dict[str, Any], where: str = "the target", kinds: dict[str, type[Target]] = TARGETS
 ) -> Target:
-    """The target that `describe_target` described, without values.
+    """Return the target that `describe_target` described, without values.
 
     Args:
-        facts: the description.
-        where: the file that holds it, for messages.
-        kinds: those that it may have.
+        facts: description of the target.
+        where: name of the file in messages.
+        kinds: allowed kinds.
 
     Raises:
         UserError: the facts describe none of them.

@@ -30,5 +30,5 @@ class ImageTarget(Target):
     """The base class of targets that are images."""
 
     def spec(self, inputs: ImageSpec) -> ImageSpec:
-        """The target images of such inputs."""
+        """Return the specification of the target images of such inputs."""
         raise NotImplementedError

@@ -72,17 +72,18 @@ class ProcessGroup(SingleProcess):
         return write_shards(state, folder, self, self.handle)
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Full tensor of one that is sharded over the ranks; every rank calls it."""
+        """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _without_content(value: Any) -> Any:
-    """A tensor's shape and dtype, as a tensor on the meta device; any other value as it is."""
+    """Return a tensor's shape and dtype, as a tensor on the meta device; any other value as it is."""
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _broadcast(value: Any, handle: Any) -> Any:
-    """Rank 0's tensor in place of its shape and dtype: it is sent by itself, without a copy in a pickle."""
+    """Return rank 0's tensor in place of its shape and dtype. It is sent by itself, without a copy
+    in a pickle."""
     if not isinstance(value, Tensor):
         return value
     is_sent = not value.is_meta

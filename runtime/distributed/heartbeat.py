@@ -79,14 +79,14 @@ class Heartbeat:
         """Start the thread.
 
         Args:
-            store: common to all ranks.
-            rank: of this process.
+            store: store that all ranks share.
+            rank: rank of this process.
             world_size: number of ranks.
-            work: of this process's device.
-            timeout_s: how long a collective may take.
-            flight_record: returns torch's record of the collectives of this process.
-            is_asked_to_leave: returns True once a signal has asked this process to end.
-            interval_s: seconds between two entries in the store.
+            work: work of this process's device.
+            timeout_s: maximum duration of a collective in seconds.
+            flight_record: function that returns torch's record of the collectives of this process.
+            is_asked_to_leave: function that returns True once a signal has asked this process to end.
+            interval_s: seconds between two heartbeats.
         """
         self.store, self.rank, self.world_size = store, rank, world_size
         self.work, self.timeout_s, self.interval_s = work, timeout_s, interval_s
@@ -98,7 +98,7 @@ class Heartbeat:
         self.thread.start()
 
     def stop(self) -> None:
-        """To be called before the store is gone."""
+        """Stop the thread; to be called before the store is gone."""
         self.stopped.set()
         # Python aborts if it ends while a thread is about to return from the store.
         self.thread.join(LONGEST_CALL_S)

@@ -47,7 +47,7 @@ _heartbeat: Heartbeat | None = None
 
 
 def local_rank() -> int:
-    """Number of this process on its machine, from torchrun.
+    """Return the number of this process on its machine, from torchrun.
 
     Raises:
         UserError: the script was not started by torchrun.
@@ -124,7 +124,8 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
 
 
 def interface_to(address: str) -> str:
-    """Name of the network interface that leads to a machine; empty: to this one, or unknown.
+    """Return the name of the network interface that leads to a machine; empty if that is this
+    machine or if it is unknown.
 
     gloo otherwise takes the address that the machine's own name has, 127.0.1.1 on Debian, which no other machine
     can reach.
@@ -150,7 +151,8 @@ def _only_warn(rank: int) -> None:
 
 
 def sizes_that_do_not_divide(global_batch_size: int, world_size: int) -> str:
-    """Other numbers of ranks that launch/elastic_torchrun.py may start which do not divide the batch."""
+    """Return the other numbers of ranks that launch/elastic_torchrun.py may start and that do not
+    divide the batch."""
     if "ELASTIC_NNODES" not in os.environ:
         return ""
     fewest, _, most = os.environ["ELASTIC_NNODES"].partition(":")
@@ -160,7 +162,7 @@ def sizes_that_do_not_divide(global_batch_size: int, world_size: int) -> str:
 
 
 def open_store() -> dist.Store:
-    """The key-value store of torchrun; a part of its own for each restart.
+    """Open the key-value store of torchrun, with a part of its own for each restart.
 
     A restarted rank would otherwise read the addresses of processes that are gone. On several nodes,
     where agents may count restarts differently, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each
@@ -206,8 +208,8 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
     """End this process because of an error, without the usual way out, which would wait for other ranks.
 
     Args:
-        error: that ends it.
-        message: for the user, if the user can fix the error; None: it is a bug. Rank 0 prints the message,
+        error: error that ends the process.
+        message: message for the user, if the user can fix the error; None: it is a bug. Rank 0 prints the message,
             another rank only if rank 0 does not within 10 s. torchrun is ended, too, because the error would
             occur again after a restart.
     """

@@ -93,7 +93,7 @@ def place_like(copy: nn.Module, model: nn.Module) -> None:
 
 
 def _blocks(module: nn.Module, total: int) -> list[nn.Module]:
-    """Blocks inside a module of a model with `total` parameters."""
+    """Yield the blocks inside a module of a model with `total` parameters."""
     blocks = []
     for child in module.children():
         size = _num_parameters(child)

@@ -18,12 +18,14 @@ def set_nccl_timeout(device: torch.device, timeout: timedelta) -> None:
 
 
 def backend_name(device: torch.device) -> str:
-    """Name of the class that carries out the collectives of a device: `gloo`, `nccl` or, from torch 2.15, `nccl2`."""
+    """Return the name of the class that carries out the collectives of a device: `gloo`, `nccl` or,
+    from torch 2.15, `nccl2`."""
     return dist.distributed_c10d._get_default_group()._get_backend(device).name()
 
 
 def flight_recorder(device: torch.device) -> Callable[[], bytes]:
-    """Function that returns torch's record of the collectives of this process on a device, pickled, or nothing.
+    """Return a function that returns torch's record of the collectives of this process on a device,
+    pickled, or nothing.
 
     ProcessGroupNCCL (`nccl`) has a recorder of its own; ProcessGroupNCCL2 (`nccl2`) is recorded as others are.
     """
@@ -35,6 +37,6 @@ def flight_recorder(device: torch.device) -> Callable[[], bytes]:
 
 
 def main_thread_stack() -> traceback.StackSummary:
-    """Stack of the main thread."""
+    """Return the stack of the main thread."""
     # Without a variable for the frame, which would keep its tensors alive.
     return traceback.extract_stack(sys._current_frames().get(threading.main_thread().ident or 0))

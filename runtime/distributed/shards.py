@@ -62,7 +62,7 @@ def write_shards(
 
 
 def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
-    """Checksums of the files in a folder, of which each rank computes its share.
+    """Return the checksums of the files in a folder; each rank computes its share.
 
     Raises:
         OSError: on all ranks, where one cannot read them or sees another folder.
@@ -152,7 +152,8 @@ def _read(
 
 
 def map_named(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
-    """Nested dicts and lists with `function(name, value)` in place of each other value, such as `/model/conv.bias`."""
+    """Return nested dicts and lists with `function(name, value)` in place of each other value;
+    names are such as `/model/conv.bias`."""
     if isinstance(tree, dict):
         return {key: map_named(function, value, f"{name}/{key}") for key, value in tree.items()}
     if isinstance(tree, list | tuple):

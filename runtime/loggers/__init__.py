@@ -21,7 +21,7 @@ LOGGERS = {
 
 
 def logger_class(name: str) -> type[Logger]:
-    """The class of a logger.
+    """Return the class of a logger.
 
     Raises:
         UserError: there is no logger of this name, or its package is not installed.
