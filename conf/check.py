@@ -37,18 +37,19 @@ def as_override(value: Any) -> str:
 
 def check_combinations(cfg: Config) -> None:
     """Raise UserError for values that exclude each other."""
-    data, loader = cfg.data, cfg.loader
+    data = cfg.data  # part: images
+    loader = cfg.loader  # part: dali|packed
     if cfg.optimizer.warmup_steps is None and cfg.optimizer.warmup_epochs >= cfg.epochs:
         raise UserError(
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} leaves nothing of "
             f"epochs={cfg.epochs}; use a smaller value"
         )
-    if data.mean and data.std and len({len(data.mean), len(data.std), 1}) > 2:
+    if data.mean and data.std and len({len(data.mean), len(data.std), 1}) > 2:  # part: images
         raise UserError(
             f"data.mean={as_override(data.mean)} and data.std={as_override(data.std)} differ in length; use one "
             "number for each channel in both"
         )
-    if loader.reader == "native" and loader.name != "dali":
+    if loader.reader == "native" and loader.name != "dali":  # part: dali
         raise UserError(
             f"loader.reader=native is DALI's; with loader={loader.name} use loader.reader=plan"
         )
@@ -66,16 +67,21 @@ def check_combinations(cfg: Config) -> None:
         )
 
 
-def check_ranks(cfg: Config, world_size: int) -> None:
-    """Raise UserError for sizes that do not fit the number of processes of a run."""
-    per_rank, rest = divmod(cfg.global_batch_size, world_size)
+def check_batch_size(global_batch_size: int, world_size: int) -> None:  # part: ranks
+    """Raise UserError if the processes of a run cannot share a batch equally."""
+    per_rank, rest = divmod(global_batch_size, world_size)
     if rest:
         fits = [size for size in (per_rank * world_size, (per_rank + 1) * world_size) if size]
         raise UserError(
-            f"global_batch_size={cfg.global_batch_size} is not divisible by world_size={world_size}; "
+            f"global_batch_size={global_batch_size} is not divisible by world_size={world_size}; "
             f"use {' or '.join(map(str, fits))}"
         )
-    if per_rank % cfg.accumulate_steps:  # part: accumulate
+
+
+def check_micro_batches(cfg: Config, world_size: int) -> None:  # part: accumulate
+    """Raise UserError if a rank's part of a batch cannot be divided into equal micro-batches."""
+    per_rank = cfg.global_batch_size // world_size
+    if per_rank % cfg.accumulate_steps:
         raise UserError(
             f"accumulate_steps={cfg.accumulate_steps} does not divide the {per_rank} samples that each "
             f"rank has of global_batch_size={cfg.global_batch_size}; use 1 or another divisor"

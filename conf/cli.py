@@ -68,7 +68,7 @@ def user_errors(
     before_end: Callable[[Exception, str | None], None] = lambda error, message: None,
 ) -> Iterator[None]:
     """End the process with exit code 2 and at most three lines for an error that the user can fix, with exit
-    code 1 and its traceback for a bug; without credentials.
+    code 1 and its traceback for a bug.
 
     Args:
         before_end: is called with the error and, if the user can fix it, the lines.
@@ -78,7 +78,9 @@ def user_errors(
     except Exception as error:
         text = explain(error)
         before_end(error, text)
-        print(text or masked(traceback.format_exc().rstrip()), file=sys.stderr)
+        printed = text or traceback.format_exc().rstrip()
+        printed = masked(printed)  # part: credentials
+        print(printed, file=sys.stderr)
         sys.exit(EXIT_CODE if text else 1)
 
 
@@ -98,7 +100,8 @@ def explain(error: Exception) -> str | None:
         text = f"the package {error.name} is not installed; make setup installs all that is needed"
     else:
         return None
-    return "\n".join([masked(line) for line in text.splitlines() if line.strip()][:MAX_LINES])
+    text = masked(text)  # part: credentials
+    return "\n".join([line for line in text.splitlines() if line.strip()][:MAX_LINES])
 
 
 def _explain_config(error: Exception) -> str:
@@ -136,7 +139,7 @@ def known_keys(group: Any = Config, prefix: str = "") -> list[str]:
     return keys
 
 
-class RefuseCredentials(Callback):
+class RefuseCredentials(Callback):  # part: credentials
     """Hook of Hydra that keeps the credentials of overrides out of the files that Hydra itself writes."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -66,9 +66,15 @@ BETWEEN_0_AND_1 = Allowed("a number in (0, 1)", lambda x: 0 < x < 1)
 SIZE = Allowed("an int or [height, width] in pixels", is_size)  # part: images
 SHARES = Allowed("[low, high] with 0 < low <= high <= 1", lambda x: is_pair(x, 1))  # part: images
 VALUE_RANGE = Allowed("[0, 1] or [-1, 1], for example", lambda x: are_numbers(x, 2) and x[0] < x[1])
-MEAN = Allowed("one number for each channel", are_numbers)
-STD = Allowed("one number above 0 for each channel", lambda x: are_numbers(x) and min(x) > 0)
-WORKERS = Allowed("0 or more, or auto", lambda x: x == "auto" or (type(x) is int and x >= 0))
+MEAN = Allowed("one number for each channel", are_numbers)  # part: images
+STD = Allowed(  # part: images
+    "one number above 0 for each channel",
+    lambda x: are_numbers(x) and min(x) > 0,
+)
+WORKERS = Allowed(  # part: workers
+    "0 or more, or auto",
+    lambda x: x == "auto" or (type(x) is int and x >= 0),
+)
 CLIP = Allowed("a number above 0, or inf", lambda x: x > 0)
 DEVICE = Allowed(
     "auto, cpu, cuda or cuda:1", lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x) is not None
@@ -156,7 +162,7 @@ class DataConfig:
     num_classes: int | None = None  # part: masks
     """masks: number of classes; null: one more than the highest index in the masks."""
 
-    ignore_index: int = -100
+    ignore_index: int = -100  # part: masks|header_cache
     """masks: index of pixels that belong to no class, often 255; -100, which no mask holds: none."""
 
     shuffle: str = key("full", one_of("full", "window"))  # part: shards
@@ -169,18 +175,18 @@ class DataConfig:
     max_pixels: int = key(100_000_000, FROM_1)  # part: images
     """Largest number of pixels of an image; protects against decompression bombs."""
 
-    on_error: str = key("raise", one_of("raise", "skip"))
+    on_error: str = key("raise", one_of("raise", "skip"))  # part: bad_samples
     """Action for a file that cannot be decoded: `raise` (stop and name it) or `skip` (training takes the next
     good sample of its shard instead, evaluation leaves it out; with a bad header it is no sample at all)."""
 
-    max_bad_samples: int = key(10, FROM_0)
+    max_bad_samples: int = key(10, FROM_0)  # part: bad_samples
     """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes, before the
     run stops; `summary.json` counts them."""
 
     resize: Any = key(None, SIZE)  # part: images
     """Size before the crop, in pixels: null (keep), an int (length of the shorter side) or [height, width]."""
 
-    reduced_decoding: bool = True  # part: images
+    reduced_decoding: bool = True  # part: partial_decoding
     """Decode a JPEG at 1/2, 1/4 or 1/8 of its size if the cropped region is much larger than the output (packing
     and loader=pytorch). Its pixels then differ from those of full decoding by 0.5 of 255 on average."""
 
@@ -232,10 +238,10 @@ class DataConfig:
     value_range: list[float] = key([0.0, 1.0], VALUE_RANGE)
     """Values [low, high] of black and full intensity, before `mean` and `std`."""
 
-    mean: list[float] | None = key(None, MEAN)
+    mean: list[float] | None = key(None, MEAN)  # part: images
     """Mean per channel, in units of `value_range`, that is subtracted from the inputs; null: 0."""
 
-    std: list[float] | None = key(None, STD)
+    std: list[float] | None = key(None, STD)  # part: images
     """Standard deviation per channel, in units of `value_range`, that divides the inputs; null: 1."""
 
 
@@ -244,21 +250,21 @@ class LoaderConfig:
     name: str = MISSING
     """Backend: `pytorch`, `dali`, `packed` or `synthetic`."""
 
-    num_workers: Any = key(0, WORKERS)
+    num_workers: Any = key(0, WORKERS)  # part: workers
     """pytorch, packed: worker processes per rank; 0: threads of the training process. `auto`: a measurement of
     some seconds chooses workers and threads (dali: threads)."""
 
     prefetch_factor: int = key(2, FROM_1)
-    """pytorch, packed: batches that each worker prepares ahead."""
+    """pytorch, packed: batches that the threads, or each worker, prepare ahead."""
 
     num_threads: int = key(0, FROM_0)  # part: images
     """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the
     machine, divided among its ranks and their workers."""
 
-    prefetch_queue_depth: int = key(2, FROM_1)
+    prefetch_queue_depth: int = key(2, FROM_1)  # part: dali|tune
     """dali: batches prepared ahead."""
 
-    reader: str = key("plan", one_of("plan", "native"))
+    reader: str = key("plan", one_of("plan", "native"))  # part: dali
     """dali: `plan` (order of all backends) or `native` (DALI's own file reader, shuffling and crops)."""
 
     hw_decoder_load: float = key(0.65, SHARE)  # part: dali
@@ -407,7 +413,7 @@ class DistributedConfig:
     """Seconds after which a collective that some rank has not joined fails on the other ranks."""
 
 
-@dataclass
+@dataclass  # part: early_stopping
 class EarlyStoppingConfig:
     patience: int | None = key(None, FROM_1)
     """The run ends after this many epochs in a row without a better best metric; null: never."""
@@ -453,7 +459,9 @@ class Config:
     amp: AmpConfig = field(default_factory=AmpConfig)  # part: amp
     ema: EmaConfig = field(default_factory=EmaConfig)  # part: ema
     distributed: DistributedConfig = field(default_factory=DistributedConfig)  # part: ranks
-    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    early_stopping: EarlyStoppingConfig = field(  # part: early_stopping
+        default_factory=EarlyStoppingConfig
+    )
     log: LogConfig = field(default_factory=LogConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)  # part: profile
 

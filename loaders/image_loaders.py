@@ -32,7 +32,8 @@ def build_loaders(
 ) -> tuple[ImageLoader, ImageLoader]:
     """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
     val_backend = backend(cfg.loader.name)
-    train_backend = backend(cfg.loader.name, cfg.loader.reader)
+    # without dali: train_backend = val_backend
+    train_backend = backend(cfg.loader.name, cfg.loader.reader)  # part: dali
     with limits_explained():
         train_index, val_index = _open_indexes(cfg)
     ranks = cfg.global_batch_size, rank, world_size

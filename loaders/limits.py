@@ -7,22 +7,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
 
-# part of an error's message -> which setting to change
-NO_SHARED_MEMORY = (
+NO_SHARED_MEMORY = (  # part: workers
     "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run --shm-size=8g; "
     "Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set loader.num_workers=0, which loads "
     "with threads and without shared memory"
 )
-WORKER_DIED = (
+WORKER_DIED = (  # part: workers
     "most likely the machine has no more memory: lower loader.num_workers, loader.prefetch_factor or "
     "global_batch_size"
 )
+OPEN_FILES = "raise the limit with ulimit -n 65536"
+OPEN_FILES += ", or lower loader.num_workers"  # part: workers
+
+# part of an error's message -> which setting to change
 LIMITS = {
-    "Too many open files": "raise the limit with ulimit -n 65536, or lower loader.num_workers",
-    "shared memory": NO_SHARED_MEMORY,
-    "exited unexpectedly": WORKER_DIED,
-    "Connection reset by peer": WORKER_DIED,  # while its batch was handed over
+    "Too many open files": OPEN_FILES,
+    "shared memory": NO_SHARED_MEMORY,  # part: workers
+    "exited unexpectedly": WORKER_DIED,  # part: workers
+    "Connection reset by peer": WORKER_DIED,  # part: workers
 }
 
 
@@ -38,8 +43,8 @@ def limits_explained() -> Iterator[None]:
     except LimitError:
         raise
     except (OSError, RuntimeError) as error:
-        if isinstance(error.__cause__, LimitError):  # wrapped by PyTorch
-            raise error.__cause__ from None
+        if isinstance(error.__cause__, LimitError):  # part: workers
+            raise error.__cause__ from None  # which PyTorch has wrapped
         for sign, advice in LIMITS.items():
             if sign in str(error):
                 what = str(error).strip(" .\n").splitlines()[-1]
@@ -87,3 +92,13 @@ def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolE
     """
     torch.get_num_threads()  # fixes the number of the calling thread
     return ThreadPoolExecutor(number, name, torch.set_num_threads, (torch_num_threads,))
+
+
+def share_memory(tensor: Tensor) -> None:  # part: workers
+    """Move a tensor to shared memory, in a worker process.
+
+    The DataLoader's queue would move it in a thread, where a full /dev/shm loses the batch and the training
+    process waits forever.
+    """
+    if get_worker_info() is not None:
+        tensor.share_memory_()

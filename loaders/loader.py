@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from loaders.targets import Target
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class DataInfo:
     num_dropped: int = 0
     """Samples that training drops at the end of each epoch."""
 
-    example: Any = None
+    example: Any = None  # part: fsdp
     """Inputs of a batch of one sample, with any values: a rank without a sample calls its part of a model with it."""
 
     name_of: Callable[[int], str] = "sample {}".format
@@ -101,7 +99,8 @@ class Loader(Protocol):
     def last_samples(self) -> Sequence[int]:
         """Numbers of the samples of the batch that was yielded last."""
 
-    def share_bad_samples(self, gather: Callable[[T], list[T]]) -> dict[str, int]:
+    # part: bad_samples
+    def share_bad_samples(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
         """Exchange the bad samples that each rank has found; return their number by split, {} if none can be bad.
 
         Args:

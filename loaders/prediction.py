@@ -47,7 +47,7 @@ def build_prediction_loader(
         index, broken = unlabelled_index(cfg.data, target, channels)
     # Files that cannot be decoded are part of the result.
     cfg.data.on_error, cfg.data.max_bad_samples = "skip", len(index)
-    if cfg.loader.num_workers == "auto":
+    if cfg.loader.num_workers == "auto":  # part: tune
         cfg.loader.num_workers = 0  # measuring may take longer than loading
     ranks = cfg.global_batch_size, rank, world_size
     sampler = PlanSampler(index, cfg.data, cfg.seed, *ranks, train=False)

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from loaders.images import decode, decode_resized, read_raw, resize
+from loaders.images import decode, decode_partly, read_raw, resize
 from loaders.index import Index, check_unchanged
 
 
@@ -57,7 +57,7 @@ def read_resized(
     side: int,
     rectangle: tuple[int, int, int, int],
     size: tuple[int, int],
-    reduces: bool,
+    reduces: bool,  # part: partial_decoding
 ) -> np.ndarray:
     """Read and resize a rectangle of an image, (height, width, channels) of the side's dtype.
 
@@ -66,25 +66,29 @@ def read_resized(
         sample, side: sample and side of the image.
         rectangle: y, x, height and width in pixels.
         size: (height, width) in pixels.
-        reduces: decode a JPEG at a fraction of its size where that is enough.
+        reduces: decode a JPEG at a fraction of its size where that is enough.  # part: partial_decoding
 
     Raises:
         BadFileError, OSError, MemoryError: as `read_image`.
     """
     spec = index.sides[side]
     if index.pixels:
-        y, x, height, width = rectangle
-        image = read_image(index, sample, side)[y : y + height, x : x + width]
-        return resize(image, size, spec.interpolation)
-    content, header = read_bytes(index, sample, side), index.headers[side][sample]
-    try:
-        return decode_resized(
-            content, header, spec.content, rectangle, size, spec.interpolation, reduces
-        )
-    except Exception as error:  # as above
-        raise index.bad_file(sample, side, error) from error
+        image = read_image(index, sample, side)
+    else:
+        content, header = read_bytes(index, sample, side), index.headers[side][sample]
+        try:
+            if spec.content == "rgb":  # part: partial_decoding
+                part = decode_partly(content, header, rectangle, size, reduces)
+                if part is not None:
+                    return part
+            image = decode(content, header, spec.content)
+        except Exception as error:  # as above
+            raise index.bad_file(sample, side, error) from error
+    y, x, height, width = rectangle
+    return resize(image[y : y + height, x : x + width], size, spec.interpolation)
 
 
+# part: packed
 def read_whole(index: Index, sample: int, side: int, size: np.ndarray, reduces: bool) -> np.ndarray:
     """Read an image in the size for an input of (2,) `size`; see `read_resized` for the rest."""
     factor = index.sides[side].size_factor

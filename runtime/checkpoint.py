@@ -48,7 +48,7 @@ class CheckpointWriter:
     def __init__(
         self, options: "CheckpointConfig", folder: Path, group: SingleProcess | None = None
     ) -> None:
-        """Write to a folder; `group` is that of `for_writing()`, by default this process."""
+        """Write to a folder; `group` are the ranks of the run, by default this process."""
         self.options, self.folder, self.group = options, folder, group or SingleProcess()
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None  # of rank 0's last write
@@ -93,7 +93,7 @@ class CheckpointWriter:
         is_linked = is_best and self.options.best
         file, needed = path, num_bytes(state)
         try:
-            state = self.group.write_shards(state, self.folder)
+            state = self.group.write_shards(state, self.folder)  # part: fsdp
             if self.group.rank > 0:
                 return
             weights = None if "shards" in state else state.pop("weights", state.get("model"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from conf.check import check_ranks
+from conf.check import check_batch_size, check_micro_batches
 from conf.cli import to_config, user_errors
 from conf.schema import Config
 
@@ -25,7 +25,9 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     def with_config(composed: DictConfig) -> None:
         with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
             cfg = to_config(composed)
-            check_ranks(cfg, int(os.environ.get("WORLD_SIZE", 1)))
+            world_size = int(os.environ.get("WORLD_SIZE", 1))  # part: ranks
+            check_batch_size(cfg.global_batch_size, world_size)  # part: ranks
+            check_micro_batches(cfg, world_size)  # part: accumulate
             main(cfg)
 
     return with_config

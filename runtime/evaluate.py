@@ -22,7 +22,7 @@ def evaluate(
     task: Task,
     loader: Loader,
     precision: AbstractContextManager[object] | None = None,
-    num_batches: int = 0,
+    num_batches: int = 0,  # part: fsdp
 ) -> tuple[Tensor, Shown]:
     """Add up `task.sums()` over the loader, and keep some samples to show.
 
@@ -35,20 +35,19 @@ def evaluate(
         task: task whose `sums()` are added up.
         loader: iterable of (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
-        num_batches: minimum number of calls of the model. Ranks that share its weights must call it equally
-            often; results of the additional calls are ignored.
+        num_batches: minimum number of calls of the model, which ranks that share its weights call equally often.  # part: fsdp
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and targets of up
         to 16 samples of the first batch.
     """
-    if isinstance(model, DataParallel | DistributedDataParallel):
+    if isinstance(model, DataParallel | DistributedDataParallel):  # part: dp|ddp
         model = model.module
     # Made outside inference mode: its tensors may not be changed later, as all_reduce does.
     device = next(model.parameters(), torch.empty(0)).device
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
     shown: Shown = ()
-    inputs: Any = None
+    inputs: Any = None  # part: fsdp
     was_training = model.training
     model.eval()
     try:
@@ -57,15 +56,16 @@ def evaluate(
             for inputs, targets in loader:
                 outputs = model(inputs)
                 totals += task.sums(outputs, targets)
-                num_batches -= 1
+                num_batches -= 1  # part: fsdp
                 if not shown:  # copies, which do not keep the whole batch
                     some = part((inputs, outputs, targets), 0, NUM_SHOWN)
                     shown = map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, some)
-            if inputs is None and num_batches > 0:  # a rank without a sample
+            if inputs is None and num_batches > 0:  # part: fsdp
+                # A rank without a sample
                 inputs = map_leaves(
                     lambda x: x.to(device) if isinstance(x, Tensor) else x, loader.info.example
                 )
-            for _ in range(num_batches):
+            for _ in range(num_batches):  # part: fsdp
                 model(inputs)
     finally:
         model.train(was_training)

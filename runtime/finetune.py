@@ -27,7 +27,7 @@ def start_from(cfg: "Config", model: nn.Module, loader: Loader, group: SinglePro
         check_facts(facts, str(cfg.model.weights))
     differing = differences(facts, facts_of(loader)).keys() if facts else set()
     fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
-    load_into(model, model.state_dict() | fitting, group)
+    load_into(model, model.state_dict() | fitting)
 
 
 def with_backbone_rate(

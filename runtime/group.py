@@ -44,18 +44,14 @@ class SingleProcess:
         """Return the mean over all ranks."""
         return tensor
 
-    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
-        """Return this rank's shard of a tensor if `example` is sharded, else the tensor."""
-        return tensor
-
-    def for_writing(self, model: nn.Module) -> "SingleProcess":
+    def for_writing(self, model: nn.Module) -> "SingleProcess":  # part: fsdp
         """Return these processes for the thread that writes the model's checkpoints; every rank calls it.
 
         Where the model is sharded, that thread exchanges messages, which must not mix with those of the training.
         """
         return self
 
-    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
         """Write the tensors that are sharded over the ranks to a folder in `folder`; every rank calls it.
 
         Returns:
@@ -65,16 +61,3 @@ class SingleProcess:
             OSError: on all ranks, where one of them could not write.
         """
         return state
-
-    def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:
-        """Return `saved[key]` of a checkpoint, with the tensors that `write_shards()` wrote; every rank calls it.
-
-        Args:
-            saved: checkpoint with its `path`.
-            key: key of a part of the state.
-            example: a parameter of the model, sharded over the ranks that read.
-
-        Raises:
-            UserError: a rank cannot read them.
-        """
-        return saved[key]

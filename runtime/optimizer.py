@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 FUSED = ("adam", "adamw", "sgd")
 """Optimizers with one kernel for all weights on every device, which can also skip a step on the device."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)  # part: fsdp
 
 
 def build_optimizer(
@@ -97,10 +97,10 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
             f"{options.name}, which has no weight decay; use 0"
         )
     if name in FUSED and not options.kwargs.get("foreach"):
-        is_sharded = any(hasattr(p, "to_local") for p in model.parameters())
-        arguments["fused"] = name != "sgd" or not is_sharded
-        if not arguments["fused"]:
-            log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
+        arguments["fused"] = True
+    if name == "sgd" and any(hasattr(p, "to_local") for p in model.parameters()):  # part: fsdp
+        log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
+        arguments["fused"] = False
     groups = parameter_groups(model, options)
     groups = with_backbone_rate(groups, model, options)  # part: finetune
     try:

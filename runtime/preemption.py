@@ -9,6 +9,9 @@ from types import FrameType
 EXIT_CODE = 75
 """Exit code of a run that saved after a signal and can be started again with `resume=auto` (EX_TEMPFAIL)."""
 
+REQUEUE_MARKER = "requeue"
+"""File in the folder of a run that has to be started again."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 _requested = threading.Event()

@@ -19,7 +19,8 @@ from runtime.evaluate import Shown
 from runtime.facts import facts_of
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers
-from runtime.run_dir import REQUEUE_MARKER, SUMMARY
+from runtime.preemption import REQUEUE_MARKER
+from runtime.run_dir import SUMMARY
 from runtime.timing import Timing
 from tasks import Task
 
@@ -57,7 +58,7 @@ class Recorder:
         self.last_line = 0.0
         self.lr = 0.0
         self.precision = report.name(torch.float32)
-        self.num_bad_samples: dict[str, int] = {}
+        self.num_bad_samples: dict[str, int] = {}  # part: bad_samples
         # Of the steps since the last log point
         self.loss_sum = torch.zeros((), device=device)
         self.losses_in_sum = 0.0
@@ -69,20 +70,17 @@ class Recorder:
         """Return the facts about the data and precision that are written with the weights."""
         return facts_of(self.loader) | {"precision": self.precision}
 
-    def open_run(self, model: nn.Module, precision: torch.dtype, unused: list[str]) -> None:
+    def open_run(self, model: nn.Module, precision: torch.dtype) -> None:
         """Write `config.yaml` and `run.json`, and log the opening lines.
 
         Args:
-            model: model, wrapped or not.
-            precision: dtype in which it computes.
-            unused: groups of the configuration that the script does not use.
+            model: bare or wrapped.
+            precision: dtype that it computes in.
         """
         self.precision = report.name(precision)
         if self.group.rank == 0:
             facts = {"script": Path(sys.argv[0]).name} | self.facts()
             report.write_settings(self.run_dir, self.cfg, facts)
-            for setting in report.changed_in(self.cfg, unused):
-                log.warning("%s has no effect in this script", setting)
         place, ranks = f"{self.precision} on {self.device}", self.group.world_size
         for line in report.opening_lines(self.cfg, self.loader, model, place, ranks):
             log.info(line)
@@ -118,7 +116,7 @@ class Recorder:
 
     def log_point(self, step_number: int) -> None:
         """Log the mean loss since the last log point and the other values of the current step."""
-        if self.cfg.data.on_error == "skip":
+        if self.cfg.data.on_error == "skip":  # part: bad_samples
             self.count_bad_samples()
         loss = self.group.mean(self.loss_sum / self.losses_in_sum).item()
         self.timing.finished()
@@ -141,7 +139,7 @@ class Recorder:
             self.last_line = time.monotonic()
             log.info("step %d: %s", step_number, line)
 
-    def count_bad_samples(self) -> None:
+    def count_bad_samples(self) -> None:  # part: bad_samples
         """Exchange the bad samples that each rank has found; `data.max_bad_samples` is for all of them together."""
         self.num_bad_samples = self.loader.share_bad_samples(self.group.gather)
 
@@ -159,18 +157,21 @@ class Recorder:
             self.log_point(step_number)
         self.bar.close()
 
-    def log_validation(
-        self, metrics: dict[str, float], task: Task, totals: Tensor, shown: Shown, step_number: int
+    def log_pictures(  # part: pictures
+        self, task: Task, totals: Tensor, shown: Shown, step_number: int
     ) -> None:
-        """Log the metrics of a validation, charts of its totals, and some samples with their predictions."""
-        images = {}
-        if self.group.rank == 0 and self.cfg.log.images and shown:
-            inputs, outputs, targets = part(shown, 0, self.cfg.log.images)
-            pictures = self.loader.info.pictures(inputs)
-            images = {} if pictures is None else task.visualize(pictures, outputs, targets)
-            images |= task.plots(totals)
-        named = {f"val/{name}": image for name, image in images.items()}
-        self.loggers.log({**metrics, **named}, step_number)
+        """Log charts of the totals of a validation, and some samples with their predictions."""
+        if self.group.rank != 0 or not self.cfg.log.images or not shown:
+            return
+        inputs, outputs, targets = part(shown, 0, self.cfg.log.images)
+        pictures = self.loader.info.pictures(inputs)
+        images = {} if pictures is None else task.visualize(pictures, outputs, targets)
+        images |= task.plots(totals)
+        self.loggers.log({f"val/{name}": image for name, image in images.items()}, step_number)
+
+    def log_validation(self, metrics: dict[str, float], step_number: int) -> None:
+        """Log the metrics of a validation."""
+        self.loggers.log(metrics, step_number)
         # Of the steps that this process has made, if any
         loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
         epoch, values = self.loader.epoch + 1, report.listed(loss | metrics)
@@ -180,13 +181,13 @@ class Recorder:
         """Write `summary.json`, unless no step was made, and log the closing lines."""
         if self.group.rank != 0:
             return
-        (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)
+        (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)  # part: preemption
         if not (self.run_dir / SUMMARY).exists():  # else there was nothing left to do
             measured = {
                 "perf/images_per_s": self.timing.images_per_s,
                 "perf/data_wait_share": self.timing.data_wait_share,
                 "seconds": {part: round(s, 3) for part, s in self.timing.seconds.items()},
-                "bad_samples": self.num_bad_samples,
+                "bad_samples": self.num_bad_samples,  # part: bad_samples
                 "device": str(self.device),
                 "versions": VERSIONS,
             }

@@ -59,8 +59,10 @@ def write_settings(run_dir: Path, cfg: Config, facts: dict[str, Any]) -> None:
 
 
 def settings(cfg: Config) -> Any:
-    """Return the configuration as nested dictionaries without credentials."""
-    return masked(asdict(cfg))
+    """Configuration as nested dictionaries, as it is written to files."""
+    values = asdict(cfg)
+    values = masked(values)  # part: credentials
+    return values
 
 
 def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
@@ -75,12 +77,13 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
         if OmegaConf.is_dict(value) or value is None:  # a group, such as data=mnist_mini
             value = HydraConfig.get().runtime.choices.get(key, value)
         if key not in ("output_dir", "name", "resume"):
-            settings[key] = value if isinstance(value, int | float | bool) else masked(str(value))
+            settings[key] = value if isinstance(value, int | float | bool) else str(value)
+    settings = masked(settings)  # part: credentials
     return settings
 
 
-def changed_in(cfg: Config, groups: list[str]) -> list[str]:
-    """Return `key=value` of the values in these groups that are not the defaults."""
+def changed_in(cfg: Config, groups: list[str]) -> list[str]:  # part: amp|ema|ranks
+    """`key=value` of the values in these groups that are not the defaults."""
     changed = []
     for group in groups:
         config = getattr(cfg, group)

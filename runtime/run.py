@@ -23,7 +23,7 @@ from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
 from runtime.profile import ProfiledTiming
 from runtime.recorder import VERSIONS, Recorder
-from runtime.run_dir import REQUEUE_MARKER, acquire_run_dir
+from runtime.run_dir import acquire_run_dir
 from runtime.state import on_host, restore, rng_state
 from runtime.timing import Timing
 from tasks import Task
@@ -38,7 +38,7 @@ CHECKPOINTED_FIELDS = (
     "best",
     "best_metric",
     "best_mode",
-    "epochs_without_best",
+    "epochs_without_best",  # part: early_stopping
 )
 """Attributes of a run that its checkpoints hold."""
 
@@ -58,7 +58,6 @@ class Run:
         step_number: optimizer steps since the start of the run, over all resumes.
         precision: dtype that the model computes in.
         eval_model: model that is evaluated, whose best weights become `model.safetensors`.
-        is_last_micro_batch: the current batch is the last one of its optimizer step.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Run:
         self.state = {**state, "guard": self.guard, "run": self}
         self.precision = torch.float32
         self.eval_model: nn.Module = self.model
-        self.is_last_micro_batch = True
+        self.is_last_micro_batch = True  # part: accumulate
 
         # Progress, which checkpoints hold
         self.step_number = self.num_epochs = 0
@@ -101,7 +100,7 @@ class Run:
         self.best_metrics: dict[str, float] = {}
         self.best = float("-inf")  # the higher, the better: of an error, its negative
         self.best_metric, self.best_mode = "", "max"
-        self.epochs_without_best = 0
+        self.epochs_without_best = 0  # part: early_stopping
 
         self.run_dir = Path(
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
@@ -110,13 +109,12 @@ class Run:
         if cfg.profile.steps is not None:  # part: profile
             self.timing = ProfiledTiming(cfg, self.model, self.run_dir, self.group.rank, device)
         self.recorder = Recorder(cfg, self.loader, self.run_dir, self.group, self.timing, device)
-        self.writer = CheckpointWriter(
-            cfg.checkpoint, self.run_dir / "checkpoints", self.group.for_writing(self.model)
-        )
+        self.writer = CheckpointWriter(cfg.checkpoint, self.run_dir / "checkpoints", self.group)
+        self.writer.group = self.group.for_writing(self.model)  # part: fsdp
         self.clock = clock
         self.last_save = clock()
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
-        preemption.listen()
+        preemption.listen()  # part: preemption
 
     def resume(self) -> None:
         """Load the checkpoint that `cfg.resume` names, or else initial weights if the configuration names some.
@@ -147,30 +145,34 @@ class Run:
     # The loop
 
     def epochs(self) -> Iterator[int]:
-        """Yield the numbers of the epochs that are left, from 0, until `max_steps` or `early_stopping.patience`."""
-        self.recorder.open_run(self.model, self.precision, self._unused_groups())
-        start = max(self.loader.epoch, self.num_epochs)
-        is_validated = self.step_number == self.validated_step
-        is_at_end = start >= self.cfg.epochs or (self._is_at_max_steps() and is_validated)
-        if is_at_end or self._is_out_of_patience():
+        """Yield the numbers of the epochs that are left, from 0, until the run has ended."""
+        self.recorder.open_run(self.model, self.precision)
+        if self.group.rank == 0:  # part: amp|ema|ranks
+            self._warn_of_unused_settings()
+        epochs = range(max(self.loader.epoch, self.num_epochs), self.cfg.epochs)
+        if not epochs or self._has_ended():
+            limits = f"epochs={self.cfg.epochs} max_steps={self.cfg.max_steps}"
+            limits += f" early_stopping.patience={self.cfg.early_stopping.patience}"  # part: early_stopping
             log.info(
-                "nothing to do: the run has ended after epoch %d (step %d); to train on, raise "
-                "epochs=%d, max_steps=%s or early_stopping.patience=%s",
-                *(self.num_epochs, self.step_number, self.cfg.epochs, self.cfg.max_steps),
-                self.cfg.early_stopping.patience,
+                "nothing to do: the run has ended after epoch %d (step %d); to train on, raise what "
+                "ended it: %s",
+                *(self.num_epochs, self.step_number, limits),
             )
             return
-        for epoch in range(start, self.cfg.epochs):
+        for epoch in epochs:
             yield epoch
-            if self._is_at_max_steps() or self._is_out_of_patience():
+            if self._has_ended():
                 break
 
-    def batches(self, loader: Loader, num_micro_batches: int = 1) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches of the epoch until `max_steps`; measure the wait for each and the time of its step.
+    def batches(
+        self,
+        loader: Loader,
+        num_micro_batches: int = 1,  # part: accumulate
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield the training batches of the epoch until `max_steps`, and measure the time of each step.
 
-        Args:
-            loader: loader of the training split.
-            num_micro_batches: number of equal parts in which each batch is yielded, one after the other.
+        Each is yielded in `num_micro_batches` equal parts, one after the other.  # part: accumulate
+        The wait for a batch is measured separately.
         """
         self.step_number = loader.epoch * len(loader) + loader.batches_done
         is_start = self.step_number == 0 and self.group.rank == 0  # part: accumulate
@@ -190,8 +192,9 @@ class Run:
             count = num_samples(batch)
             self.timing.step(count * self.group.world_size)
             self.recorder.lr = float(self.scheduler.get_last_lr()[0])
-            size = count // num_micro_batches  # a divisor, see check_ranks()
-            for number in range(num_micro_batches):
+            # without accumulate: yield batch
+            for number in range(num_micro_batches):  # part: accumulate
+                size = count // num_micro_batches  # a divisor, see check_micro_batches()
                 self.is_last_micro_batch = number == num_micro_batches - 1
                 yield part(batch, number * size, (number + 1) * size) if size < count else batch
             if self.step_number == 1:
@@ -213,22 +216,18 @@ class Run:
         self.timing.phase("optimizer")  # part: profile
         self.guard.check(grad_norm, scaler)
 
-    def record_micro_batch(self, loss: Tensor) -> None:
+    def record_micro_batch(self, loss: Tensor) -> None:  # part: accumulate
         """Record the loss of a batch that does not end its optimizer step, divided by the number of parts."""
         self.recorder.add_loss(loss)
 
     def step(self, loss: Tensor, grad_norm: Tensor) -> None:
         """Record one optimizer step; save if it is time to, and exit after a signal.
 
-        All ranks save or exit at the same step, by rank 0's clock or a signal to any of them; with several
-        ranks, one step later.
+        All ranks do so at the same step; with several ranks, one step later.
 
         Args:
             loss: mean over this rank's batch.
             grad_norm: L2 norm of all gradients, before clipping.
-
-        Raises:
-            SystemExit: with `preemption.EXIT_CODE`, after saving.
         """
         self.timing.phase("record")  # part: profile
         self.step_number += 1
@@ -236,23 +235,25 @@ class Run:
         self.recorder.end_step(self.step_number, grad_norm)
         every_steps = self.cfg.checkpoint.every_steps
         is_step = every_steps is not None and self.step_number % every_steps == 0
-        flags = [preemption.is_requested(), not is_step and self._is_time_to_save()]
+        flags = [not is_step and self._is_time_to_save()]
+        flags.append(preemption.is_requested())  # part: preemption
         self._act_on(self.group.any_rank(flags), is_step)
 
     def epoch(self, task: Task, totals: Tensor, shown: Shown = ()) -> None:
         """Record the validation after an epoch, and save.
 
         Args:
-            task: turns the totals into metrics and the shown samples into images.
+            task: turns the totals into metrics.
             totals: sums of `evaluate()` over the whole validation split.
-            shown: inputs, outputs and targets of some samples.
+            shown: inputs, outputs and targets of some samples, for pictures.
         """
         metrics = task.metrics(totals)
         self.metrics = {f"val/{name}": value for name, value in metrics.items()}
         self.best_metric, self.best_mode = f"val/{task.best_metric}", task.best_mode
         self.num_epochs = self.loader.epoch + is_finished(self.loader)
         self.validated_step = self.step_number
-        self.recorder.log_validation(self.metrics, task, totals, shown, self.step_number)
+        self.recorder.log_pictures(task, totals, shown, self.step_number)  # part: pictures
+        self.recorder.log_validation(self.metrics, self.step_number)
         self.timing.lap("validation")
         value = metrics[task.best_metric]
         self._save(-value if task.best_mode == "min" else value)
@@ -274,18 +275,22 @@ class Run:
     def _is_at_max_steps(self) -> bool:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
 
-    def _is_out_of_patience(self) -> bool:
-        patience = self.cfg.early_stopping.patience
-        return patience is not None and self.epochs_without_best >= patience
+    def _has_ended(self) -> bool:
+        """Return True after the validation at `max_steps`, and without a better epoch for as long as the
+        configuration waits."""
+        patience = self.cfg.early_stopping.patience  # part: early_stopping
+        if patience is not None and self.epochs_without_best >= patience:  # part: early_stopping
+            return True
+        return self._is_at_max_steps() and self.step_number == self.validated_step
 
-    def _unused_groups(self) -> list[str]:
-        """Return the groups of the configuration that belong to techniques this script does not
-        have."""
+    def _warn_of_unused_settings(self) -> None:  # part: amp|ema|ranks
+        """Warn of settings of techniques that this script does not have."""
         is_used: dict[str, bool] = {}
         is_used["amp"] = self.precision is not torch.float32  # part: amp
         is_used["ema"] = self.eval_model is not self.model  # part: ema
         is_used["distributed"] = type(self.group) is not SingleProcess  # part: ranks
-        return [group for group in is_used if not is_used[group]]
+        for setting in report.changed_in(self.cfg, [key for key in is_used if not is_used[key]]):
+            log.warning("%s has no effect in this script", setting)
 
     # Checkpoints
 
@@ -316,18 +321,20 @@ class Run:
         """Save and exit as the ranks have agreed.
 
         Args:
-            flags: whether any rank was signalled, and whether the time to save has come; empty: not yet agreed.
+            flags: whether to save, and whether any rank was signalled; empty: the ranks have not yet agreed.
             is_step: save in this step in any case.
         """
-        is_leaving, is_time = flags or (False, False)
-        if is_leaving or is_time or is_step:
+        if is_step or any(flags):
             self._save()
-        if not is_leaving:
-            return
+        if any(flags[1:]):  # part: preemption
+            self._exit()
+
+    def _exit(self) -> None:  # part: preemption
+        """Exit with `preemption.EXIT_CODE` when the checkpoint is complete."""
         # torchrun ends all ranks as soon as one has left: not before the file is complete.
         self.writer.wait()
         if self.group.rank == 0:
-            (self.run_dir / REQUEUE_MARKER).touch()
+            (self.run_dir / preemption.REQUEUE_MARKER).touch()
             log.warning(
                 "stopped by a signal: saved at step %d; go on with output_dir=%s resume=auto",
                 self.step_number,
@@ -345,18 +352,18 @@ class Run:
             value: value of the metric that chooses the best epoch, higher is better; None if there was no validation.
         """
         self.guard.settle()
-        self.recorder.count_bad_samples()
+        self.recorder.count_bad_samples()  # part: bad_samples
         # A checkpoint that could not be written is not the best one.
         self.best, self.best_metrics = self.writer.wait()
         is_best = value is not None and value > self.best
-        if value is not None:
+        if value is not None:  # part: early_stopping
             self.epochs_without_best = 0 if is_best else self.epochs_without_best + 1
-            if is_best:
-                self.best, self.best_metrics = value, self.metrics
+        if value is not None and is_best:
+            self.best, self.best_metrics = value, self.metrics
         self.recorder.loggers.flush()  # the log reaches at least as far as the checkpoint
         self.timing.finished()
-        state = {name: part.state_dict() for name, part in self.state.items()}
-        if is_best and self.eval_model is not self.model:
+        state = {name: value.state_dict() for name, value in self.state.items()}
+        if is_best and self.eval_model is not self.model:  # part: ema
             state["weights"] = self.eval_model.state_dict()
         state |= {
             "format": FORMAT,

@@ -10,11 +10,9 @@ from filelock import FileLock, Timeout
 from conf.errors import UserError
 from conf.schema import Config
 from runtime.checkpoint import newest_first
+from runtime.preemption import REQUEUE_MARKER
 
 log = logging.getLogger(__name__)
-
-REQUEUE_MARKER = "requeue"
-"""File in the folder of a run that has to be started again."""
 
 SUMMARY = "summary.json"
 """File in the folder of a run that has ended."""
@@ -47,7 +45,8 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
             f"output_dir={run_dir} holds a run already; resume=auto goes on with it, overwrite=true "
             "removes its checkpoints and events first, or choose another output_dir"
         )
-    rest = [run_dir / SUMMARY, run_dir / REQUEUE_MARKER, *checkpoints.glob("*")]
+    rest = [run_dir / SUMMARY, *checkpoints.glob("*")]
+    rest.append(run_dir / REQUEUE_MARKER)  # part: preemption
     if cfg.overwrite or not newest_first(checkpoints):
         # The events of a run that never saved would be mixed with those of its second start.
         for path in events + (rest if cfg.overwrite else []):

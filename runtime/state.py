@@ -1,7 +1,6 @@
 """The parts of a run's state as plain values on the host, and back into the parts."""
 
 import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,12 +8,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from conf.credentials import masked
 from conf.errors import UserError
 from loaders import Loader
 from loaders.batch import map_leaves
 from runtime.facts import facts_of, refuse_differences
 from runtime.group import SingleProcess
+from runtime.report import settings
+from runtime.sharded import read_part, shard_like
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -25,7 +25,8 @@ COMPARED = (
     *("model", "optimizer", "task", "data.mean", "data.std", "data.value_range"),
     "amp",  # part: amp
     "ema",  # part: ema
-    *("data.reduced_decoding", "global_batch_size", "clip_grad_norm"),
+    "data.reduced_decoding",  # part: partial_decoding
+    *("global_batch_size", "clip_grad_norm"),
     "accumulate_steps",  # part: accumulate
 )
 """Keys and groups of the configuration that decide how training goes on, besides the plan of the data."""
@@ -69,16 +70,16 @@ def num_bytes(state: Any) -> int:
     return sum(sizes)
 
 
-def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
+def load_into(part: Any, saved: Any) -> None:
     """Load a part's `state_dict()` that was saved on any number of ranks into a part like it.
 
     Raises:
         RuntimeError: the part is a module that the saved tensors do not fit.
     """
-    if isinstance(part, nn.Module):
+    if isinstance(part, nn.Module):  # part: fsdp
         own = part.state_dict()
         saved = {
-            name: group.shard_like(value, own[name]) if name in own else value
+            name: shard_like(value, own[name]) if name in own else value
             for name, value in saved.items()
         }
     if isinstance(part, Optimizer):
@@ -88,8 +89,7 @@ def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
             "param_groups": part.state_dict()["param_groups"],
             "state": {
                 number: {
-                    name: _in_layout_of(parameters[number], value, group)
-                    for name, value in values.items()
+                    name: _in_layout_of(parameters[number], value) for name, value in values.items()
                 }
                 for number, values in saved["state"].items()
             },
@@ -97,8 +97,8 @@ def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
     part.load_state_dict(saved)
 
 
-def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
-    """Shard an optimizer's value like its parameter, and lay it out in memory like it.
+def _in_layout_of(parameter: Tensor, value: Any) -> Any:
+    """An optimizer's value for a parameter, split over the ranks and laid out in memory like it.
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
     """
@@ -106,8 +106,8 @@ def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
         return value
     if hasattr(value, "to_local"):  # part: fsdp
         return value  # has that layout already
-    empty = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-    return empty.copy_(group.shard_like(value, parameter))
+    value = shard_like(value, parameter)  # part: fsdp
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def restore(
@@ -127,20 +127,17 @@ def restore(
             plan differs, or other weights of the model were learning.
     """
     path, loader = saved["path"], state["loader"]
-    example = next(state["model"].parameters())
-    if "shards" in saved and not hasattr(example, "to_local"):  # part: fsdp
-        raise UserError(
-            f"{path} is in shards, which train_fsdp.py alone resumes from; make whole files of the checkpoints of "
-            "its run: python -m runtime.whole run=DIR"
-        )
+    example = next(state["model"].parameters())  # part: fsdp
     refuse_differences(
         saved["facts"],
         facts_of(loader),
         path,
         "use that data again, or start another run from its weights, whose head starts fresh then",
     )
+    # without fsdp: weights = saved["model"]
+    weights = read_part(saved, "model", example)  # part: fsdp
     try:
-        load_into(state["model"], group.read_part(saved, "model", example), group)
+        load_into(state["model"], weights)
     except RuntimeError as error:
         raise UserError(
             f"{path} holds another model than model={cfg.model.name} "
@@ -156,18 +153,20 @@ def restore(
         if name in ("model", "loader"):
             continue
         if saved.get(name):
-            load_into(part, group.read_part(saved, name, example), group)
+            # without fsdp: value = saved[name]
+            value = read_part(saved, name, example)  # part: fsdp
+            load_into(part, value)
         elif part.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
-            if isinstance(part, AveragedModel):
-                load_into(part.module, group.read_part(saved, "model", example), group)
+            if isinstance(part, AveragedModel):  # part: ema
+                part.module.load_state_dict(state["model"].state_dict())
     if group.rank < len(saved["rng"]):
         _set_rng_state(saved["rng"][group.rank])
 
 
 def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
     """Refuse settings that the checkpoint does not fit, and log the others that have changed."""
-    now, then = (_settings(masked(settings)) for settings in (asdict(cfg), saved["config"]))
+    now, then = _compared(settings(cfg)), _compared(saved["config"])
     differing = {
         key: f"{key}: {then.get(key)} then, {now.get(key)} now"
         for key in now | then
@@ -195,17 +194,16 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
         log.warning("settings that have changed: %s", "; ".join(differing.values()))
 
 
-def _settings(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values that are compared, by key."""
-    if isinstance(config, dict):
-        values: dict[str, Any] = {}
-        for key, value in config.items():
-            values |= _settings(value, f"{prefix}.{key}" if prefix else key)
-        return values
-    is_compared = any(
-        prefix == key or prefix.startswith(f"{key}.") for key in (*COMPARED, *MUST_MATCH)
-    )
-    return {prefix: config} if is_compared else {}
+def _compared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of the keys in `COMPARED` and `MUST_MATCH`, and of those below them, by key."""
+    values: dict[str, Any] = {}
+    for name, value in config.items():
+        key = prefix + name
+        if isinstance(value, dict):
+            values |= _compared(value, f"{key}.")
+        elif any(f"{key}.".startswith(f"{each}.") for each in (*COMPARED, *MUST_MATCH)):
+            values[key] = value
+    return values
 
 
 def _fit_to_plan(cfg: "Config", loader: Loader, saved: dict[str, Any]) -> None:

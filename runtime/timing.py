@@ -144,7 +144,7 @@ def verdict(data_wait_share: float, cfg: Config) -> str:
     waits = f"{data_wait_share:.0%} of the time waiting for data"
     if data_wait_share < WORTH_MENTIONING:
         return f"compute-bound: {waits}"
-    advice = "a larger loader.num_workers"
+    advice = "a larger loader.num_workers"  # part: own
     if cfg.data.layout not in LOADERS:  # part: images
         advice = _advice_for_images(cfg)
     return f"input-bound: {waits}; try {advice}"

@@ -11,15 +11,15 @@ from tasks.sums import count_of_each, sum_columns
 from tasks.task import Task, check_shape
 from tasks.weights import ClassWeights, class_weights
 
-MAX_CONFUSION_CLASSES = 500
+MAX_CONFUSION_CLASSES = 500  # part: pictures
+"""Number of classes up to which the confusion matrix is part of the sums."""
 
 
 class Classification(Task):
     """Outputs: (N, number of classes) logits of any float type. Targets: (N,) int64 class indices; the loss also
     takes (N, number of classes) probabilities, which `data.mixup` and `data.cutmix` make of them in training.
 
-    Metrics: `loss`, `top1` and, with more than five classes, `top5`. The confusion matrix of up to 500
-    classes is part of the sums.
+    Metrics: `loss`, `top1` and, with more than five classes, `top5`.
     """
 
     target_kind = "labels"
@@ -32,11 +32,12 @@ class Classification(Task):
         self.label_smoothing = cfg.task.label_smoothing
         self.weights = ClassWeights(class_weights(cfg, loader))  # part: loss_weights
         self.metric_names = ("loss", "top1", "top5") if self.num_outputs > 5 else ("loss", "top1")
-        self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES
-        self.num_sums = 1 + len(self.metric_names) + self.has_confusion * self.num_outputs**2
-        self.num_guesses = min(5, self.num_outputs)
-        others = [(f"top{i}", f"probability{i}") for i in range(2, self.num_guesses + 1)]
-        self.columns = ("prediction", "probability", *sum(others, ()))
+        self.num_sums = 1 + len(self.metric_names)
+        self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES  # part: pictures
+        self.num_sums += self.has_confusion * self.num_outputs**2  # part: pictures
+        others = [(f"top{i}", f"probability{i}") for i in range(2, 6)]  # part: predict
+        columns = ("prediction", "probability", *sum(others, ()))  # part: predict
+        self.columns = columns[: 2 * self.num_outputs]  # part: predict
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_shape(
@@ -51,8 +52,7 @@ class Classification(Task):
         )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return [images, sum of losses, images right at the first guess, ... within five guesses,
-        images of each true and, within it, predicted class].
+        """[images, sum of losses, images right at the first guess, ... within five guesses, confusion matrix].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -62,12 +62,16 @@ class Classification(Task):
         hits = (guesses == targets.unsqueeze(1)).cumsum(dim=1)
         columns = [losses, hits[:, 0], hits[:, -1]]
         sums = sum_columns(*columns[: len(self.metric_names)])
-        if not self.has_confusion:
-            return sums
-        cells = targets * self.num_outputs + guesses[:, 0]
-        return torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
+        if self.has_confusion:  # part: pictures
+            cells = (
+                targets * self.num_outputs + guesses[:, 0]
+            )  # true class, and within it the predicted one
+            sums = torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
+        return sums
 
-    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(  # part: pictures
+        self, inputs: Tensor, outputs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
         """Draw the images with the names of their true and predicted classes."""
         captions = []
         for true, guess in zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True):
@@ -75,19 +79,19 @@ class Classification(Task):
             captions.append([(self.classes[true], "white"), (self.classes[guess], colour)])
         return {"predictions": with_captions(inputs, captions)}
 
-    def plots(self, totals: Tensor) -> dict[str, Tensor]:
+    def plots(self, totals: Tensor) -> dict[str, Tensor]:  # part: pictures
         if not self.has_confusion:
             return {}
         counts = totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
         return {"confusion": confusion_matrix(counts, self.classes)}
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """Return probabilities, (N, number of classes) float32."""
+    def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
+        """(N, number of classes) float32 probabilities."""
         return outputs.float().softmax(dim=1)
 
-    def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
+    def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:  # part: predict
         """Return for each image the up to five likeliest classes, each with its probability."""
-        probabilities, guesses = self.predictions(outputs).topk(self.num_guesses, dim=1)
+        probabilities, guesses = self.predictions(outputs).topk(len(self.columns) // 2, dim=1)
         rows: list[tuple[str | float, ...]] = []
         for shares, numbers in zip(probabilities.tolist(), guesses.tolist(), strict=True):
             pairs = [(self.classes[n], f"{p:.6f}") for n, p in zip(numbers, shares, strict=True)]

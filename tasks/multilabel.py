@@ -40,7 +40,8 @@ class MultiLabel(Task):
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         refuse_label_smoothing(cfg)
-        self.classes = self.columns = loader.info.classes
+        self.classes = loader.info.classes
+        self.columns = self.classes  # part: predict
         self.num_outputs = len(self.classes)
         self.num_sums = 2 + 2 * self.num_outputs * NUM_BINS
         self.weights = ClassWeights(positive_weights(cfg, loader))  # part: loss_weights
@@ -83,11 +84,13 @@ class MultiLabel(Task):
         f1 = 2 * num_hits / (num_scored + num_right.sum()).clamp(min=1)
         return loss | {"map": float(average.mean()) if occurs.any() else 0.0, "f1": float(f1)}
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """Return probabilities, (N, number of classes) float32."""
+    def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
+        """(N, number of classes) float32 probabilities."""
         return outputs.float().sigmoid()
 
-    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(  # part: pictures
+        self, inputs: Tensor, outputs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
         """Draw the images with the names of their true and predicted classes."""
 
         def names(row: Tensor) -> str:

@@ -32,7 +32,7 @@ class Regression(Task):
         refuse_weights(cfg)  # part: loss_weights
         refuse_label_smoothing(cfg)
         target: Any = loader.info.target
-        self.columns = target.names
+        self.columns = target.names  # part: predict
         self.num_outputs = len(target.names)
         self.num_sums = 3 + 3 * self.num_outputs
         self.number_loss = F.mse_loss if cfg.task.loss == "mse" else F.l1_loss
@@ -70,7 +70,9 @@ class Regression(Task):
         r2 = torch.where(varies, 1 - residual / total.where(varies, 1), (residual == 0).double())
         return means | {"r2": float(r2.mean())}
 
-    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(  # part: pictures
+        self, inputs: Tensor, outputs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
         """Draw the images with their true and predicted numbers."""
         rows = [
             [", ".join(f"{n:.4g}" for n in r) for r in part.tolist()] for part in (targets, outputs)

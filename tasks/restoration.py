@@ -28,7 +28,7 @@ class Restoration(Task):
     best_metric = "psnr"
     losses = ("charbonnier", "l1")
     num_sums = 4
-    makes_images = True
+    makes_images = True  # part: predict
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         refuse_weights(cfg)  # part: loss_weights
@@ -51,18 +51,20 @@ class Restoration(Task):
         targets = self._to_unit_range(targets)
         return sum_columns(losses, psnr(outputs, targets), ssim(outputs, targets))
 
-    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(  # part: pictures
+        self, inputs: Tensor, outputs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
         """Draw the inputs, outputs and targets."""
         outputs, targets = self._to_unit_range(outputs), self._to_unit_range(targets)
         pictures = {"input": inputs, "output": outputs, "target": targets}
         return {name: as_pictures(images) for name, images in pictures.items()}
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """Return (N, H, W, C) float32 images with pixels in [0, 1]."""
+    def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
+        """(N, H, W, C) float32 images with pixels in [0, 1]."""
         return self._to_unit_range(outputs).clamp(0, 1).permute(0, 2, 3, 1)
 
-    def images(self, outputs: Tensor) -> np.ndarray:
-        """Return (N, H, W, C) uint8 images."""
+    def images(self, outputs: Tensor) -> np.ndarray:  # part: predict
+        """(N, H, W, C) uint8 images."""
         return (self.predictions(outputs) * 255).round().to(torch.uint8).cpu().numpy()
 
     def _to_unit_range(self, images: Tensor) -> Tensor:

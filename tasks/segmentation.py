@@ -28,7 +28,7 @@ class Segmentation(Task):
     best_metric = "miou"
     losses = ("cross_entropy",)
     metric_names = ("loss", "miou", "pixel_accuracy")
-    makes_images = True
+    makes_images = True  # part: predict
     palette: np.ndarray
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
@@ -80,16 +80,18 @@ class Segmentation(Task):
         accuracy = float(right.sum() / true.sum().clamp(min=1))
         return loss | {"miou": miou, "pixel_accuracy": accuracy}
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """Return probabilities, (N, H, W, num_classes) float32."""
+    def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
+        """(N, H, W, num_classes) float32 probabilities."""
         return outputs.float().softmax(dim=1).permute(0, 2, 3, 1)
 
-    def images(self, outputs: Tensor) -> np.ndarray:
-        """Return class indices, (N, H, W) uint8 or, above 256 classes, uint16."""
+    def images(self, outputs: Tensor) -> np.ndarray:  # part: predict
+        """(N, H, W) class indices, uint8 or, above 256 classes, uint16."""
         dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
         return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
 
-    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def visualize(  # part: pictures
+        self, inputs: Tensor, outputs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
         """Draw the images, their masks and the predicted masks; pixels without a class are white."""
         masks = torch.where(targets == self.ignore_index, -1, targets)
         return {

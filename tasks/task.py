@@ -25,9 +25,6 @@ class Task:
         losses: allowed values of `task.loss`; empty: any.
         num_outputs: number of outputs of the model for each image, or for each pixel.
         num_sums: length of `sums()`.
-        columns: names of the values that `table_rows()` returns for an image.
-        makes_images: `images()` returns an image for each prediction.
-        palette: (K, 3) uint8 colours of the indices in these images; None: they are not indices.
     """
 
     target_kind = ""
@@ -37,9 +34,15 @@ class Task:
     losses: tuple[str, ...] = ()
     num_outputs: int
     num_sums: int
-    columns: tuple[str, ...] = ()
-    makes_images = False
-    palette: np.ndarray | None = None
+
+    columns: tuple[str, ...] = ()  # part: predict
+    """Names of the values that `table_rows()` returns for an image."""
+
+    makes_images = False  # part: predict
+    """True if `images()` returns an image for each prediction."""
+
+    palette: np.ndarray | None = None  # part: predict
+    """(K, 3) uint8 colours of the indices in these images; None: they are not indices."""
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         """Build the task for the data of the training loader; raise UserError for settings that do not fit.
@@ -71,24 +74,26 @@ class Task:
         """Return the metrics by name; raise ValueError if the totals are of no images."""
         return divide_by_count(self.metric_names, totals)
 
-    def predictions(self, outputs: Any) -> Tensor:
+    def predictions(self, outputs: Any) -> Tensor:  # part: predict|export
         """Return the predictions of an exported model, float32; images as (N, H, W, C)."""
         return outputs.float()
 
-    def table_rows(self, outputs: Any) -> list[tuple[str | float, ...]]:
+    def table_rows(self, outputs: Any) -> list[tuple[str | float, ...]]:  # part: predict
         """Return the values of `columns` for each image; by default, `predictions()`."""
         if not self.columns:
             return [()] * num_samples(outputs)
         return [tuple(row) for row in self.predictions(outputs).tolist()]
 
-    def images(self, outputs: Any) -> np.ndarray | None:
+    def images(self, outputs: Any) -> np.ndarray | None:  # part: predict
         """Return an image for each prediction, to be written to a file, if the task `makes_images`.
 
         (N, H, W) or (N, H, W, C) uint8, or indices (N, H, W) of uint8 or uint16.
         """
         return None
 
-    def visualize(self, inputs: Tensor, outputs: Any, targets: Any) -> dict[str, Tensor]:
+    def visualize(  # part: pictures
+        self, inputs: Tensor, outputs: Any, targets: Any
+    ) -> dict[str, Tensor]:
         """Draw a few images with their targets and predictions for the loggers.
 
         Args:
@@ -101,7 +106,7 @@ class Task:
         """
         return {"input": inputs}
 
-    def plots(self, totals: Tensor) -> dict[str, Tensor]:
+    def plots(self, totals: Tensor) -> dict[str, Tensor]:  # part: pictures
         """Draw charts of the whole validation; by name, (1, 3, H, W) in [0, 1]."""
         return {}
 

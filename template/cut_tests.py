@@ -130,6 +130,9 @@ def without_statement(text: str, statement: ast.stmt) -> str:
     while below < len(lines) and not lines[below]:
         below += 1
     blank = min(2, max(first - above, below - last)) if below < len(lines) else 1
+    imports = [n.end_lineno for n in parse(text).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    if above in imports and not "".join(lines[below:]).startswith(("def ", "class ", "@")):
+        blank = 1  # between the imports and what is assigned
     return "\n".join([*lines[:above], *[""] * blank, *lines[below:]])
 
 

@@ -213,7 +213,7 @@ def end_of_block(lines: list[str], number: int, first: str) -> int:
         return next(ends, len(lines))
     if not first:  # a mark above a paragraph, a list or a fenced block
         number += 1
-        if lines[number].startswith(("@", "def ", "class ")):
+        if lines[number].lstrip().startswith(("@", "def ", "class ")):
             return end_of_block(lines, number, lines[number])
         is_code = lines[number].startswith("```")
         while lines[number].strip() or is_code:

@@ -85,10 +85,12 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
             with pytest.raises(ValueError, match="outputs have shape"):
                 call(wrong, targets)
 
-    assert [len(row) for row in task.table_rows(outputs)] == num_images * [len(task.columns)]
-    images = task.images(outputs)
-    assert task.makes_images == (images is not None and len(images) == num_images)
-    for channels in (1, 3):
+    rows = [len(row) for row in task.table_rows(outputs)]  # part: predict
+    assert rows == num_images * [len(task.columns)]  # part: predict
+    images = task.images(outputs)  # part: predict
+    has_images = images is not None and len(images) == num_images  # part: predict
+    assert task.makes_images == has_images  # part: predict
+    for channels in (1, 3):  # part: pictures
         inputs = torch.rand(num_images, channels, 9, 7)
         shown = task.visualize(inputs, outputs.bfloat16(), targets)
         plots = task.plots(whole)

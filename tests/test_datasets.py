@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from conf.errors import UserError
 from loaders.image_loaders import build_loaders
-from loaders.images import HEADER, decode, read_header
+from loaders.images import HEADER, decode, decode_partly, read_header
 from loaders.index import BadFileError, build_index
 from loaders.pack import pack
 from loaders.prediction import build_prediction_loader
@@ -45,7 +45,12 @@ def test_a_seeded_split_is_disjoint_and_stays(options: list[str]) -> None:
 def photo(path: Path, num_lines: int | None = None) -> np.ndarray:
     """(height, width, 3): an RGB file, as the index reads and decodes it."""
     header = np.array([tuple(read_header(str(path), "rgb"))], HEADER)[0]
-    return decode(path.read_bytes(), header, "rgb", num_lines)
+    if num_lines is not None:  # part: partial_decoding
+        size = min(num_lines, int(header["height"])), int(header["width"])
+        part = decode_partly(path.read_bytes(), header, (0, 0, *size), size, False)
+        if part is not None:
+            return part
+    return decode(path.read_bytes(), header, "rgb")[:num_lines]
 
 
 @pytest.mark.parametrize("transparent", [None, (1, 2, 3)])

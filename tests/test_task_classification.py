@@ -81,6 +81,7 @@ def test_a_weight_multiplies_the_loss_of_its_class() -> None:
     check_class_weights(classification, lambda c: (torch.zeros(1, 3), torch.tensor([c])))
 
 
+# part: pictures
 def test_the_confusion_matrix_is_that_of_scikit_learn_and_left_out_of_many_classes() -> None:
     from sklearn.metrics import confusion_matrix
 
@@ -93,6 +94,7 @@ def test_the_confusion_matrix_is_that_of_scikit_learn_and_left_out_of_many_class
     assert (sums.shape, many.plots(sums)) == ((4,), {})
 
 
+# part: pictures
 def test_the_confusion_chart_has_the_names_of_lines_and_columns_and_shares() -> None:
     def chart(right: int, *classes: str) -> Tensor:
         task = classification(classes=classes)
@@ -110,6 +112,7 @@ def test_the_confusion_chart_has_the_names_of_lines_and_columns_and_shares() -> 
     assert not torch.equal(*cells)
 
 
+# part: pictures
 def test_the_colour_of_the_predicted_name_says_whether_it_is_right() -> None:
     task = classification(classes=("täx", "犬"))
     inputs, outputs, targets = torch.zeros(2, 1, 8, 8), torch.eye(2), torch.tensor([0, 0])
@@ -119,6 +122,7 @@ def test_the_colour_of_the_predicted_name_says_whether_it_is_right() -> None:
     assert (red > green).flatten(1).any(dim=1).tolist() == [False, True]
 
 
+# part: predict
 def test_a_row_of_the_table_names_the_likeliest_classes() -> None:
     outputs, _ = batch()
     task = classification()

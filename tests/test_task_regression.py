@@ -63,6 +63,7 @@ def test_r2_keeps_the_digits_of_labels_with_a_small_spread() -> None:
     assert task.metrics(totals)["r2"] == pytest.approx(expected, rel=1e-9)
 
 
+# part: predict
 def test_a_row_of_the_table_has_the_numbers() -> None:
     outputs, _ = batch(3)
     assert regression().columns == ("a", "b")

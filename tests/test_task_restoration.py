@@ -98,6 +98,7 @@ def test_ssim_refuses_images_smaller_than_its_border() -> None:
         restoration().sums(torch.rand(1, 1, 5, 9), torch.rand(1, 1, 5, 9))
 
 
+# part: predict
 def test_predictions_are_images_in_the_unit_range() -> None:
     outputs, _ = batch()
     images = restoration(value_range=[-1.0, 1.0]).images(2 * outputs - 1)

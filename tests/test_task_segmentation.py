@@ -73,6 +73,7 @@ def test_ignored_pixels_have_no_loss_and_no_gradient() -> None:
     assert torch.isfinite(gradient).all()
 
 
+# part: pictures
 def test_masks_are_shown_in_the_colours_of_their_classes() -> None:
     task, (outputs, targets) = segmentation(), batch()
     pictures = task.visualize(torch.rand(6, 3, 9, 7), outputs, targets)
@@ -86,6 +87,7 @@ def test_masks_are_shown_in_the_colours_of_their_classes() -> None:
     assert (pictures["mask"].permute(0, 2, 3, 1)[targets == 255] == 1).all()
 
 
+# part: predict
 def test_predictions_are_images_of_class_indices() -> None:
     outputs, _ = batch()
     images = segmentation().images(outputs)

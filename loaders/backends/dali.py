@@ -91,12 +91,9 @@ class DALILoader(ImageLoader):
         masks = {n: sizes.pop(n) for n, s in enumerate(index.sides) if s.content == "indices"}
         # Of the sides that the pipeline decodes.
         self.factors = tuple(index.sides[number].size_factor for number in sizes)
-        options = (
-            cfg.loader.num_threads or cpus_per_rank(),
-            device.type == "cuda",
-            cfg.data.reduced_decoding,
-        )
+        options = cfg.loader.num_threads or cpus_per_rank(), device.type == "cuda"
         self.others = PlanDataset(index, sizes, *options)
+        self.others.reduces = cfg.data.reduced_decoding
         self.masks = PlanDataset(index, masks, *options) if masks else None
         # Steps that no row needs are left out of the pipeline.
         self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from loaders.index import BadFileError, Index
-from loaders.limits import torch_threads
+from loaders.limits import share_memory, torch_threads
 from loaders.read import read_raw_batch, read_resized
 
 
@@ -37,8 +37,10 @@ class PlanDataset(Dataset[LoadedBatch]):
         sizes: (height, width) of the images by side; other sides are not loaded.
         num_threads: number of threads that load in this process.
         pin_memory: put the batches into pinned memory.
-        reduces: decode large JPEGs at a fraction of their size.
     """
+
+    reduces = False  # part: partial_decoding
+    """Large JPEGs are decoded at a fraction of their size."""
 
     def __init__(
         self,
@@ -46,13 +48,13 @@ class PlanDataset(Dataset[LoadedBatch]):
         sizes: dict[int, tuple[int, int]],
         num_threads: int,
         pin_memory: bool,
-        reduces: bool,
     ) -> None:
         self.index, self.sizes, self.num_threads = index, sizes, num_threads
-        self.pin_memory, self.reduces = pin_memory, reduces
+        self.pin_memory = pin_memory
         self.sides, self.is_raw = index.sides, index.is_raw
         self.pool: ThreadPoolExecutor | None = None
 
+    # part: workers
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"pool": None}
 
@@ -118,7 +120,8 @@ class PlanDataset(Dataset[LoadedBatch]):
                 flipped = torch.from_numpy(rows[name].copy())
                 pixels[flipped] = pixels[flipped].flip(dim)
         images = images.pin_memory() if self.pin_memory else images
-        return LoadedBatch(rows, (_shared(images),), bad)
+        share_memory(images)  # part: workers
+        return LoadedBatch(rows, (images,), bad)
 
     def _new_batch(self, count: int) -> tuple[Tensor, ...]:
         """Allocate the memory of a batch of `count` samples, for each side."""
@@ -126,7 +129,9 @@ class PlanDataset(Dataset[LoadedBatch]):
         for number, size in self.sizes.items():
             side = self.sides[number]
             shape, dtype = (count, *size, side.channels), getattr(torch, side.dtype)
-            batch.append(_shared(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)))
+            images = torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
+            share_memory(images)  # part: workers
+            batch.append(images)
         return tuple(batch)
 
     def _fill(self, row: np.void, batch: list[Tensor]) -> None:
@@ -146,7 +151,7 @@ class PlanDataset(Dataset[LoadedBatch]):
                 number,
                 (y, x, height, width),
                 (filled.shape[0], filled.shape[1]),
-                self.reduces,
+                self.reduces,  # part: partial_decoding
             )
             pixels = movable(torch.from_numpy(image))
             movable(filled).copy_(pixels.flip(flips) if flips else pixels)
@@ -155,12 +160,3 @@ class PlanDataset(Dataset[LoadedBatch]):
 def movable(images: Tensor) -> Tensor:
     """View an array as a dtype that torch can flip and index, which it cannot with uint16."""
     return images.view(torch.int16) if images.dtype == torch.uint16 else images
-
-
-def _shared(images: Tensor) -> Tensor:
-    """The images, in a worker process in shared memory.
-
-    The DataLoader's queue would move them in a thread, where a full /dev/shm loses the batch and the training
-    process waits forever.
-    """
-    return images if get_worker_info() is None else images.share_memory_()

@@ -51,7 +51,7 @@ class ImageLoader(EpochLoader):
             dtype=self.index.dtype,
             num_samples=len(self.index),
             num_dropped=len(self.index) - sampler.num_rows,
-            example=torch.zeros(1, self.index.channels, *self.output_size),
+            example=torch.zeros(1, self.index.channels, *self.output_size),  # part: fsdp
             name_of=self.index.name_of,
             pictures=self.transform.denormalize,
             # Not a lambda, which would keep this loader alive.  # part: loss_weights
@@ -66,12 +66,12 @@ class ImageLoader(EpochLoader):
 
     def finished_batches(self) -> Iterator[Batch]:
         """Yield the rows of each batch, and its inputs and targets."""
-        if self.device.type == "cuda":
-            return iter(CudaPrefetcher(self.raw_batches(), self.transform, self.device))
-        # Enlarging is worth all cores; the rest is not, because they are busy with the following batches.
-        enlarges = self.read_size != self.output_size
-        num_threads = torch.get_num_threads() if enlarges else 1
-        return transformed(self.raw_batches(), self.transform, num_threads)
+        if self.device.type == "cpu":  # part: workers|dali|synthetic
+            # Enlarging is worth all cores; the rest is not, because they are busy with the following batches.
+            enlarges = self.read_size != self.output_size
+            num_threads = torch.get_num_threads() if enlarges else 1
+            return transformed(self.raw_batches(), self.transform, num_threads)
+        return iter(CudaPrefetcher(self.raw_batches(), self.transform, self.device))
 
     def read_sizes(self) -> dict[int, tuple[int, int]]:
         """Return (height, width) of the images that the backend delivers, by side."""

@@ -1,9 +1,8 @@
-"""PyTorch's own DataLoader, or threads of the training process, as the backend."""
+"""Threads of the training process, or those of PyTorch's DataLoader, as the backend."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,38 +21,30 @@ from loaders.plan import PlanSampler
 
 
 class PyTorchLoader(ImageLoader):
-    """Batches through `torch.utils.data.DataLoader`, whose batch sampler walks the plan.
-
-    `loader.num_workers` processes with `loader.num_threads` threads each load the batches; without worker
-    processes, threads of the training process do.
-    """
+    """Batches that `loader.num_threads` threads load: of this process, or of each worker process of a DataLoader."""
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
-        workers = cfg.loader.num_workers
-        num_threads = cfg.loader.num_threads or max(1, cpus_per_rank() // max(1, workers))
-        pin_memory = device.type == "cuda"
-        index = self.index
-        if workers and not isinstance(index, StoredIndex):  # part: index
+        index, options, pin_memory = self.index, cfg.loader, device.type == "cuda"
+        num_threads = options.num_threads or cpus_per_rank()
+        self.data_loader: DataLoader[LoadedBatch] | None = None  # part: workers
+        if options.num_workers:  # part: workers
+            num_threads = options.num_threads or max(1, cpus_per_rank() // options.num_workers)
+            pin_memory = False  # the DataLoader does it
+        if options.num_workers and not isinstance(index, StoredIndex):  # part: index workers
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
-        self.dataset = PlanDataset(
-            index,
-            self.read_sizes(),
-            num_threads,
-            pin_memory and not workers,
-            cfg.data.reduced_decoding,
-        )
-        self.data_loader: DataLoader[LoadedBatch] | None = None
-        if workers:
+        self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory)
+        self.dataset.reduces = cfg.data.reduced_decoding  # part: partial_decoding
+        if options.num_workers:  # part: workers
             self.data_loader = DataLoader(
                 self.dataset,
                 batch_sampler=sampler,  # type: ignore[arg-type]  # of arrays, not lists
                 collate_fn=_unchanged,
-                num_workers=workers,
-                prefetch_factor=cfg.loader.prefetch_factor,
+                num_workers=options.num_workers,
+                prefetch_factor=options.prefetch_factor,
                 persistent_workers=True,
-                pin_memory=pin_memory,
+                pin_memory=device.type == "cuda",
                 worker_init_fn=init_worker,
                 multiprocessing_context=worker_context("loaders.backends.dataset"),
                 # Its own generator: drawing from the global one would change dropout after a resume.
@@ -61,17 +52,25 @@ class PyTorchLoader(ImageLoader):
             )
 
     def raw_batches(self) -> Iterator[RawBatch]:
-        for batch in self.data_loader or self._by_threads(_unchanged):
-            yield from self._without_bad(batch)
+        batches = self._by_threads(_unchanged)
+        if self.data_loader is not None:  # part: workers
+            batches = iter(self.data_loader)
+        for batch in map(self._good, batches):
+            if len(batch.rows):
+                yield batch.rows, batch.images
 
     def finished_batches(self) -> Iterator[Batch]:
-        if self.device.type == "cuda" or self.data_loader is not None:
+        is_by_threads = self.device.type == "cpu"
+        is_by_threads &= self.data_loader is None  # part: workers
+        if not is_by_threads:
             yield from super().finished_batches()
             return
         # The threads that fill a batch transform it: one more thread would take a CPU from them.
         for batch in self._by_threads(self._transform_good):
             if isinstance(batch, LoadedBatch):  # with bad samples
-                yield from starmap(self.transform, self._without_bad(batch))
+                batch = self._good(batch)
+                if len(batch.rows):
+                    yield self.transform(batch.rows, batch.images)
             else:
                 yield batch
 
@@ -92,13 +91,13 @@ class PyTorchLoader(ImageLoader):
     def _transform_good(self, batch: LoadedBatch) -> LoadedBatch | Batch:
         return batch if batch.bad else self.transform(batch.rows, batch.images)
 
-    def _without_bad(self, batch: LoadedBatch) -> Iterator[RawBatch]:
-        """Yield the batch with its bad samples replaced or left out, unless no sample is left."""
+    def _good(self, batch: LoadedBatch) -> LoadedBatch:
+        """The batch with its bad samples replaced or left out."""
         while batch.bad:
             self.sampler.set_aside(batch.bad)
-            batch = self.dataset.__getitems__(self.sampler.without_bad(batch.rows))
-        if len(batch.rows):
-            yield batch.rows, batch.images
+            rows = self.sampler.without_bad(batch.rows)  # part: bad_samples
+            batch = self.dataset.__getitems__(rows)  # part: bad_samples
+        return batch
 
 
 def _unchanged(batch: Any) -> Any:

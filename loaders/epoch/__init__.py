@@ -2,8 +2,9 @@
 
 from loaders.epoch.loader import EpochLoader
 from loaders.epoch.permutation import random_permutation, stream_key, uniform
-from loaders.epoch.prefetch import CudaPrefetcher, transformed
+from loaders.epoch.prefetch import CudaPrefetcher
 from loaders.epoch.sampler import ORDER, SAMPLE, BadFileError, EpochSampler
+from loaders.epoch.transformed import transformed
 from loaders.epoch.workers import init_worker, worker_context
 
 __all__ = [

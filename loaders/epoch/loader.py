@@ -1,16 +1,13 @@
 """The base class of loaders whose order is a function of seed and epoch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from loaders.epoch.sampler import SAMPLE, EpochSampler
 from loaders.limits import limits_explained
 from loaders.loader import DataInfo
-
-T = TypeVar("T")
-Bad = list[dict[int, str]]
 
 
 class EpochLoader:
@@ -22,14 +19,14 @@ class EpochLoader:
         sampler: sampler of this rank's rows.
         info: facts about the samples.
         batch_size: number of samples in a batch of this rank.
-        samplers: samplers of all splits, this loader's first; their bad samples are part of its state.
+        samplers: samplers of all splits, this loader's first; their bad samples are part of its state.  # part: bad_samples
         position: number of rows of the epoch that all ranks together have used.
         last_rows: rows of the batch that was yielded last.
     """
 
     def __init__(self, sampler: EpochSampler, info: DataInfo) -> None:
         self.sampler, self.info = sampler, info
-        self.samplers = [sampler]
+        self.samplers = [sampler]  # part: bad_samples
         self.batch_size = sampler.global_batch_size // sampler.world_size
         self.position = 0
         self.last_rows = np.zeros(0, SAMPLE)
@@ -68,29 +65,28 @@ class EpochLoader:
             self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, the number of its rows that all ranks together have used, the
-        description of the plan, and the bad samples."""
+        """Return the place in the epoch, for any number of ranks, and what the order of its rows depends on."""
         return {
             "epoch": self.sampler.epoch,
             "position": self.position,
             "plan": self.sampler.description(),
-            "bad": [dict(sampler.bad) for sampler in self.samplers],
+            "bad": [dict(sampler.bad) for sampler in self.samplers],  # part: bad_samples
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict()` was taken, on any number of ranks."""
         self.sampler.set_epoch(state["epoch"])
         self.position = state["position"]
-        self._add_bad(state.get("bad", []))
+        self._add_bad(state.get("bad", []))  # part: bad_samples
 
-    def share_bad_samples(self, gather: Callable[[T], list[T]]) -> dict[str, int]:
+    # part: bad_samples
+    def share_bad_samples(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
         """As `loaders.Loader`; BadFileError if a split has more than `data.max_bad_samples` now."""
-        found: Any = [sampler.bad for sampler in self.samplers]
-        for bad in gather(found):
-            self._add_bad(bad)  # type: ignore[arg-type]
+        for bad in gather([sampler.bad for sampler in self.samplers]):
+            self._add_bad(bad)
         return {s.name.rpartition("/")[2]: s.num_bad for s in self.samplers}
 
-    def _add_bad(self, found: Bad) -> None:
+    def _add_bad(self, found: list[dict[int, str]]) -> None:  # part: bad_samples
         for sampler, bad in zip(self.samplers, found, strict=False):
             sampler.bad |= bad
             sampler.check_limit()

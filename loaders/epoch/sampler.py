@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conf.check import check_batch_size
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.epoch.permutation import HALF_ROUNDS, random_permutation, stream_key, uniform
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)  # part: bad_samples
 
 ROWS_AT_ONCE = 8192
 """Planned at once, which costs less per row than batch by batch."""
@@ -39,10 +40,6 @@ class EpochSampler:
     dropped, also in an epoch that is resumed with another batch size. In evaluation every row is yielded
     exactly once over all ranks: the last batches may be smaller, and a rank may have one batch less.
 
-    A sample that cannot be read is added to `bad` (sample: reason). In training its row is replaced by the
-    next row of this rank whose sample is good, in evaluation it is left out. The result depends on the order
-    and the samples alone, not on when the sample was found.
-
     Args:
         name: name of the data set and split, such as `photos/train`.
         count: number of samples.
@@ -55,14 +52,15 @@ class EpochSampler:
     Attributes:
         epoch: current epoch.
         start_row: row of the epoch at which the next iteration starts.
-        left_out: files that are no samples, because they are bad.
 
     Raises:
-        UserError: the ranks cannot share the batches equally, or the split has fewer samples than a global batch (training) or than ranks.
+        UserError: ranks cannot share a batch, or the split has fewer samples than a global batch (training) or than ranks.
     """
 
-    left_out: tuple[str, ...] = ()
-    advice = ""
+    left_out: tuple[str, ...] = ()  # part: bad_samples
+    """Files that are no samples, because they are bad."""
+
+    advice = ""  # part: bad_samples
     """End of the message that there are too many bad samples."""
 
     def __init__(
@@ -76,13 +74,7 @@ class EpochSampler:
         world_size: int,
         train: bool,
     ) -> None:
-        if global_batch_size % world_size:
-            below = global_batch_size // world_size * world_size
-            nearest = f"{below} or {below + world_size}" if below else f"{world_size}"
-            raise UserError(
-                f"global_batch_size={global_batch_size} is not divisible by world_size={world_size}; "
-                f"use {nearest}"
-            )
+        check_batch_size(global_batch_size, world_size)  # part: ranks
         needed = global_batch_size if train else world_size
         if count < needed:
             raise UserError(
@@ -93,7 +85,7 @@ class EpochSampler:
         self.name, self.count, self.data, self.seed, self.train = name, count, data, seed, train
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.epoch = self.start_row = 0
-        self.bad: dict[int, str] = {}
+        self.bad: dict[int, str] = {}  # part: bad_samples
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch."""
@@ -146,18 +138,31 @@ class EpochSampler:
             end = min(start + num_rows, stop)
             rows = self.plan(np.arange(start + self.rank, end, self.world_size))
             for first in range(0, len(rows), batch):
-                if len(shard := self.without_bad(rows[first : first + batch])):
+                shard = rows[first : first + batch]
+                shard = self.without_bad(shard)  # part: bad_samples
+                if len(shard):
                     yield shard
 
     def set_aside(self, failed: dict[int, str]) -> None:
-        """Add samples to `bad`, with the reasons.
+        """Refuse samples that cannot be read, by number with the reasons, or add them to `bad`.
 
         Raises:
-            BadFileError: `data.on_error` is `raise`, or there are more than `data.max_bad_samples` now.
+            BadFileError: `data.on_error` is `raise`, or there are more bad samples than `data.max_bad_samples` now.
+        """
+        if self.data.on_error == "skip":  # part: bad_samples
+            self._add_bad(failed)
+            return
+        for reason in failed.values():
+            reason += ", or leave out bad samples with data.on_error=skip"  # part: bad_samples
+            raise BadFileError(reason)
+
+    def _add_bad(self, failed: dict[int, str]) -> None:  # part: bad_samples
+        """Replace the rows of these samples by the next rows of this rank whose samples are good, in training; leave
+        them out in evaluation.
+
+        The result depends on the order and the samples alone, not on when one was found.
         """
         for sample, reason in failed.items():
-            if self.data.on_error == "raise":
-                raise BadFileError(f"{reason}, or leave out bad samples with data.on_error=skip")
             if sample not in self.bad:
                 self.bad[sample] = reason
                 log.warning(
@@ -167,12 +172,12 @@ class EpochSampler:
                 )
         self.check_limit()
 
-    @property
+    @property  # part: bad_samples
     def num_bad(self) -> int:
         """Number of samples of the split that this rank knows to be left out or replaced."""
         return len(self.left_out) + len(self.bad)
 
-    def check_limit(self) -> None:
+    def check_limit(self) -> None:  # part: bad_samples
         """Raise BadFileError if more than `data.max_bad_samples` samples are bad."""
         if self.num_bad > self.data.max_bad_samples:
             last = [*self.left_out, *self.bad.values()][-1]
@@ -181,7 +186,7 @@ class EpochSampler:
                 f"{self.data.max_bad_samples}, the last one: {last}{self.advice}"
             )
 
-    def without_bad(self, rows: np.ndarray) -> np.ndarray:
+    def without_bad(self, rows: np.ndarray) -> np.ndarray:  # part: bad_samples
         """Replace or leave out those of this rank's rows whose samples are `bad`.
 
         Raises:

@@ -1,16 +1,16 @@
 """From the bytes of image files to pixels."""
 
-from loaders.images.decoders import decode, decode_resized, read_header, reason_of
+from loaders.images.decoders import decode, read_header, reason_of, resize
 from loaders.images.headers import HEADER, Header
 from loaders.images.masks import read_mask
-from loaders.images.resizing import factor_for, resize
+from loaders.images.partial import decode_partly, factor_for
 from loaders.images.tiff import read_raw
 
 __all__ = [
     "HEADER",
     "Header",
     "decode",
-    "decode_resized",
+    "decode_partly",
     "factor_for",
     "read_header",
     "read_mask",

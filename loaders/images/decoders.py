@@ -1,7 +1,6 @@
-"""Decoding the bytes of image files without DALI: photos, and other kinds of files by a table."""
+"""Decoding the bytes of image files without DALI, by a table of their kinds, and resizing the pixels."""
 
 import errno
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
@@ -9,54 +8,51 @@ from typing import BinaryIO
 
 import numpy as np
 import simplejpeg
+import torch
 from imagecodecs import SpngError, spng_decode
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch.nn.functional import interpolate
 
 from loaders.images.headers import FORMATS, JPEG_START, PNG_START, Header, read_photo_header
 from loaders.images.masks import decode_indices
-from loaders.images.resizing import FLIPPED, factor_for, reduced_box, reduced_shape, resize
 from loaders.images.tiff import decode_tiff, read_tiff_header
 
-# Places in a PNG: its header with the checksum, and in it the height and the kind of pixels.
-PNG_HEADER, PNG_CHECKSUM = slice(12, 29), slice(29, 33)
-PNG_HEIGHT, PNG_PIXELS = slice(20, 24), slice(24, 29)
+PNG_PIXELS = slice(24, 29)  # place in a PNG
 PLAIN_RGB = b"\x08\x02\0\0\0"  # 8 bits, RGB, compression, filter, not interlaced
+
+FLIPPED = ((3, 4, 7, 8), (2, 3, 6, 7))
+"""The EXIF orientations with which an upright image is one whose lines, and whose columns, are flipped;
+from 5 on, both are exchanged before."""
 
 # The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
 Image.MAX_IMAGE_PIXELS = None
 
 
-def decode_photo(
-    content: bytes | bytearray, header: np.void, num_lines: int | None, factor: int
-) -> np.ndarray:
-    """Decode a photo, (height, width, 3) uint8, upright; with 1 channel if the header says so. See
-    `decode` for the arguments.
+def decode_photo(content: bytes | bytearray, header: np.void) -> np.ndarray:
+    """Decode a photo, (height, width, 3) uint8, upright; with 1 channel if the header says so.
 
     Raises:
         OSError: it is no image or is cut short.
     """
-    image = _decode_rgb(content, header, num_lines, factor)
+    return as_indexed(_decode_rgb(content, int(header["orientation"])), header)
+
+
+def as_indexed(image: np.ndarray, header: np.void) -> np.ndarray:
+    """Convert an RGB image to grey if the header has one channel."""
     if header["channels"] == 1:  # the model takes grey images
-        image = np.array(Image.fromarray(image).convert("L"))[..., None]
+        return np.array(Image.fromarray(image).convert("L"))[..., None]
     return image
 
 
-def _decode_rgb(
-    content: bytes | bytearray, header: np.void, num_lines: int | None, factor: int
-) -> np.ndarray:
+def _decode_rgb(content: bytes | bytearray, orientation: int) -> np.ndarray:
     """Decode a photo, (height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB."""
-    orientation = int(header["orientation"])
     # Pillow reads some files that libjpeg and libspng refuse, and says what is damaged.
     if content.startswith(JPEG_START):
-        width = int(header["width" if orientation < 5 else "height"])  # as stored
-        least = -(-width // factor) if factor > 1 else 0
         with suppress(ValueError):
-            return _upright(simplejpeg.decode_jpeg(content, min_width=least), orientation)
+            return upright(simplejpeg.decode_jpeg(content), orientation)
     if orientation == 1 and is_plain_rgb_png(content):
         with suppress(SpngError):
-            return spng_decode(
-                content if num_lines is None else upper_png_lines(content, num_lines)
-            )
+            return spng_decode(content)
     with Image.open(BytesIO(content), formats=FORMATS) as stored:
         # Either of the two would copy the image also where there is nothing to do.
         image = stored if orientation == 1 else ImageOps.exif_transpose(stored)
@@ -70,31 +66,7 @@ def is_plain_rgb_png(content: bytes | bytearray) -> bool:
     return content.startswith(PNG_START) and content[PNG_PIXELS] == PLAIN_RGB
 
 
-def upper_png_lines(content: bytes | bytearray, num_lines: int) -> bytes | bytearray:
-    """Return the PNG with a height of `num_lines` in its header, where libspng stops.
-
-    A crop needs only the lines above its lower edge: without the others `loader=pytorch` is 1.4 times as fast on
-    1280x720 PNG pairs cropped to 256 (36 pairs/s against 26 on two cores, `benchmarks alternatives cases=deblur`).
-    libspng would not see damage in the rest of the last chunk, so all checksums are compared here.
-
-    Returns:
-        The content itself if all lines are needed or a checksum is wrong.
-    """
-    if num_lines >= int.from_bytes(content[PNG_HEIGHT]):
-        return content
-    at, view = len(PNG_START), memoryview(content)
-    while at < len(content):
-        end = at + 8 + int.from_bytes(view[at : at + 4])
-        if zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4]):
-            return content
-        at = end + 4
-    upper = bytearray(content)
-    upper[PNG_HEIGHT] = num_lines.to_bytes(4)
-    upper[PNG_CHECKSUM] = zlib.crc32(upper[PNG_HEADER]).to_bytes(4)
-    return upper
-
-
-def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
+def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     """Turn a stored image, (height, width, C), upright by its EXIF orientation."""
     if orientation == 1:
         return stored
@@ -126,13 +98,7 @@ def read_header(file: str | BinaryIO, content: str) -> Header:
     return read(file)
 
 
-def decode(
-    content: bytes | bytearray,
-    header: np.void,
-    kind: str,
-    num_lines: int | None = None,
-    factor: int = 1,
-) -> np.ndarray:
+def decode(content: bytes | bytearray, header: np.void, kind: str) -> np.ndarray:
     """Decode an image to pixels, (height, width, channels) as its header says, upright.
 
     A damaged file makes decoders raise errors of any type; `reason_of` puts them into words.
@@ -141,51 +107,48 @@ def decode(
         content: content of the file.
         header: header of the image, of dtype `HEADER`; a photo becomes grey if it has one channel.
         kind: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec.content`.
-        num_lines: number of upper lines that are needed; the others may be missing.
-        factor: 2, 4 or 8 where a JPEG may have the shape `reduced_shape()` instead.
     """
     if not content:
         raise OSError("empty file")
-    whole = (int(header["height"]), int(header["width"]))
-    upper = (min(num_lines or whole[0], whole[0]), whole[1])
     _, decode_kind = KINDS[kind]
-    image = decode_kind(content, header, num_lines, factor)
-    if image.shape[:2] not in {
-        reduced_shape(shape, f) for shape in (whole, upper) for f in (1, factor)
-    }:
+    image = decode_kind(content, header)
+    height, width = int(header["height"]), int(header["width"])
+    if image.shape[:2] != (height, width):
         raise OSError(
-            f"{image.shape[0]}x{image.shape[1]} pixels but {whole[0]}x{whole[1]} when it was indexed"
+            f"{image.shape[0]}x{image.shape[1]} pixels but {height}x{width} when it was indexed"
         )
     return image
 
 
-def decode_resized(
-    content: bytes | bytearray,
-    header: np.void,
-    kind: str,
-    rectangle: tuple[int, int, int, int],
-    size: tuple[int, int],
-    interpolation: str = "linear",
-    reduces: bool = False,
-) -> np.ndarray:
-    """Decode and resize a rectangle of an image, (height, width, channels); see `decode` for the
-    errors.
+def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linear") -> np.ndarray:
+    """Resize an image: bilinear with antialiasing, or the nearest pixels.
 
     Args:
-        content, header, kind: see `decode`.
-        rectangle: y, x, height and width in pixels of the upright image.
-        size: (height, width) in pixels of the result.
+        image: (H, W, C) uint8 or uint16.
+        size: (height, width) in pixels.
         interpolation: `linear` or `nearest`.
-        reduces: decode a JPEG at a fraction of its size where that is enough.
+
+    Returns:
+        (height, width, C) of the image's dtype; the image itself if it has the size.
     """
-    y, x, height, width = rectangle
-    factor = factor_for((height, width), size) if reduces and kind == "rgb" else 1
-    image = decode(content, header, kind, y + height, factor)
-    whole = int(header["height"]), int(header["width"])
-    if image.shape[1] < whole[1]:  # a JPEG that was reduced
-        box = reduced_box(image.shape, whole, factor, header["orientation"], rectangle)
-        return resize(image, size, box=box)
-    return resize(image[y : y + height, x : x + width], size, interpolation)
+    if image.shape[:2] == size:
+        return image
+    if interpolation == "nearest":
+        # The pixel of the image in which the centre of each new one lies.
+        lines, columns = (
+            ((2 * np.arange(new) + 1) * old) // (2 * new)
+            for new, old in zip(size, image.shape, strict=False)
+        )
+        return image[lines[:, None], columns]
+    # The leading dimension comes first: only so does torch see channels_last.
+    pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    if image.dtype == np.uint16:  # which torch cannot resize
+        pixels = pixels.float()
+    # Lines cost torch more than columns: the fewer of them it resizes, the better.
+    if size[0] < image.shape[0]:
+        pixels = interpolate(pixels, (size[0], image.shape[1]), mode="bilinear", antialias=True)
+    pixels = interpolate(pixels, size, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
+    return (pixels.round().to(torch.uint16) if image.dtype == np.uint16 else pixels).numpy()
 
 
 def reason_of(error: Exception, path: str) -> str:

@@ -2,7 +2,6 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -27,7 +26,7 @@ def read_mask(path: str, header: Header, ignore_index: int) -> Header:
     )
 
 
-def decode_indices(content: bytes | bytearray, header: np.void, *_: Any) -> np.ndarray:
+def decode_indices(content: bytes | bytearray, header: np.void) -> np.ndarray:
     """Decode a mask with this header; see `decode_mask`."""
     return decode_mask(content, int(header["orientation"]))
 

@@ -2,7 +2,7 @@
 
 import math
 from io import BytesIO
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def read_tiff_header(file: str | BinaryIO) -> Header:
         )
 
 
-def decode_tiff(content: bytes | bytearray, header: np.void, *_: Any) -> np.ndarray:
+def decode_tiff(content: bytes | bytearray, header: np.void) -> np.ndarray:
     """Decode a TIFF as stored, (height, width, channels) uint8 or uint16."""
     dtype = np.dtype(np.uint16 if header["bits"] == 16 else np.uint8)
     shape = (int(header["height"]), int(header["width"]), int(header["channels"]))

@@ -94,8 +94,11 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
 
     Args:
         files: paths of the files.
-        data: the configuration. With `data.on_error=skip`, headers that cannot be used are zeros.
+        data: the configuration.
         content: kind of content, see `ImageSpec.content`.
+
+    Returns:
+        Zeros for headers that cannot be used, with `data.on_error=skip`.
 
     Raises:
         BadHeadersError: files have no readable header or are too large.
@@ -105,7 +108,9 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray
     scan: Scan = partial(scan_headers, data, content)
     scan = partial(kept_headers, scan, data, content)  # part: header_cache
     headers, broken = scan(files)
-    if broken and data.on_error != "skip":
+    if data.on_error == "skip":  # part: bad_samples
+        return headers
+    if broken:
         raise BadHeadersError(broken, len(files))
     return headers
 
@@ -159,14 +164,12 @@ def file_index(
 ) -> Index:
     """Build the index of image files.
 
-    A sample with a file whose header is all zeros is left out (`data.on_error=skip`).
-
     Raises:
         UserError: there are no images, or they differ in number of channels or bits.
     """
-    is_good = np.all([side["height"] > 0 for side in headers], axis=0)
-    left_out = tuple(files[0][i] for i in np.flatnonzero(~is_good))
-    if left_out:
+    is_good = np.all([side["height"] > 0 for side in headers], axis=0)  # part: bad_samples
+    left_out = tuple(files[0][i] for i in np.flatnonzero(~is_good))  # part: bad_samples
+    if left_out:  # part: bad_samples
         files = tuple([side[i] for i in np.flatnonzero(is_good)] for side in files)
         headers = tuple(side[is_good] for side in headers)
         target = target.take(is_good)
@@ -191,5 +194,5 @@ def file_index(
         files=tuple(map(paths_of, files)),
         headers=headers,
         keep_channels=keep_channels,
-        left_out=left_out,
+        left_out=left_out,  # part: bad_samples
     )

@@ -60,7 +60,7 @@ class Index:
     keep_channels: bool = False
     """True if the channels are those of the file; otherwise every image becomes 8-bit RGB."""
 
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # part: bad_samples
     """Files that `data.on_error=skip` leaves out, because their headers cannot be used."""
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ class OwnLoader(EpochLoader):
         device: torch.device,
     ) -> None:
         self.cfg, self.device = cfg, device
-        self.dataset = SeededDataset(data, sampler.name)
+        self.dataset, self.sampler = SeededDataset(data, sampler.name), sampler
         super().__init__(sampler, self._info(sampler, target))
         self.data_loader: DataLoader[LoadedBatch] | None = None
         if cfg.loader.num_workers:
@@ -69,13 +69,19 @@ class OwnLoader(EpochLoader):
     def _good_batches(self) -> Iterator[tuple[np.ndarray, Any]]:
         """Yield the batches with their bad samples replaced or left out."""
         for batch in self.data_loader or map(self.dataset.__getitems__, self.sampler):
-            while batch.bad:
-                self.sampler.set_aside(batch.bad)
-                batch = self.dataset.__getitems__(self.sampler.without_bad(batch.rows))
-            if batch.misfit:
-                raise UserError(batch.misfit)
+            batch = self._good(batch)
             if len(batch.rows):
                 yield batch.rows, batch.items
+
+    def _good(self, batch: LoadedBatch) -> LoadedBatch:
+        """The batch with its bad samples replaced or left out; UserError if they fit into no batch."""
+        while batch.bad:
+            self.sampler.set_aside(batch.bad)
+            rows = self.sampler.without_bad(batch.rows)  # part: bad_samples
+            batch = self.dataset.__getitems__(rows)  # part: bad_samples
+        if batch.misfit:
+            raise UserError(batch.misfit)
+        return batch
 
     def _on_device(self, rows: np.ndarray, batch: Any) -> tuple[np.ndarray, tuple[Any, Any]]:
         inputs, targets = map_leaves(self._moved, batch)
@@ -95,14 +101,10 @@ class OwnLoader(EpochLoader):
         Raises:
             UserError: it is no pair of inputs and targets that can be moved to a device and split.
         """
-        rows = sampler.plan(np.arange(1))
-        while (batch := self.dataset.__getitems__(rows)).bad:
-            sampler.set_aside(batch.bad)
-            rows = sampler.without_bad(batch.rows)
-            if not len(rows):
-                rows = sampler.plan(np.arange(len(sampler.bad), len(sampler.bad) + 1))
-        if batch.misfit:
-            raise UserError(batch.misfit)
+        for rows in sampler:
+            batch = self._good(self.dataset.__getitems__(rows[:1]))
+            if len(batch.rows):
+                break
         if not isinstance(batch.items, tuple | list) or len(batch.items) != 2:
             raise UserError(
                 f"{sampler.name}: an item is no pair but {type(batch.items).__name__}; return "
@@ -117,7 +119,7 @@ class OwnLoader(EpochLoader):
             dtype=str(first.dtype).removeprefix("torch."),
             num_samples=sampler.count,
             num_dropped=sampler.count - sampler.num_rows,
-            example=inputs,
+            example=inputs,  # part: fsdp
             pictures=pictures,
         )
         if isinstance(target, Labels) and len(target.values):  # part: loss_weights

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, default_collate
 
 from loaders.batch import map_leaves, tensors_of
+from loaders.limits import share_memory
 
 MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
 """Errors that are no sample's fault."""
@@ -64,10 +65,8 @@ class SeededDataset(Dataset[LoadedBatch]):
                     if _is_of_machine(error):
                         raise
                     misfit = self._misfit(rows["sample"].tolist(), items, error)
-        if get_worker_info() is not None:
-            for tensor in tensors_of(batch):
-                # The DataLoader's queue would move it in a thread, where a full /dev/shm loses the batch.
-                tensor.share_memory_()
+        for tensor in tensors_of(batch):
+            share_memory(tensor)
         return LoadedBatch(rows, batch, bad, misfit)
 
     def _misfit(self, samples: list[int], items: list[Any], error: Exception) -> str:

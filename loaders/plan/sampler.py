@@ -19,7 +19,7 @@ from loaders.plan.plan import (
 )
 from loaders.plan.windows import block_shuffle, next_shards
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)  # part: bad_samples
 
 
 class PlanSampler(EpochSampler):
@@ -36,7 +36,7 @@ class PlanSampler(EpochSampler):
             or batches.
     """
 
-    advice = "; python -m loaders.check lists all of them"
+    advice = "; python -m loaders.check lists all of them"  # part: bad_samples
 
     def __init__(
         self,
@@ -58,19 +58,20 @@ class PlanSampler(EpochSampler):
         self.augmentations = active_augmentations(data) if train else ()
         for augmentation in self.augmentations:
             augmentation.check(data, index.target, global_batch_size, world_size)
-        self.index, self.left_out = index, index.left_out
+        self.index = index
         self.output_size = output_size(data, index)
         self.distinct_shapes = (
             None if has_random_shapes(data, train) else distinct_shapes(index, data)
         )
-        if index.left_out and rank == 0:
+        self.left_out = index.left_out  # part: bad_samples
+        if index.left_out and rank == 0:  # part: bad_samples
             log.warning(
                 "%s: %d files are left out, because their headers cannot be used (data.max_bad_samples="
                 "%d; python -m loaders.check shows the reasons): %s",
                 *(index.name, len(index.left_out), data.max_bad_samples),
                 first_few(index.left_out),
             )
-        self.check_limit()
+        self.check_limit()  # part: bad_samples
 
     def order(self, positions: np.ndarray) -> np.ndarray:  # part: shards
         shards = self.index.shards

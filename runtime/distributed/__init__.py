@@ -27,7 +27,7 @@ from runtime.distributed.models import (
     sync_buffers,
 )
 from runtime.distributed.private import backend_name
-from runtime.distributed.shards import read_whole
+from runtime.distributed.shards import read_shards, read_whole, split_like
 
 __all__ = [
     "FLIGHT_RECORD",
@@ -43,10 +43,12 @@ __all__ = [
     "leave_process_group",
     "local_rank",
     "place_like",
+    "read_shards",  # part: fsdp
     "read_whole",  # part: fsdp
     "run_stamp",
     "set_gradient_sync",
     "shard",
     "sizes_that_do_not_divide",
+    "split_like",  # part: fsdp
     "sync_buffers",
 ]

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from loaders.batch import map_leaves
-from runtime.distributed.shards import read_shards, write_shards
+from runtime.distributed.shards import write_shards
 from runtime.group import SingleProcess
 
 T = TypeVar("T")
@@ -71,22 +71,9 @@ class ProcessGroup(SingleProcess):
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
         return write_shards(state, folder, self, self.handle)
 
-    def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:  # part: fsdp
-        if "shards" not in saved:
-            return saved[key]
-        assert isinstance(example, DTensor)
-        return read_shards(saved, key, example.device_mesh)
-
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
-        if not isinstance(example, DTensor) or isinstance(tensor, DTensor):
-            return tensor
-        # Every rank has the full tensor: nothing has to be sent.
-        full = tensor.to(example.device)
-        return distribute_tensor(full, example.device_mesh, example.placements, src_data_rank=None)
 
 
 def _without_content(value: Any) -> Any:

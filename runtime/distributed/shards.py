@@ -15,8 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, empty
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 
 from conf.errors import UserError
 from conf.files import checksum, sync_folder
@@ -87,20 +86,28 @@ def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
     return {name: value for _, part in answers for name, value in part.items()}
 
 
-def read_shards(saved: dict[str, Any], key: str, mesh: DeviceMesh) -> Any:
+def split_like(tensor: Tensor, example: Tensor) -> Tensor:
+    """This rank's shard of a tensor that is whole on all ranks, split as `example`."""
+    assert isinstance(example, DTensor)
+    # Every rank has the full tensor: nothing has to be sent.
+    full = tensor.to(example.device)
+    return distribute_tensor(full, example.device_mesh, example.placements, src_data_rank=None)
+
+
+def read_shards(saved: dict[str, Any], key: str, example: Tensor) -> Any:
     """Read `saved[key]` with this rank's shards of its sharded tensors; every rank calls it.
 
     Args:
         saved: checkpoint with its `path`, as `write_shards()` returned it.
-        key: key of a part of the state.
-        mesh: mesh of all ranks; their number may differ from when the checkpoint was written.
+        key: of a part of the state.
+        example: a parameter of the model, sharded over all ranks, whose number may differ from the one that wrote.
 
     Raises:
         UserError: a rank cannot read the files.
     """
     path = Path(saved["path"]).parent / saved["shards"]["folder"]
-
-    new = partial(empty, device_mesh=mesh, placements=[Shard(0)])
+    assert isinstance(example, DTensor)
+    new = partial(empty, device_mesh=example.device_mesh, placements=[Shard(0)])
     try:
         return _read(path, saved[key], f"/{key}", new)
     except (OSError, dcp.CheckpointException) as error:
