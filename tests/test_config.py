@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import reference
-from conf.check import check_ranges, check_ranks
+from conf.check import check_batch_size, check_micro_batches, check_ranges
 from conf.cli import explain, known_keys
 from conf.errors import UserError
 from conf.schema import Config
@@ -166,18 +166,17 @@ def test_a_mistake_in_the_configuration_is_named_with_the_fix(overrides: str, na
     assert len(told.splitlines()) <= 3
 
 
-@pytest.mark.parametrize(
-    ("overrides", "world_size", "named"),
-    [
-        ("global_batch_size=63", 2, "world_size=2; use 62 or 64"),
-        ("accumulate_steps=64", 2, "accumulate_steps=64 does not divide the 32"),
-    ],
-)
-def test_a_batch_that_cannot_be_divided_is_refused(
-    overrides: str, world_size: int, named: str
-) -> None:
-    with pytest.raises(UserError, match=named):
-        check_ranks(make_config(overrides), world_size)
+def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:  # part: ranks
+    check_batch_size(64, 2)
+    with pytest.raises(UserError, match="global_batch_size=63 .*world_size=2; use 62 or 64"):
+        check_batch_size(63, 2)
+
+
+def test_the_micro_batches_of_a_rank_are_of_its_own_share() -> None:  # part: accumulate
+    cfg = make_config("global_batch_size=8", "accumulate_steps=8")
+    check_micro_batches(cfg, 1)
+    with pytest.raises(UserError, match="accumulate_steps=8 .* 4 samples"):
+        check_micro_batches(cfg, 2)
 
 
 def test_every_key_is_documented_and_in_the_table() -> None:

@@ -18,8 +18,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from conf.check import check_ranks
-from conf.errors import UserError
 from runtime.distributed import shard
 from runtime.preemption import EXIT_CODE
 from runtime.shards import remove_shards
@@ -30,7 +28,6 @@ from tests.helpers import (
     checkpoint_of,
     folder_with,
     free_port,
-    make_config,
     published,
     run_all,
     scalars_of,
@@ -153,13 +150,6 @@ def test_gradients_travel_once_in_each_optimizer_step(script: str, data, tmp_pat
     assert one[gradients] >= 5
     for name in (gradients, "c10d::allreduce_"):
         assert four[name] == one[name]
-
-
-def test_the_parts_of_a_rank_are_of_its_own_share() -> None:
-    cfg = make_config("global_batch_size=8", "accumulate_steps=8")
-    check_ranks(cfg, 1)
-    with pytest.raises(UserError, match="accumulate_steps=8 .* 4 samples"):
-        check_ranks(cfg, 2)
 
 
 # Averaged weights

@@ -1,10 +1,10 @@
 """The order of an epoch, a rank's share of it, its place in it and its bad samples: for data of any kind."""
 
+from loaders.epoch.cpu_prefetch import transformed
 from loaders.epoch.loader import EpochLoader
 from loaders.epoch.permutation import random_permutation, stream_key, uniform
 from loaders.epoch.prefetch import CudaPrefetcher
 from loaders.epoch.sampler import ORDER, SAMPLE, BadFileError, EpochSampler
-from loaders.epoch.transformed import transformed
 from loaders.epoch.workers import init_worker, worker_context
 
 __all__ = [

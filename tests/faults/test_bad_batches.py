@@ -9,6 +9,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,9 +73,9 @@ def test_bad_batches_change_nothing_are_named_and_counted_over_a_resume(
     assert "max_bad_steps=2" in error
     assert error.count(".jpg") == 8
     assert "Traceback" not in told[3][1]
-    four, five = (checkpoint_of(run, f"step-{step:08d}.pt") for step in (4, 5))
-    assert_same(four["model"], five["model"])
-    assert_same(four["optimizer"]["state"], five["optimizer"]["state"])
+    fourth, fifth = (checkpoint_of(run, f"step-{step:08d}.pt") for step in (4, 5))
+    assert_same(fourth["model"], fifth["model"])
+    assert_same(fourth["optimizer"]["state"], fifth["optimizer"]["state"])
     assert_same_state(run, whole)
     assert_finite(run, options, 4, 1e-4)
 
@@ -144,9 +145,13 @@ class Stuck(DeviceWork):
         return float(self.asked)
 
 
-def beat(store: torch.distributed.Store, rank: int, work: DeviceWork, **others) -> Heartbeat:
+def beat(store: torch.distributed.Store, rank: int, work: DeviceWork, **others: Any) -> Heartbeat:
     """The heartbeat of one of two ranks."""
-    defaults = {"timeout_s": 1e9, "flight_record": lambda: b"all of them", "interval_s": 0.1}
+    defaults: dict[str, Any] = {
+        "timeout_s": 1e9,
+        "flight_record": lambda: b"all of them",
+        "interval_s": 0.1,
+    }
     return Heartbeat(store, rank, 2, work, **defaults | others)
 
 

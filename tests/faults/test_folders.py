@@ -203,7 +203,8 @@ class Code:
         return os.mkdir, (self.folder,)
 
 
-WRONG = (None, -1, 10**30, 0.5, float("nan"), "x", "../x", [], {}, [1, "x"], {"x": {}}, Code())
+WRONG: list[Any] = [None, -1, 10**30, 0.5, float("nan"), "x", "../x", [], {}, [1, "x"], {"x": {}}]
+WRONG.append(Code())
 BYTES = (b"", b"\0", b"[", b"{", b'"', b"\xff" * 8, b"[" * 10_000, b"!!python/name:os.system ")
 
 
