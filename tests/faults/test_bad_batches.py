@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,12 @@ def test_bad_batches_change_nothing_are_named_and_counted_over_a_resume(
     whole, run, strict = (tmp_path / name for name in ("whole", "run", "strict"))
     common = ["train.py", *options, "log.every_steps=20", "max_bad_steps=3", "checkpoint.keep=9"]
     resumed = [*common, f"output_dir={run}", "resume=auto"]
-    five = [f"resume={run}/checkpoints/step-00000005.pt", "max_bad_steps=2"]
+    from_five = [f"resume={run}/checkpoints/step-00000005.pt", "max_bad_steps=2"]
     told = answers_to(
         [
             [*common, f"output_dir={whole}"],
             *([*resumed, f"max_steps={last_step}"] for last_step in (4, 5)),
-            [*common, f"output_dir={strict}", *five],
+            [*common, f"output_dir={strict}", *from_five],
             resumed,
         ],
         tmp_path,
@@ -73,9 +74,9 @@ def test_bad_batches_change_nothing_are_named_and_counted_over_a_resume(
     assert "max_bad_steps=2" in error
     assert error.count(".jpg") == 8
     assert "Traceback" not in told[3][1]
-    fourth, fifth = (checkpoint_of(run, f"step-{step:08d}.pt") for step in (4, 5))
-    assert_same(fourth["model"], fifth["model"])
-    assert_same(fourth["optimizer"]["state"], fifth["optimizer"]["state"])
+    four, five = (checkpoint_of(run, f"step-{step:08d}.pt") for step in (4, 5))
+    assert_same(four["model"], five["model"])
+    assert_same(four["optimizer"]["state"], five["optimizer"]["state"])
     assert_same_state(run, whole)
     assert_finite(run, options, 4, 1e-4)
 
@@ -155,7 +156,7 @@ def beat(store: torch.distributed.Store, rank: int, work: DeviceWork, **others: 
     return Heartbeat(store, rank, 2, work, **defaults | others)
 
 
-def end_of(target, *cases: tuple) -> list[int | None]:
+def end_of(target: Callable[..., None], *cases: tuple[Any, ...]) -> list[int | None]:
     """The exit codes of processes that run at the same time."""
     processes = [FORKSERVER.Process(target=target, args=case) for case in cases]
     for process in processes:

@@ -204,7 +204,7 @@ class Code:
 
 
 WRONG: list[Any] = [None, -1, 10**30, 0.5, float("nan"), "x", "../x", [], {}, [1, "x"], {"x": {}}]
-WRONG.append(Code())
+WRONG += [Code()]
 BYTES = (b"", b"\0", b"[", b"{", b'"', b"\xff" * 8, b"[" * 10_000, b"!!python/name:os.system ")
 
 
