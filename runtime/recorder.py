@@ -74,8 +74,8 @@ class Recorder:
         """Write `config.yaml` and `run.json`, and log the opening lines.
 
         Args:
-            model: bare or wrapped.
-            precision: dtype that it computes in.
+            model: model, wrapped or not.
+            precision: dtype in which it computes.
         """
         self.precision = report.name(precision)
         if self.group.rank == 0:

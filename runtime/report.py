@@ -59,7 +59,7 @@ def write_settings(run_dir: Path, cfg: Config, facts: dict[str, Any]) -> None:
 
 
 def settings(cfg: Config) -> Any:
-    """Configuration as nested dictionaries, as it is written to files."""
+    """Return the configuration as nested dictionaries, as it is written to files."""
     values = asdict(cfg)
     values = masked(values)  # part: credentials
     return values
@@ -83,7 +83,7 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
 
 
 def changed_in(cfg: Config, groups: list[str]) -> list[str]:  # part: amp|ema|ranks
-    """`key=value` of the values in these groups that are not the defaults."""
+    """Return `key=value` of the values in these groups that are not the defaults."""
     changed = []
     for group in groups:
         config = getattr(cfg, group)

@@ -172,7 +172,7 @@ class Run:
         """Yield the training batches of the epoch until `max_steps`, and measure the time of each step.
 
         Each is yielded in `num_micro_batches` equal parts, one after the other.  # part: accumulate
-        The wait for a batch is measured separately.
+        The wait for a batch is measured, too.
         """
         self.step_number = loader.epoch * len(loader) + loader.batches_done
         is_start = self.step_number == 0 and self.group.rank == 0  # part: accumulate
@@ -276,8 +276,7 @@ class Run:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
 
     def _has_ended(self) -> bool:
-        """Return True after the validation at `max_steps`, and without a better epoch for as long as the
-        configuration waits."""
+        """Return True after the validation at `max_steps`, and after too many epochs without a better one."""
         patience = self.cfg.early_stopping.patience  # part: early_stopping
         if patience is not None and self.epochs_without_best >= patience:  # part: early_stopping
             return True

@@ -8,7 +8,7 @@ from conf.errors import UserError
 
 
 def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
-    """This rank's shard of a tensor, which is whole on all ranks, if `example` is sharded; else the tensor."""
+    """Return this rank's shard of a tensor that is whole on all ranks if `example` is sharded, else the tensor."""
     if not hasattr(example, "to_local") or hasattr(tensor, "to_local"):
         return tensor
     from runtime.distributed import split_like
@@ -21,7 +21,7 @@ def read_part(saved: dict[str, Any], key: str, example: Tensor) -> Any:
 
     Args:
         saved: checkpoint with its `path`.
-        key: of a part of the state.
+        key: key of a part of the state.
         example: a parameter of the model, sharded over the ranks that read.
 
     Raises:

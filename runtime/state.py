@@ -98,7 +98,7 @@ def load_into(part: Any, saved: Any) -> None:
 
 
 def _in_layout_of(parameter: Tensor, value: Any) -> Any:
-    """An optimizer's value for a parameter, split over the ranks and laid out in memory like it.
+    """Shard an optimizer's value like its parameter, and lay it out in memory like it.
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
     """
@@ -195,7 +195,7 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
 
 
 def _compared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values of the keys in `COMPARED` and `MUST_MATCH`, and of those below them, by key."""
+    """Return the values of the keys in `COMPARED` and `MUST_MATCH`, and of those below them, by key."""
     values: dict[str, Any] = {}
     for name, value in config.items():
         key = prefix + name

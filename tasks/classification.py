@@ -52,7 +52,7 @@ class Classification(Task):
         )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[images, sum of losses, images right at the first guess, ... within five guesses, confusion matrix].
+        """Return [images, sum of losses, images right at the first guess, ... within five guesses, confusion matrix].
 
         float64, on the device of the outputs; nothing waits for the device.
         """
@@ -86,7 +86,7 @@ class Classification(Task):
         return {"confusion": confusion_matrix(counts, self.classes)}
 
     def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
-        """(N, number of classes) float32 probabilities."""
+        """Return probabilities, (N, number of classes) float32."""
         return outputs.float().softmax(dim=1)
 
     def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:  # part: predict

@@ -85,7 +85,7 @@ class MultiLabel(Task):
         return loss | {"map": float(average.mean()) if occurs.any() else 0.0, "f1": float(f1)}
 
     def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
-        """(N, number of classes) float32 probabilities."""
+        """Return probabilities, (N, number of classes) float32."""
         return outputs.float().sigmoid()
 
     def visualize(  # part: pictures

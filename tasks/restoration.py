@@ -60,11 +60,11 @@ class Restoration(Task):
         return {name: as_pictures(images) for name, images in pictures.items()}
 
     def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
-        """(N, H, W, C) float32 images with pixels in [0, 1]."""
+        """Return (N, H, W, C) float32 images with pixels in [0, 1]."""
         return self._to_unit_range(outputs).clamp(0, 1).permute(0, 2, 3, 1)
 
     def images(self, outputs: Tensor) -> np.ndarray:  # part: predict
-        """(N, H, W, C) uint8 images."""
+        """Return (N, H, W, C) uint8 images."""
         return (self.predictions(outputs) * 255).round().to(torch.uint8).cpu().numpy()
 
     def _to_unit_range(self, images: Tensor) -> Tensor:

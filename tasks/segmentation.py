@@ -81,11 +81,11 @@ class Segmentation(Task):
         return loss | {"miou": miou, "pixel_accuracy": accuracy}
 
     def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
-        """(N, H, W, num_classes) float32 probabilities."""
+        """Return probabilities, (N, H, W, num_classes) float32."""
         return outputs.float().softmax(dim=1).permute(0, 2, 3, 1)
 
     def images(self, outputs: Tensor) -> np.ndarray:  # part: predict
-        """(N, H, W) class indices, uint8 or, above 256 classes, uint16."""
+        """Return class indices, (N, H, W) uint8 or, above 256 classes, uint16."""
         dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
         return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
 

@@ -119,6 +119,7 @@ def check_shape(outputs: Tensor, expected: tuple[int, ...], fix: str) -> None:
         )
 
 
+# part: multilabel|regression
 def refuse_label_smoothing(cfg: Config) -> None:
     """Raise UserError if `task.label_smoothing` is set for a task whose loss has none."""
     if cfg.task.label_smoothing:

@@ -87,7 +87,7 @@ def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
 
 
 def split_like(tensor: Tensor, example: Tensor) -> Tensor:
-    """This rank's shard of a tensor that is whole on all ranks, split as `example`."""
+    """Split a tensor that is whole on all ranks as `example`, and return this rank's shard."""
     assert isinstance(example, DTensor)
     # Every rank has the full tensor: nothing has to be sent.
     full = tensor.to(example.device)
@@ -99,8 +99,8 @@ def read_shards(saved: dict[str, Any], key: str, example: Tensor) -> Any:
 
     Args:
         saved: checkpoint with its `path`, as `write_shards()` returned it.
-        key: of a part of the state.
-        example: a parameter of the model, sharded over all ranks, whose number may differ from the one that wrote.
+        key: key of a part of the state.
+        example: a parameter of the model, sharded over all ranks; their number may differ from when it was written.
 
     Raises:
         UserError: a rank cannot read the files.
