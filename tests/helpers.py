@@ -192,7 +192,7 @@ def run_in_turn(
             else:
                 sys.argv = [first, *arguments]
                 with watch(first):
-                    runpy.run_path(first, run_name="__main__")
+                    runpy.run_path(os.path.abspath(first), run_name="__main__")
         except SystemExit as ended:
             code = ended.code
         except BaseException:

@@ -49,12 +49,20 @@ def slow(folder: Path, script: str, seconds: float = 0.1) -> Path:
     return script_with(folder, script, f"time.sleep({seconds})")
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) -> Any:
+def hit(mark: Path, step: int, rank: int, action: str) -> list[str]:
+    """Lines for `script_with()` that do something in a step of a rank, but not again after a resume."""
+    return [
+        f"if (step, rank) == ({step}, {rank}) and not os.path.exists({str(mark)!r}):",
+        f"    open({str(mark)!r}, 'x').close()",
+        f"    {action}",
+    ]
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) -> None:
     end = time.monotonic() + timeout
-    while not (answer := condition()):
+    while not condition():
         assert time.monotonic() < end, f"waited {timeout} s for {what}"
-        time.sleep(0.02)
-    return answer
+        time.sleep(0.05)
 
 
 def steps_saved(output_dir: Path) -> list[int]:
@@ -79,11 +87,6 @@ def run_to_end(
     return join(processes, timeout), [path.read_text() for path in prints]
 
 
-def send(process: ForkServerProcess | psutil.Process, number: int) -> None:
-    assert process.pid is not None
-    os.kill(process.pid, number)
-
-
 def join(processes: list[ForkServerProcess], timeout: float = LIMIT_S) -> list[int | None]:
     end = time.monotonic() + timeout
     for process in processes:
@@ -92,12 +95,6 @@ def join(processes: list[ForkServerProcess], timeout: float = LIMIT_S) -> list[i
     for process in processes:
         process.kill()
     return codes
-
-
-def is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 class Torchrun:
@@ -123,83 +120,66 @@ class Torchrun:
             is_forked=is_forked,
             is_elastic=is_elastic,
         )
-        self.seen = {psutil.Process(self.agent.pid)}
 
     def __enter__(self) -> "Torchrun":
         return self
 
     def __exit__(self, *unused: object) -> None:
-        for process in self.processes():
-            process.kill()
         self.agent.kill()
         self.agent.join()
+        for process in self.processes():
+            os.kill(process, signal.SIGKILL)
 
-    def processes(self) -> list[psutil.Process]:
-        """The agent, its ranks and their workers, as far as they live."""
-        for process in list(self.seen):
-            with suppress(psutil.NoSuchProcess):
-                self.seen.update(process.children(recursive=True))
-        return [process for process in self.seen if is_alive(process)]
+    def processes(self) -> list[int]:
+        """The agent, its ranks and their workers, as far as they live: all that print to its file."""
+        ours = []
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):  # it has ended
+                if os.readlink(f"/proc/{process}/fd/1") == os.path.realpath(self.prints):
+                    ours.append(int(process))
+        return ours
 
     def rank(self, rank: int) -> psutil.Process:
-        """The process of a rank, which the agent starts one after the other."""
-
-        def find() -> psutil.Process | None:
-            children = psutil.Process(self.agent.pid).children()
-            alive = sorted(filter(is_alive, children), key=lambda process: process.pid)
-            return alive[rank] if rank < len(alive) else None
-
-        return wait_for(find, f"rank {rank}")
-
-    def kill_agent(self) -> None:
-        self.processes()  # which later cannot be found by their parent
-        self.agent.kill()
+        """The process of a rank, unless it was forked; torchrun starts one after the other."""
+        ranks = psutil.Process(self.agent.pid).children()
+        return sorted(ranks, key=lambda process: process.pid)[rank]
 
     def wait(self, timeout: float = LIMIT_S) -> int:
-        return wait_for_end(self, timeout=timeout)[0]
+        """The exit code, when no process is left; if some hang, it prints where they stand."""
+        self.all_gone(timeout)
+        self.agent.join()
+        assert self.agent.exitcode is not None
+        return self.agent.exitcode
 
     def all_gone(self, timeout: float = LIMIT_S) -> None:
-        """Wait until no process is left; otherwise say where each of them stands."""
         try:
-            wait_for(lambda: not self.processes(), "the end of all processes", timeout)
+            wait_for(
+                lambda: not (self.agent.is_alive() or self.processes()),
+                "the end of all processes",
+                timeout,
+            )
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.text_with_stacks()}") from error
-
-    def text_with_stacks(self) -> str:
-        """What was printed and where each process stands; it ends them."""
-        for process in self.processes():
-            process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
-            time.sleep(0.5)
-        return self.text()
+            for process in self.processes():
+                os.kill(process, signal.SIGABRT)  # faulthandler prints the stacks
+            time.sleep(1)
+            raise AssertionError(f"{error}\n{self.text()}") from error
 
     def text(self) -> str:
         return self.prints.read_text()
 
 
-def wait_for_end(*launchers: Torchrun, timeout: float = LIMIT_S) -> list[int]:
-    """The exit codes; if one of them hangs, where all processes stand."""
-    try:
-        wait_for(lambda: not any(one.agent.is_alive() for one in launchers), "the end", timeout)
-    except AssertionError as error:
-        texts = [launcher.text_with_stacks() for launcher in launchers]
-        raise AssertionError("\n".join([str(error), *texts])) from error
-    return [launcher.agent.exitcode or 0 for launcher in launchers]
-
-
 def assert_same(one: Any, other: Any, where: str = "") -> None:
     """Equal to the last bit, all tensors in them included."""
     assert type(one) is type(other), where
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype, where
-        assert torch.equal(one, other), where
-    elif isinstance(one, dict):
+    if isinstance(one, list | tuple):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    if isinstance(one, dict):
         assert one.keys() == other.keys(), where
         for key in one:
             assert_same(one[key], other[key], f"{where}/{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), where
-        for number, pair in enumerate(zip(one, other, strict=True)):
-            assert_same(*pair, f"{where}/{number}")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
     else:
         assert one == other, where
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models import build_model
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from tests.faults.helpers import (
     NUM_STEPS,
@@ -20,7 +19,7 @@ from tests.faults.helpers import (
     script_with,
     steps_saved,
 )
-from tests.helpers import checkpoint_of, folder_with, make_config, scalars_of, summary_of, train
+from tests.helpers import answers_to, checkpoint_of, make_config, scalars_of, summary_of, train
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +39,11 @@ def step_file(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}.pt"
 
 
-def flip_byte(path: Path, share: float) -> None:
+def flip_byte(path: Path, place: float) -> None:
+    """Change a byte; its place is a share of the file or the number of a byte."""
     content = bytearray(path.read_bytes())
-    content[int(share * (len(content) - 1))] ^= 0x10
+    content[int(place * (len(content) - 1)) if place <= 1 else int(place)] ^= 0x10
     path.write_bytes(content)
-
-
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1000])
 
 
 def read(run: Path, resume: str = "auto"):
@@ -57,49 +53,49 @@ def read(run: Path, resume: str = "auto"):
     return state
 
 
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 1.0])
-def test_one_flipped_byte_is_found_and_the_checkpoint_before_is_used(
-    share: float, copy, caplog
-) -> None:
-    whole = torch.load(step_file(copy, NUM_STEPS), weights_only=True)
-    flip_byte(step_file(copy, NUM_STEPS), share)
-    state = read(copy)
-    if state["step"] == NUM_STEPS:  # a byte that means nothing, such as a date in the archive
-        whole["path"] = state["path"]
-        assert_same(state, whole)
-    else:
-        assert state["step"] == NUM_STEPS - 1
-        assert f"{step_file(copy, NUM_STEPS)} is damaged" in caplog.text
-
-
-def test_a_flipped_byte_in_the_weights_is_not_loaded(copy, caplog) -> None:
+def test_one_flipped_byte_is_found_and_the_checkpoint_before_is_used(copy, caplog) -> None:
     path = step_file(copy, NUM_STEPS)
-    weight = checkpoint_of(copy)["model"]["classifier.weight"].numpy().tobytes()
-    content = path.read_bytes()
+    whole, content = torch.load(path, weights_only=True), path.read_bytes()
+    weight = whole["model"]["classifier.weight"].numpy().tobytes()
     assert content.count(weight) == 1
-    flip_byte(path, (content.index(weight) + 5) / (len(content) - 1))
-    assert torch.load(path, weights_only=True)["step"] == NUM_STEPS  # torch.load does not see it
-    assert read(copy)["step"] == NUM_STEPS - 1
-    assert f"{path} is damaged" in caplog.text
+    for place in (0.0, 0.02, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 1.0, content.index(weight) + 5):
+        flip_byte(path, place)
+        caplog.clear()
+        state = read(copy)
+        if state["step"] == NUM_STEPS:  # a byte that means nothing, such as a date in the archive
+            assert place <= 1
+            assert_same(state, whole | {"path": state["path"]})
+        else:
+            assert state["step"] == NUM_STEPS - 1
+            assert f"{path} is damaged" in caplog.text
+        path.write_bytes(content)
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_truncated_one(copy, finished, options) -> None:
-    cut_short(step_file(copy, NUM_STEPS))
+def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones_and_stops_if_all_are(
+    copy, finished, options, tmp_path
+) -> None:
+    damaged = Path(shutil.copytree(copy, tmp_path / "damaged"))
+    remains = [
+        copy / "checkpoints" / x for x in (".step-00000017.4711.pt", ".model.4711.safetensors")
+    ]
+    for path in remains:  # of a write that was killed
+        path.write_bytes(b"half")
     flip_byte(step_file(copy, NUM_STEPS - 1), 0.5)
-    printed = train("train.py", copy, *options, "resume=auto")
+    for path in [step_file(copy, NUM_STEPS), *(step_file(damaged, n) for n in (14, 15, 16))]:
+        path.write_bytes(path.read_bytes()[:-1000])
+    commands = [
+        ["train.py", *options, "resume=auto", f"output_dir={run}"] for run in (copy, damaged)
+    ]
+    (code, text), (stopped, error) = answers_to(commands, tmp_path)
+    assert code == 0, text
     for step in (NUM_STEPS, NUM_STEPS - 1):
-        assert f"{step_file(copy, step)} is damaged" in printed
-    assert f"resumed from {step_file(copy, NUM_STEPS - 2)}: step {NUM_STEPS - 2}" in printed
+        assert f"{step_file(copy, step)} is damaged" in text
+    assert f"resumed from {step_file(copy, NUM_STEPS - 2)}: step {NUM_STEPS - 2}" in text
     assert_same_state(copy, finished)
-
-
-def test_when_all_checkpoints_are_damaged_the_run_stops(copy, options) -> None:
-    for step in steps_saved(copy):
-        cut_short(step_file(copy, step))
-    codes, [text] = run_to_end("train.py", copy, *options, "resume=auto")
-    assert codes == [2]
-    assert text.count("is damaged") == 3
-    assert "resume=auto: there is no checkpoint that can be read (3 found)" in text
+    assert not any(path.exists() for path in remains)
+    assert stopped == 2
+    assert error.count("is damaged") == 3
+    assert "resume=auto: there is no checkpoint that can be read (3 found)" in error
 
 
 @pytest.fixture
@@ -126,48 +122,33 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(
     overrides = [*WIDE, "checkpoint.every_steps=5", f"checkpoint.on_error={on_error}"]
     codes, [text] = run_to_end("train.py", run, *options, *overrides)
     assert codes == [0 if on_error == "warn" else 1], text
-    failed = [8, 10, 15, 16] if on_error == "warn" else [8]
-    for step in failed:
-        message = (
-            rf"step-{step:08d}.pt could not be written \(.*\): about 0.\d MB needed, 0.\d MB free"
-        )
-        assert re.search(message, text), text
+    for step in [8, 10, 15, 16] if on_error == "warn" else [8]:
+        room = r"about 0.\d MB needed, 0.\d MB free"
+        assert re.search(rf"step-{step:08d}.pt could not be written \(.*\): {room}", text), text
     assert "earlier checkpoints are untouched" in text
     assert ("training goes on (checkpoint.on_error=warn)" in text) == (on_error == "warn")
-    assert steps_saved(run) == [5]
     assert read(run)["step"] == 5
     names = {path.name for path in (run / "checkpoints").iterdir()}
     assert names == {"step-00000005.pt", "last.pt"}  # nothing half-written
 
 
-@pytest.mark.parametrize(
-    ("overrides", "steps"),
-    [
-        (["checkpoint.every_steps=3", "checkpoint.keep=3"], [12, 15, 16]),
-        (["checkpoint.every_steps=5", "checkpoint.keep=99"], [5, 8, 10, 15, 16]),
-        (["checkpoint.keep=1"], [16]),
-    ],
-)
-def test_checkpoints_are_kept_as_configured(overrides, steps, options, tmp_path) -> None:
-    run = tmp_path / "run"
-    train("train.py", run, *options, *overrides)
-    assert steps_saved(run) == steps
-    newest = step_file(run, NUM_STEPS)
-    assert (run / "checkpoints" / "last.pt").read_bytes() == newest.read_bytes()
-    modes = {path.stat().st_mode for path in (run / "checkpoints").iterdir()}
-    assert len(modes) == 1  # as the umask says
-    best = checkpoint_of(run, "best.pt")
-    assert best["step"] in (8, 16)  # at the end of an epoch
-    cfg = make_config(*options, *overrides)
-    model = build_model(cfg.model, 3, 2)
-    model.load_state_dict(load_file(run / "checkpoints" / "model.safetensors"))
-    assert_same(dict(model.state_dict()), dict(best["model"]))
-    names = {path.name for path in (run / "checkpoints").iterdir()}
-    assert names == {step_file(run, step).name for step in steps} | {
-        "last.pt",
-        "best.pt",
-        "model.safetensors",
-    }
+def test_checkpoints_are_kept_as_configured(finished, options, tmp_path) -> None:
+    every, one = tmp_path / "every", tmp_path / "one"
+    common = ["train.py", *options]
+    kept = ["checkpoint.every_steps=5", "checkpoint.keep=99"]
+    commands = [[*common, f"output_dir={every}", *kept]]
+    commands += [[*common, f"output_dir={one}", "checkpoint.keep=1"]]
+    assert [code for code, _ in answers_to(commands, tmp_path)] == [0, 0]
+    for run, steps in {finished: [14, 15, 16], every: [5, 8, 10, 15, 16], one: [16]}.items():
+        folder = run / "checkpoints"
+        files = {path.name: path for path in folder.iterdir()}
+        links = {"last.pt", "best.pt", "model.safetensors"}
+        assert files.keys() == links | {step_file(run, step).name for step in steps}
+        assert files["last.pt"].read_bytes() == step_file(run, NUM_STEPS).read_bytes()
+        assert len({path.stat().st_mode for path in files.values()}) == 1  # as the umask says
+        best = checkpoint_of(run, "best.pt")
+        assert best["step"] in (8, 16)  # at the end of an epoch
+        assert_same(load_file(files["model.safetensors"]), dict(best["model"]))
 
 
 def test_steps_that_a_run_has_left_go_before_older_ones(tmp_path) -> None:
@@ -199,9 +180,7 @@ def test_an_epoch_whose_weights_could_not_be_written_is_not_the_best(options, tm
         "if step > 8: targets.copy_(1 - targets)",
         f"if step == 12 and rank == 0: shutil.rmtree({str(weights)!r})",
     )
-    codes, [text, *_] = run_to_end(
-        script, run, *options, "checkpoint.on_error=warn", folder=folder, timeout=240
-    )
+    codes, [text, *_] = run_to_end(script, run, *options, "checkpoint.on_error=warn", folder=folder)
     assert set(codes) == {0}, text
     assert f"{weights} could not be written" in text
     assert steps_saved(run) == [16]
@@ -211,53 +190,44 @@ def test_an_epoch_whose_weights_could_not_be_written_is_not_the_best(options, tm
     assert weights.is_file()
 
 
-def test_what_was_best_counts_where_its_weights_lie(copy, tmp_path) -> None:
-    saved = checkpoint_of(copy)["run"]
+def test_what_was_best_counts_where_its_weights_lie(finished, tmp_path) -> None:
+    saved = checkpoint_of(finished)["run"]
     assert saved["best"] > 0
-    assert read(copy)["run"] == read(copy, str(copy))["run"] == saved
-    branch = read(tmp_path / "branch", str(copy))["run"]
+    assert read(finished)["run"] == read(finished, str(finished))["run"] == saved
+    branch = read(tmp_path / "branch", str(finished))["run"]
     assert branch == saved | {"best": float("-inf"), "best_metrics": {}}
 
 
-def test_the_remains_of_a_write_that_was_killed_are_removed(copy, options) -> None:
-    names = (".step-00000017.4711.pt", ".model.4711.safetensors")
-    remains = [copy / "checkpoints" / name for name in names]
-    for path in remains:
-        path.write_bytes(b"half")
-    train("train.py", copy, *options, "epochs=3", "max_steps=17", "resume=auto")
-    assert checkpoint_of(copy)["step"] == 17
-    assert not any(path.exists() for path in remains)
+SLOW_WRITES = """\
+if step == 1:
+    running, writes = [], []
+    def step_number(): return run.step_number
+    class Slow:
+        def state_dict(self): return self
+        def __reduce__(self):
+            assert not running, 'two writes at a time'
+            running.append(step_number())
+            end = time.monotonic() + 120
+            while step_number() < 7 and time.monotonic() < end: time.sleep(0.01)
+            if not writes: time.sleep(0.5)
+            writes.append([running.pop(), step_number()])
+            return str, ('slow',)
+    run.state['slow'] = Slow()
+if step == 16: open(WRITES, 'w').write(repr(writes))"""
 
 
-def test_training_goes_on_while_one_checkpoint_is_written(tmp_path, options) -> None:
-    """A write, which the steps 4 and 8 ask for, ends here only when step 8 has begun."""
-    folder = script_with(
-        tmp_path / "s",
-        "train.py",
-        "import json, torch",
-        "seen = globals().setdefault('seen', [])",
-        "seen.append(f'step {step}')",
-        "if step == 1:",
-        "    real = torch.save",
-        "    def slow_save(*arguments):",
-        "        seen.append('begin')",
-        "        end = time.monotonic() + 120",
-        "        while 'step 8' not in seen and time.monotonic() < end: time.sleep(0.01)",
-        "        real(*arguments)",
-        "        seen.append('end')",
-        "    torch.save = slow_save",
-        f"open({str(tmp_path / 'seen.json')!r}, 'w').write(json.dumps(seen))",
-    )
-    train("train.py", tmp_path / "run", *options, "checkpoint.every_steps=4", folder=folder)
-    order = json.loads((tmp_path / "seen.json").read_text())
-    begin, end = order.index("begin"), order.index("end")
-    # Step 5 may come before the thread that writes begins.
-    assert {"step 6", "step 7", "step 8"} <= set(order[begin:end])
-    writes = [what for what in order if not what.startswith("step")]
-    assert writes[:4] == ["begin", "end", "begin", "end"]  # never two at a time
+def test_training_goes_on_while_one_checkpoint_is_written(options, tmp_path) -> None:
+    """A write of step 4 ends only when step 8 has begun, whose own write begins then."""
+    writes, run = tmp_path / "writes", tmp_path / "run"
+    lines = SLOW_WRITES.replace("WRITES", repr(str(writes))).splitlines()
+    folder = script_with(tmp_path / "s", "train.py", *lines)
+    train("train.py", run, *options, "checkpoint.every_steps=4", "checkpoint.keep=9", folder=folder)
+    began, ended = json.loads(writes.read_text())[0]
+    assert 4 <= began < 7 <= ended
+    assert steps_saved(run) == [4, 8, 12, 16]
 
 
-OWN_LOGGERS = """
+LOST = """
 from runtime.loggers.tensorboard import TensorBoardLogger
 
 class FullDisk(TensorBoardLogger):
@@ -273,21 +243,14 @@ class NoServer(TensorBoardLogger):
 
 
 def test_training_goes_on_while_a_logger_cannot_write(options, tmp_path) -> None:
-    folder = folder_with(tmp_path / "s", "train.py")
+    folder, run = script_with(tmp_path / "s", "train.py"), tmp_path / "run"
+    (folder / "own_loggers.py").write_text(LOST)
     script = folder / "train.py"
-    text = script.read_text()
-    (folder / "own_loggers.py").write_text(OWN_LOGGERS)
-    own = """
-    from runtime.loggers import LOGGERS
-
-    LOGGERS["full"] = "own_loggers.FullDisk"
-    LOGGERS["service"] = "own_loggers.NoServer"
-"""
-    script.write_text(text.replace("    # data\n", own))
-    names = "log.to=[full,service]"
-    printed = train("train.py", tmp_path / "run", *options, names, folder=folder)
+    own = "LOGGERS |= {'full': 'own_loggers.FullDisk', 'service': 'own_loggers.NoServer'}\n"
+    script.write_text(f"from runtime.loggers import LOGGERS\n{own}{script.read_text()}")
+    printed = train("train.py", run, *options, "log.to=[full,service]", folder=folder)
     assert printed.count("log.to=full: values are lost until the next epoch") == 1
     assert "log.to=service: values are lost until the next epoch" in printed
-    steps = [step for step, _ in scalars_of(tmp_path / "run", "train/loss")]
+    steps = [step for step, _ in scalars_of(run, "train/loss")]
     assert steps == [1, 2, 3, *range(9, NUM_STEPS + 1)]
-    assert summary_of(tmp_path / "run")["steps"] == NUM_STEPS
+    assert summary_of(run)["steps"] == NUM_STEPS

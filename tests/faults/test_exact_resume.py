@@ -1,65 +1,49 @@
 """A run that was stopped and resumed ends with the same bits as one that was not."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.faults.helpers import NUM_STEPS, assert_same_state
-from tests.helpers import ENVIRONMENT, checkpoint_of, scalars_of, start, train
+from tests.faults.helpers import NUM_STEPS, assert_same_state, script_with
+from tests.helpers import (
+    ENVIRONMENT,
+    answers_to,
+    checkpoint_of,
+    folder_with,
+    has_ranks,
+    scalars_of,
+    start,
+    train,
+)
 
 # Overflows at first: those steps are skipped.
 FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
-OPTIONS = {
-    "train_ddp_amp.py": FLOAT16,
-    "train_accumulate.py": ["accumulate_steps=4"],
-    "train_ema.py": ["ema.decay=0.5"],
-}
-
-
-@pytest.fixture(scope="module")
-def whole(options, tmp_path_factory):
-    """Output folder of an uninterrupted run, each made when first asked for."""
-    folders: dict[tuple[str, ...], Path] = {}
-
-    def folder_of(script: str, *overrides: str) -> Path:
-        key = (script, *overrides)
-        if key not in folders:
-            folders[key] = tmp_path_factory.mktemp("whole") / "run"
-            train(script, folders[key], *options, *overrides)
-        return folders[key]
-
-    return folder_of
 
 
 @pytest.mark.parametrize(
-    ("script", "loader", "num_workers"),
+    ("script", "overrides", "num_workers"),
     [
-        ("train.py", "pytorch", 2),
-        ("train_ddp_amp.py", "dali", 0),
-        ("train_accumulate.py", "pytorch", 0),
-        ("train_ema.py", "dali", 0),
-        ("train_fsdp.py", "pytorch", 0),
+        ("train_accumulate_ema.py", ["accumulate_steps=4", "ema.decay=0.5"], 2),
+        ("train_ddp_amp.py", ["loader=dali", *FLOAT16], 0),
+        ("train_fsdp.py", [], 0),
     ],
 )
 def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
-    script: str, loader: str, num_workers: int, whole, options, tmp_path
+    script: str, overrides: list[str], num_workers: int, options, tmp_path
 ) -> None:
     """The uninterrupted run has no worker processes: they change nothing either."""
-    overrides = [f"loader={loader}", *OPTIONS.get(script, [])]
-    stopped = tmp_path / "run"
-    for last_step in (3, 13, NUM_STEPS):
-        train(
-            script,
-            stopped,
-            *options,
-            *overrides,
-            f"loader.num_workers={num_workers}",
-            f"max_steps={last_step}",
-            "resume=auto",
-        )
-        assert checkpoint_of(stopped)["step"] == last_step
-    assert_same_state(stopped, whole(script, *overrides))
-    losses = scalars_of(whole(script, *overrides), "train/loss")
+    whole, stopped = tmp_path / "whole", tmp_path / "run"
+    common = [script, *options, *overrides]
+    resumed = [f"output_dir={stopped}", "resume=auto", f"loader.num_workers={num_workers}"]
+    commands = [[*common, f"output_dir={whole}"]]
+    commands += [[*common, *resumed, f"max_steps={last}"] for last in (3, 13, NUM_STEPS)]
+    folder = folder_with(tmp_path / "s", script)
+    told = answers_to(commands, tmp_path, 1 + has_ranks(script), folder)
+    assert [code for code, _ in told] == [0] * 4, told
+    assert "resume=auto: no checkpoint" in told[1][1]
+    for (_, text), step in zip(told[2:], (3, 13), strict=True):
+        assert f"step {step}" in next(x for x in text.splitlines() if "resumed from" in x)
+        assert "settings that have changed" not in text
+    assert_same_state(stopped, whole)
+    losses = scalars_of(whole, "train/loss")
     assert scalars_of(stopped, "train/loss") == losses
     assert len(losses) == NUM_STEPS
     if "amp" in script:
@@ -68,15 +52,15 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     assert log.count("resumed from") == 2  # one log over all attempts
 
 
-def test_a_resumed_run_computes_with_as_many_threads_as_before(
+def test_a_resumed_run_computes_with_as_many_threads_as_are_set(
     options, monkeypatch, tmp_path
 ) -> None:
-    """Of Pythons that really start, since torch asks for their number only once."""
+    """Of a Python that really starts, since torch asks for their number only once."""
     monkeypatch.setitem(ENVIRONMENT, "OMP_NUM_THREADS", "2")
-    middle = tmp_path / "whole" / "checkpoints" / "step-00000005.pt"
-    common = [*options, "model.kwargs.width=32", "max_steps=10"]
-    saved = ["checkpoint.every_steps=5", "checkpoint.keep=9"]
-    for name, more in {"whole": saved, "run": [f"resume={middle}"]}.items():
-        run = start("train.py", *common, f"output_dir={tmp_path / name}", *more)
-        assert run.returncode == 0, run.stderr
-    assert_same_state(tmp_path / "run", tmp_path / "whole")
+    lines = ["import torch", "assert torch.get_num_threads() == 2"]
+    folder, run = script_with(tmp_path / "s", "train.py", *lines), tmp_path / "run"
+    train("train.py", run, *options, "max_steps=2")
+    again = [*options, f"output_dir={run}", "max_steps=4", "resume=auto"]
+    done = start("train.py", *again, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert checkpoint_of(run)["step"] == 4

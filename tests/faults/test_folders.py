@@ -1,10 +1,10 @@
 """One run at a time in a folder, and what a run may go on from."""
 
-import copy as copying
+import copy
 import json
 import os
 import shutil
-import signal
+import time
 import traceback
 from collections import Counter
 from pathlib import Path
@@ -24,26 +24,32 @@ from loaders.targets import describe_target, target_of
 from models import build_model
 from runtime import Run, build_optimizer
 from runtime.trained import read_trained
-from tests.faults.helpers import (
-    assert_same_state,
-    join,
-    run_to_end,
-    script_with,
-    send,
-    slow,
-    steps_saved,
-    wait_for,
-    wait_for_step,
-)
+from tests.faults.helpers import join, script_with, steps_saved, wait_for, wait_for_step
 from tests.helpers import (
     ENVIRONMENT,
+    REPOSITORY,
+    answers_to,
     checkpoint_of,
     events_of,
+    folder_with,
     fork,
     make_config,
     scalars_of,
     train,
 )
+
+LONGER = ["resume=auto", "epochs=3"]
+INPUTS = [*LONGER, "data.mean=[0.5,0.5,0.5]"]
+RATES = ["optimizer.lr=0.001", "optimizer.weight_decay=0.5", "global_batch_size=16"]
+RUNS = {
+    "fresh": [],
+    "another optimizer": [*LONGER, "optimizer=sgd"],
+    "other inputs": INPUTS,
+    "overwriting": ["overwrite=true", "max_steps=3"],
+    "intended inputs": [*INPUTS, "checkpoint.fresh_epoch=true"],
+    "other rates": [*LONGER, *RATES],
+}
+"""Options of runs, each in a copy of a finished run's folder."""
 
 
 @pytest.fixture(scope="module")
@@ -53,149 +59,139 @@ def finished(options, tmp_path_factory) -> Path:
     return run
 
 
-@pytest.fixture
-def copy(finished, tmp_path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run", copy_function=shutil.copy))
+@pytest.fixture(scope="module")
+def ended(finished, options, tmp_path_factory) -> dict[str, tuple[Path, int, str]]:
+    """The folder, the exit code and the prints of each of `RUNS`."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in RUNS:
+        shutil.copytree(finished, folder / name, copy_function=shutil.copy)
+    commands = [
+        ["train.py", *options, f"output_dir='{folder / name}'", *more]
+        for name, more in RUNS.items()
+    ]
+    told = answers_to(commands, folder)
+    return {name: (folder / name, *answer) for name, answer in zip(RUNS, told, strict=True)}
 
 
-def refused(run: Path, *overrides: str) -> str:
-    """The one line that ends a run."""
-    codes, [text] = run_to_end("train.py", run, *overrides)
-    assert codes == [2], text
-    assert "Traceback" not in text
-    return text.splitlines()[-1]
-
-
-def test_a_fresh_run_in_the_folder_of_an_earlier_one_is_refused(copy, options) -> None:
-    before = sorted(path.name for path in copy.rglob("*"))
-    line = refused(copy, *options)
-    assert line.startswith(f"output_dir={copy} holds a run already; resume=auto goes on with it,")
-    assert sorted(path.name for path in copy.rglob("*")) == before
-
-
-def test_the_folder_of_a_run_that_failed_before_its_first_step_is_free(options, tmp_path) -> None:
-    run = tmp_path / "run"
-    failing = script_with(tmp_path / "s", "train.py", "raise RuntimeError('in a logger')")
-    codes, _ = run_to_end("train.py", run, *options, folder=failing)
-    assert codes == [1]
-    train("train.py", run, *options, "max_steps=3")
-    assert len(list(run.glob("events.*"))) == 1
-    assert steps_saved(run) == [3]
-
-
-def test_overwrite_removes_the_earlier_checkpoints_and_events_first(copy, options) -> None:
-    train("train.py", copy, *options, "overwrite=true", "max_steps=3")
-    assert steps_saved(copy) == [3]
-    assert [step for step, _ in scalars_of(copy, "train/loss")] == [1, 2, 3]
-    assert len(list(copy.glob("events.*"))) == 1
-    assert set(events_of(copy).Tags()["images"]) == {
-        "train/inputs",
-        "val/predictions",
-        "val/confusion",
+def texts_of(run: Path) -> dict[str, str]:
+    """The names of all files, and the text of those that are no log."""
+    files = {str(path.relative_to(run)): path for path in run.rglob("*")}
+    return {
+        name: path.read_text() if path.suffix in (".json", ".yaml") else ""
+        for name, path in files.items()
     }
 
 
-def test_a_second_run_in_a_folder_is_refused_while_the_first_lives(options, tmp_path) -> None:
-    script = "train_ddp.py"
-    run, folder = tmp_path / "run", slow(tmp_path / "s", script, 0.5)
-    options = [*options, "checkpoint.every_steps=1"]
-    processes, _ = fork(script, run, *options, folder=folder)
-    wait_for_step(run, 1)
-    line = refused(run, *options, "resume=auto")
-    assert line.startswith(f"output_dir={run} belongs to a run that is still going; ")
-    for process in processes:
-        send(process, signal.SIGKILL)
-    join(processes)
-    train("train.py", run, *options, "resume=auto", "max_steps=6")
-    assert checkpoint_of(run)["step"] >= 6
-
-
-def test_a_run_that_torchrun_restarts_waits_for_the_end_of_the_one_before(
-    options, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fresh", "holds a run already; resume=auto goes on with it,"),
+        ("another optimizer", "optimizer.name: adamw then, sgd now"),
+        ("other inputs", "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)"),
+    ],
+)
+def test_a_run_that_does_not_fit_the_folder_is_refused_and_changes_nothing(
+    name: str, message: str, ended, finished
 ) -> None:
-    run, go = tmp_path / "run", tmp_path / "go"
-    halted = f"while step == 3 and not os.path.exists('{go}'): time.sleep(0.1)"
-    folder = script_with(tmp_path / "s", "train.py", halted)
-    first, _ = fork("train.py", run, *options, folder=folder)
-    wait_for(lambda: list(run.glob("events.*")), "the first step")
-    codes, [refusal] = run_to_end("train.py", run, *options, "resume=auto")
-    monkeypatch.setitem(ENVIRONMENT, "TORCHELASTIC_MAX_RESTARTS", "3")
-    second, [prints] = fork("train.py", run, *options, "resume=auto")
-    go.touch()
-    assert join([*first, *second]) == [0, 0], prints.read_text()
-    assert codes == [2]
-    assert "belongs to a run that is still going" in refusal
-    assert "nothing to do" in prints.read_text()
+    run, code, text = ended[name]
+    assert code == 2, text
+    assert "Traceback" not in text
+    assert message in text.splitlines()[-1]
+    assert str(run) in text.splitlines()[-1]
+    assert texts_of(run) == texts_of(finished)
 
 
-def test_another_optimizer_is_refused(copy, options) -> None:
-    files = [copy / "config.yaml", copy / "run.json", copy / "summary.json"]
-    before = [path.read_text() for path in files]
-    line = refused(copy, *options, "resume=auto", "epochs=3", "optimizer=sgd")
-    assert "optimizer.name: adamw then, sgd now" in line
-    assert [path.read_text() for path in files] == before
+def test_overwrite_removes_the_earlier_checkpoints_and_events_first(ended) -> None:
+    run, code, text = ended["overwriting"]
+    assert code == 0, text
+    assert steps_saved(run) == [3]
+    assert [step for step, _ in scalars_of(run, "train/loss")] == [1, 2, 3]
+    assert len(list(run.glob("events.*"))) == 1
+    images = {"train/inputs", "val/predictions", "val/confusion"}
+    assert set(events_of(run).Tags()["images"]) == images
 
 
-def test_other_inputs_are_refused_unless_they_are_meant(copy, options) -> None:
-    other = [*options, "resume=auto", "epochs=3", "data.mean=[0.5,0.5,0.5]"]
-    line = refused(copy, *other)
-    assert (
-        "was made with other inputs (data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)"
-        in line
-    )
-    text = train("train.py", copy, *other, "checkpoint.fresh_epoch=true")
+def test_inputs_may_change_if_that_is_intended(ended) -> None:
+    _, code, text = ended["intended inputs"]
+    assert code == 0, text
     assert "settings that have changed: data.mean: [0.485, 0.456, 0.406] then" in text
 
 
-def test_other_rates_are_listed_and_followed(copy, finished, options, tmp_path) -> None:
-    other = ["optimizer.lr=0.001", "optimizer.weight_decay=0.5", "global_batch_size=16"]
-    text = train("train.py", copy, *options, "resume=auto", "epochs=3", *other)
+def test_other_rates_are_listed_and_followed(ended) -> None:
+    run, code, text = ended["other rates"]
+    assert code == 0, text
     line = next(line for line in text.splitlines() if line.startswith("settings that have changed"))
     assert "optimizer.lr: 0.003 then, 0.001 now" in line
     assert "optimizer.weight_decay: 0.01 then, 0.5 now" in line
     assert "global_batch_size: 8 then, 16 now" in line
-    [group] = checkpoint_of(copy)["optimizer"]["param_groups"]
+    [group] = checkpoint_of(run)["optimizer"]["param_groups"]
     assert (group["weight_decay"], group["initial_lr"]) == (0.5, 0.001)
-    rates = [rate for _, rate in scalars_of(copy, "train/lr")][-4:]  # the last epoch, at 16 a step
+    rates = [rate for _, rate in scalars_of(run, "train/lr")][-4:]  # the last epoch, at 16 a step
     assert 0 < max(rates) < 0.001
 
 
-def test_a_file_of_weights_is_no_checkpoint(finished, options, tmp_path) -> None:
-    published = finished / "checkpoints" / "model.safetensors"
+def test_a_file_of_weights_is_no_checkpoint_and_a_run_that_saved_none_starts_again(
+    finished, options, tmp_path
+) -> None:
+    """A run that failed before its first step has no events either, and leaves its folder free."""
     plain, other = tmp_path / "plain.pt", tmp_path / "other.txt"
     torch.save(checkpoint_of(finished)["model"], plain)
     other.write_text("hello")
-    for path in (published, plain, other):
-        line = refused(tmp_path / "run", *options, f"resume={path}")
-        assert line.startswith(f"resume={path}: ")
-        assert "checkpoints/step-*.pt" in line
+    files = [finished / "checkpoints" / "model.safetensors", plain, other]
+    runs = [tmp_path / name for name in ("first", "second")]
+    failing = script_with(tmp_path / "s", "train.py", "assert step != cfg.max_steps")
+    failed = [f"output_dir={run}" for run in runs]
+    commands = [["train.py", *options, f"output_dir={tmp_path}/x", f"resume={f}"] for f in files]
+    commands += [["train.py", *options, failed[n], f"max_steps={n + 1}"] for n in (0, 1)]
+    whole = [str(REPOSITORY / "train.py"), *options, "max_steps=3"]
+    commands += [[*whole, failed[0]], [*whole, failed[1], "resume=auto"]]
+    told = answers_to(commands, tmp_path, folder=failing)
+    assert [code for code, _ in told] == [2, 2, 2, 1, 1, 0, 0], told
+    for path, (_, text) in zip(files, told[:3], strict=True):
+        assert f"\nresume={path}: " in f"\n{text}"
+        assert "checkpoints/step-*.pt" in text.splitlines()[-1]
+        assert "Traceback" not in text
+    for run in runs:
+        assert steps_saved(run) == [3]
+        assert [step for step, _ in scalars_of(run, "train/loss")] == [1, 2, 3]
+        assert len(list(run.glob("events.*"))) == 1
 
 
-def test_a_run_that_never_saved_starts_anew_without_its_old_events(options, tmp_path) -> None:
-    run = tmp_path / "run"
-    processes, _ = fork("train.py", run, *options, folder=slow(tmp_path / "s", "train.py", 1.0))
-    wait_for(lambda: list(run.glob("events.*")), "events")
-    send(processes[0], signal.SIGKILL)
-    join(processes)
-    train("train.py", run, *options, "resume=auto")
-    assert len(list(run.glob("events.*"))) == 1
+def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_restarts_waits(
+    options, tmp_path, monkeypatch
+) -> None:
+    script, run = "train_ddp.py", tmp_path / "run"
+    folder = script_with(tmp_path / "s", script, "if step == 3: time.sleep(1000)")
+    ranks, _ = fork(script, run, *options, "checkpoint.every_steps=1", folder=folder)
+    wait_for_step(run, 2)
+    again = ["train.py", *options, f"output_dir={run}", "resume=auto"]
+    [(code, text)] = answers_to([again], tmp_path)
+    assert code == 2
+    assert text.startswith(f"output_dir={run} belongs to a run that is still going; ")
+    later, begins = folder_with(tmp_path / "later", "train.py"), tmp_path / "begins"
+    text = (later / "train.py").read_text()
+    mark = f"    open({str(begins)!r}, 'w').close()\n    run = Run("
+    (later / "train.py").write_text(text.replace("    run = Run(", mark))
+    monkeypatch.setitem(ENVIRONMENT, "TORCHELASTIC_MAX_RESTARTS", "3")
+    restarted = [*options, "resume=auto", "max_steps=6"]
+    [waiting], [prints] = fork("train.py", run, *restarted, folder=later)
+    wait_for(begins.exists, "a run that asks for the folder")
+    time.sleep(1)
+    for rank in ranks:
+        rank.kill()
+    join(ranks)
+    assert join([waiting]) == [0], prints.read_text()
+    assert "step-00000002.pt: step 2" in prints.read_text()
+    assert checkpoint_of(run)["step"] == 6
 
 
-def test_a_run_of_before_a_key_was_renamed_is_refused_with_the_new_name(copy) -> None:
-    config = copy / "config.yaml"
-    config.write_text(
-        config.read_text().replace("optimizer:\n", "optimizer:\n  momentum: 0.9\n", 1)
-    )
+def test_a_run_of_before_a_key_was_renamed_is_refused_with_the_new_name(finished, tmp_path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    config = (run / "config.yaml").read_text()
+    old = config.replace("optimizer:\n", "optimizer:\n  momentum: 0.9\n", 1)
+    (run / "config.yaml").write_text(old)
     with pytest.raises(UserError, match=r"optimizer\.kwargs\.momentum"):
-        read_trained(copy, [])
-
-
-def test_the_same_settings_go_on_with_the_same_bits(finished, options, tmp_path) -> None:
-    run = tmp_path / "run"
-    train("train.py", run, *options, "max_steps=5")
-    text = train("train.py", run, *options, "resume=auto")
-    assert "settings that have changed" not in text
-    assert_same_state(run, finished)
+        read_trained(run, [])
 
 
 class Code:
@@ -207,29 +203,17 @@ class Code:
         return os.mkdir, (self.folder,)
 
 
-WRONG: tuple[Any, ...] = (
-    None,
-    -1,
-    10**30,
-    0.5,
-    float("nan"),
-    "x",
-    "../x",
-    [],
-    {},
-    [1, "x"],
-    {"x": {}},
-    Code(),
-)
+WRONG: list[Any] = [None, -1, 10**30, 0.5, float("nan"), "x", "../x", [], {}, [1, "x"], {"x": {}}]
+WRONG += [Code()]
+BYTES = (b"", b"\0", b"[", b"{", b'"', b"\xff" * 8, b"[" * 10_000, b"!!python/name:os.system ")
 
 
 def with_wrong_value(tree: Any, random: Random) -> Any:
     """Nested values, of which one is wrong or missing."""
     if not isinstance(tree, dict | list) or not tree or random.random() < 0.3:
         return random.choice(WRONG)
-    keys = list(tree) if isinstance(tree, dict) else range(len(tree))
-    key = random.choice(keys)
-    changed = copying.copy(tree)
+    key = random.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
+    changed = copy.copy(tree)
     changed[key] = with_wrong_value(tree[key], random)
     if random.random() < 0.1:
         del changed[key]
@@ -241,20 +225,17 @@ def damage(file: Path, random: Random) -> None:
     if random.random() < 0.3:
         content = bytearray(file.read_bytes())
         start = random.choice([0, random.randrange(len(content)), len(content) - 1])
-        content[start : start + random.choice([0, 1, 8, 10**6])] = random.choice(
-            [b"", b"\0", b"[", b"{", b'"', b"\xff" * 8, b"[" * 10_000, b"!!python/name:os.system "]
-        )
+        content[start : start + random.choice([0, 1, 8, 10**6])] = random.choice(BYTES)
         file.write_bytes(content)
     elif file.suffix == ".json":
-        file.write_text(
-            json.dumps(with_wrong_value(json.loads(file.read_text()), random), default=str)
-        )
+        wrong = with_wrong_value(json.loads(file.read_text()), random)
+        file.write_text(json.dumps(wrong, default=str))
     elif file.suffix == ".yaml":
         file.write_text(yaml.dump(with_wrong_value(yaml.safe_load(file.read_text()), random)))
     elif file.suffix == ".pt":
         state = torch.load(file, weights_only=True)
-        wrong = [state | {"loader": Code()}, state | {"format": 0}, state["model"], [state]]
-        torch.save(random.choice(wrong), file)
+        choices = [state | {"loader": Code()}, state | {"format": 0}, state["model"], [state]]
+        torch.save(random.choice(choices), file)
     else:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
@@ -270,13 +251,13 @@ def test_a_damaged_folder_of_a_run_ends_in_one_line_wherever_it_is_used(
     random, cpu, run = Random(0), torch.device("cpu"), tmp_path / "run"
     Code.folder = str(tmp_path / "made")
     shutil.copytree(finished, run, copy_function=shutil.copy)
-    checkpoints = run / "checkpoints"
+    newest, weights = (run / "checkpoints" / x for x in ("step-00000016.pt", "model.safetensors"))
     for name in ("step-00000008.pt", "last.pt", "best.pt"):
-        (checkpoints / name).unlink()
+        (run / "checkpoints" / name).unlink()
     uses = {
-        "predict": [run / "run.json", run / "config.yaml", checkpoints / "model.safetensors"],
-        "resume": [checkpoints / "step-00000016.pt"],
-        "model.weights": [checkpoints / "model.safetensors"],
+        "predict": [run / "run.json", run / "config.yaml", weights],
+        "resume": [newest],
+        "model.weights": [weights],
     }
     cfg = make_config(*options, f"output_dir={tmp_path / 'other'}")
     loader, _ = build_loaders(cfg, cpu)
@@ -284,13 +265,14 @@ def test_a_damaged_folder_of_a_run_ends_in_one_line_wherever_it_is_used(
     optimizer, scheduler = build_optimizer(cfg, model, len(loader))
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
     outcomes: Counter[str] = Counter()
-    for number in range(200):
+    for number in range(120):
         use = random.choice(list(uses))
         file = random.choice(uses[use])
         whole = file.read_bytes()
         damage(file, random)
-        cfg.resume, cfg.model.weights = None, None
-        outcome = "no error"
+        cfg.resume = str(run) if use == "resume" else None
+        cfg.model.weights = str(run) if use == "model.weights" else None
+        outcome = ""
         try:
             if use == "predict":
                 trained = read_trained(run, ["device=cpu"])
@@ -298,16 +280,13 @@ def test_a_damaged_folder_of_a_run_ends_in_one_line_wherever_it_is_used(
                 target_of(describe_target(trained.target))
                 trained.load_into(model)
             else:
-                group, key = (cfg, use) if use == "resume" else (cfg.model, "weights")
-                setattr(group, key, str(run))
                 Run(cfg, cpu, state).resume()
         except Exception as error:
             outcome = explain(error) or traceback.format_exc()
-        file.write_bytes(whole)
-        if outcome != "no error":
             assert len(outcome.splitlines()) == 1, f"{number}: {use}, {file}: {outcome}"
             assert str(run) in outcome
-        outcomes[f"{use}: {outcome == 'no error'}"] += 1
+        file.write_bytes(whole)
+        outcomes[f"{use}: {not outcome}"] += 1
     assert len(outcomes) == 6, outcomes
-    assert min(outcomes.values()) > 5, outcomes
+    assert min(outcomes.values()) > 2, outcomes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]

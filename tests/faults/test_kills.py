@@ -1,86 +1,82 @@
-"""Processes that are killed with SIGKILL, which nobody can catch."""
+"""Signals to torchrun and its ranks, and processes that are killed with SIGKILL, which nobody can catch."""
 
 import signal
+from pathlib import Path
 
-import pytest
-
+from runtime.run import REQUEUE_MARKER
 from tests.faults.helpers import (
     NUM_STEPS,
     TWO_RANKS,
     Torchrun,
     assert_same_state,
-    slow,
+    hit,
+    script_with,
     steps_saved,
-    wait_for_step,
+    wait_for,
 )
-from tests.helpers import REPOSITORY, scalars_of, summary_of, train, workers_of
+from tests.helpers import REPOSITORY, scalars_of, summary_of, train
+
+SCRIPT = "train_ddp.py"
+RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
 
 
-@pytest.fixture(scope="module")
-def whole(options, tmp_path_factory):
-    """Output folder of an uninterrupted run of train_ddp.py."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    train("train_ddp.py", folder, *options)
+def struck(folder: Path) -> Path:
+    """The script that kills a worker in step 2, a rank in step 6, and hits torchrun or itself in others."""
+    worker = "import psutil, tests.helpers; tests.helpers.workers_of(psutil.Process())[0].kill()"
+    lines = ["from runtime import preemption", *hit(folder / "2", 2, 1, worker)]
+    asks = {4: "getppid(), SIGKILL", 8: "getppid(), SIGTERM", 10: "getpid(), SIGTERM"}
+    for step, what in {6: "getpid(), SIGKILL", **asks, 12: "getpid(), SIGKILL"}.items():
+        process, _, name = what.partition(", ")
+        kill = f"os.kill(os.{process}, {getattr(signal, name):d})"
+        lines += hit(folder / str(step), step, int(step != 6), kill)
+        lines += ["    while not preemption.is_requested(): time.sleep(0.01)"]
+    path = script_with(folder, SCRIPT, *lines) / SCRIPT
+    # Linux sends nothing to a rank whose torchrun dies, unless the script asks: torch does, where it forks.
+    path.write_text(f"import ctypes\n\nctypes.CDLL(None).prctl(1, 0)\n{path.read_text()}")
     return folder
 
 
-@pytest.fixture
-def frequent(options) -> list[str]:
-    return [*options, "checkpoint.every_steps=1", "resume=auto"]
-
-
-def test_a_killed_worker_and_a_killed_rank_come_back_with_the_same_weights(
-    whole, frequent, tmp_path
+def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the_same_bits(
+    options, tmp_path
 ) -> None:
-    run, folder = tmp_path / "run", slow(tmp_path / "s", "train_ddp.py", 0.3)
-    launcher = [*TWO_RANKS, "--max-restarts=3"]
-    workers = [*frequent, "loader.num_workers=1"]
-    with Torchrun(folder, run, "train_ddp.py", launcher, *workers) as torchrun:
-        for rank, what, step in ((1, "worker", 3), (0, "rank", 9)):
-            wait_for_step(run, step)
-            assert steps_saved(run)[-1] < NUM_STEPS
-            victim = torchrun.rank(rank)
-            (victim if what == "rank" else workers_of(victim)[0]).kill()
-        assert torchrun.wait() == 0, torchrun.text()
-        torchrun.all_gone()
-    assert torchrun.text().count("resumed from") == 2
+    run, whole, folder = tmp_path / "run", tmp_path / "whole", struck(tmp_path / "s")
+    frequent = [*options, "checkpoint.every_steps=1", "resume=auto"]
+
+    def run_until(step: int, launcher: list[str], *more: str, is_forked: bool = True) -> str:
+        """Run until this step or the next is saved, and no process is left."""
+        job = folder, run, SCRIPT, launcher, *frequent, *more
+        with Torchrun(*job, is_forked=is_forked) as torchrun:
+            assert torchrun.wait() != 0, torchrun.text()
+        assert steps_saved(run)[-1] in (step, step + 1), torchrun.text()
+        return torchrun.text()
+
+    workers_and_torchrun = run_until(4, RESTARTED, "loader.num_workers=1")
+    assert workers_and_torchrun.count("resumed from") == 1
+    rank_and_torchrun = run_until(8, RESTARTED)
+    assert rank_and_torchrun.count("resumed from") == 2
+    for text in (workers_and_torchrun, rank_and_torchrun, run_until(10, TWO_RANKS)):
+        assert text.count("stopped by a signal: saved at step") == 1, text
+    assert (run / REQUEUE_MARKER).exists()
+    # A torchrun that forks its ranks names any of those that have ended.
+    text = run_until(11, TWO_RANKS, is_forked=False)
+    assert steps_saved(run)[-1] == 11
+    assert "[rank 0] stops, because another rank has:" in text
+    assert "rank      : 1 (local_rank: 1)" in text  # torchrun's summary
+    assert f"exitcode  : -{signal.SIGKILL:d}" in text
+
+    train(SCRIPT, run, *frequent)
+    train(SCRIPT, whole, *options)
     assert_same_state(run, whole)
     assert scalars_of(run, "train/loss") == scalars_of(whole, "train/loss")
     assert summary_of(run)["steps"] == NUM_STEPS
-
-
-def test_a_killed_agent_takes_its_ranks_with_it_and_the_run_goes_on_later(
-    whole, frequent, tmp_path
-) -> None:
-    run, folder = tmp_path / "run", slow(tmp_path / "s", "train_ddp.py", 0.3)
-    workers = [*frequent, "loader.num_workers=1"]
-    with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *workers) as torchrun:
-        wait_for_step(run, 3)
-        torchrun.kill_agent()
-        torchrun.all_gone()
-    assert "stopped by a signal: saved at step" in torchrun.text()
-    train("train_ddp.py", run, *frequent)
-    assert_same_state(run, whole)
-
-
-def test_without_restarts_a_killed_rank_ends_the_run_within_seconds(frequent, tmp_path) -> None:
-    run, folder = tmp_path / "run", slow(tmp_path / "s", "train_ddp.py", 0.3)
-    with Torchrun(folder, run, "train_ddp.py", TWO_RANKS, *frequent) as torchrun:
-        wait_for_step(run, 3)
-        torchrun.rank(1).kill()
-        assert torchrun.wait() != 0
-        torchrun.all_gone()
-    assert "[rank 0] stops, because another rank has:" in torchrun.text()
-    assert "rank      : 1 (local_rank: 1)" in torchrun.text()  # torchrun's summary
-    assert f"exitcode  : -{signal.SIGKILL:d}" in torchrun.text()
-    assert steps_saved(run)
+    assert not (run / REQUEUE_MARKER).exists()
 
 
 def test_an_agent_killed_while_its_ranks_start_leaves_none_of_them(options, tmp_path) -> None:
     """A Python that really starts looks after its launcher once torch is imported."""
-    job = REPOSITORY, tmp_path / "run", "train_ddp.py", TWO_RANKS
+    job = REPOSITORY, tmp_path / "run", SCRIPT, TWO_RANKS
     with Torchrun(*job, *options, is_forked=False) as torchrun:
-        torchrun.rank(1)
-        torchrun.kill_agent()
+        wait_for(lambda: len(torchrun.processes()) == 3, "two ranks")
+        torchrun.agent.kill()
         torchrun.all_gone()
-    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not steps_saved(tmp_path / "run")
