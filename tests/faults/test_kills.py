@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-from runtime.run import REQUEUE_MARKER
+from runtime.preemption import REQUEUE_MARKER
 from tests.faults.helpers import (
     NUM_STEPS,
     TWO_RANKS,
