@@ -33,7 +33,7 @@ class DataInfo:
     num_dropped: int = 0
     """Samples that training drops at the end of each epoch."""
 
-    example: Any = None  # part: fsdp
+    example: Any = None
     """Inputs of a batch of one sample, with any values: a rank without a sample calls its part of a model with it."""
 
     name_of: Callable[[int], str] = "sample {}".format

@@ -22,7 +22,7 @@ def evaluate(
     task: Task,
     loader: Loader,
     precision: AbstractContextManager[object] | None = None,
-    num_batches: int = 0,  # part: fsdp
+    num_batches: int = 0,
 ) -> tuple[Tensor, Shown]:
     """Add up `task.sums()` over the loader, and keep some samples to show.
 
@@ -35,7 +35,8 @@ def evaluate(
         task: task whose `sums()` are added up.
         loader: iterable of (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
-        num_batches: minimum number of calls of the model, which ranks that share its weights call equally often.  # part: fsdp
+        num_batches: minimum number of calls of the model; ranks that share its weights have to call
+            it equally often.
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and targets of up
@@ -47,7 +48,7 @@ def evaluate(
     device = next(model.parameters(), torch.empty(0)).device
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
     shown: Shown = ()
-    inputs: Any = None  # part: fsdp
+    inputs: Any = None
     was_training = model.training
     model.eval()
     try:
@@ -56,16 +57,15 @@ def evaluate(
             for inputs, targets in loader:
                 outputs = model(inputs)
                 totals += task.sums(outputs, targets)
-                num_batches -= 1  # part: fsdp
+                num_batches -= 1
                 if not shown:  # copies, which do not keep the whole batch
                     some = part((inputs, outputs, targets), 0, NUM_SHOWN)
                     shown = map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, some)
-            if inputs is None and num_batches > 0:  # part: fsdp
-                # A rank without a sample
+            if inputs is None and num_batches > 0:  # a rank without a sample
                 inputs = map_leaves(
                     lambda x: x.to(device) if isinstance(x, Tensor) else x, loader.info.example
                 )
-            for _ in range(num_batches):  # part: fsdp
+            for _ in range(num_batches):
                 model(inputs)
     finally:
         model.train(was_training)

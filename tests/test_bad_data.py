@@ -294,7 +294,10 @@ def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
     [
         ("DataLoader worker (pid(s) 7) exited unexpectedly", "lower loader.num_workers"),
         ("[Errno 104] Connection reset by peer", "lower loader.num_workers"),
-        ("unable to write to file </torch_1>: No space left: shared memory", "--shm-size"),
+        (  # part: workers
+            "unable to write to file </torch_1>: No space left: shared memory",
+            "--shm-size",
+        ),
         ("Too many open files. Communication with the workers is no longer possible.", "ulimit -n"),
     ],
 )

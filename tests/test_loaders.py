@@ -75,6 +75,7 @@ def test_inputs_are_normalised_with_mean_and_std() -> None:
     assert 0.99 < pictures.max() <= 1
 
 
+# part: ranks
 @pytest.mark.parametrize(("size", "fix"), [(100, "99 or 102"), (2, "use 3")])
 def test_a_batch_that_ranks_cannot_share_is_refused(size: int, fix: str) -> None:
     with pytest.raises(UserError, match=f"global_batch_size={size} .*world_size=3.*{fix}"):
