@@ -116,6 +116,7 @@ def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device:
     assert (totals.tolist(), shown) == ([0, 0], ())
 
 
+# part: dp|ddp
 @pytest.fixture
 def one_rank():
     """A process group of this process alone."""
@@ -124,6 +125,7 @@ def one_rank():
     dist.destroy_process_group()
 
 
+# part: dp|ddp
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("wrap", [nn.DataParallel, nn.parallel.DistributedDataParallel])
 def test_it_calls_a_wrapped_model_without_its_wrapper(wrap: Any) -> None:
