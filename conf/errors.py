@@ -9,8 +9,7 @@ class UserError(ValueError):
 
 
 def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:
-    """Return the error for a value that is none of these names; of many names, it lists the
-    nearest."""
+    """Return the error for a value that is none of these names; of many, it lists the nearest."""
     names = sorted(names)
     listed = ", ".join(names)
     if len(names) > 20:

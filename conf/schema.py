@@ -484,8 +484,7 @@ class Config:
     """Number of parts of a batch whose gradients are added up (`train_accumulate.py`)."""
 
     max_bad_steps: int = key(25, FROM_1)
-    """Number of consecutive steps with a gradient norm that is not finite after which the run ends; each of them
-    is skipped."""
+    """Number of consecutive steps without a finite gradient norm, which are skipped, after which the run ends."""
 
     clip_grad_norm: float = key(float("inf"), CLIP)
     """Largest L2 norm of all gradients together; larger gradients are scaled down."""
@@ -495,8 +494,7 @@ class Config:
     another run, unless this run has a checkpoint of its own; null: a fresh run."""
 
     overwrite: bool = False
-    """Remove the checkpoints and TensorBoard events of an earlier run in `output_dir`; false: refuse to start
-    there."""
+    """Remove checkpoints and TensorBoard events of an earlier run in `output_dir`; false: refuse to start."""
 
     device: str = key("auto", DEVICE)
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`."""

@@ -29,8 +29,7 @@ def part(batch: Any, start: int, stop: int) -> Any:
 
 
 def num_samples(batch: Any) -> int:
-    """Return the number of samples of a batch: the length of its first tensor or list, or 0 without
-    any."""
+    """Return the number of samples of a batch: the length of its first tensor or list, else 0."""
     if isinstance(batch, dict | tuple):
         values = batch.values() if isinstance(batch, dict) else batch
         return next((count for value in values if (count := num_samples(value))), 0)

@@ -53,8 +53,7 @@ def limits_explained() -> Iterator[None]:
 
 
 def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of CPUs that this process may use, which it shares with the other ranks of
-    this machine.
+    """Return the number of CPUs for this process, a share of those of all ranks of this machine.
 
     Args:
         cgroup: folder of the container's quota, if there is one.
@@ -72,8 +71,7 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _quota_and_period(cgroup: Path) -> tuple[str, str]:
-    """Return the microseconds of CPU time in each period, and of the period; no quota is `max` (v2)
-    or -1 (v1)."""
+    """Return the quota of CPU time in each period and the period, in us; `max` or -1: no quota."""
     if (version_2 := cgroup / "cpu.max").exists():
         quota, _, period = version_2.read_text().partition(" ")
         return quota, period
@@ -84,8 +82,7 @@ def _quota_and_period(cgroup: Path) -> tuple[str, str]:
 
 
 def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolExecutor:
-    """Create a pool of `number` threads, each of which runs torch's operations with
-    `torch_num_threads` threads.
+    """Create a pool of threads, each of which runs torch's operations with `torch_num_threads`.
 
     The calling thread keeps its own number: torch otherwise gives it, at its first large operation, the
     number that any other thread has set last.

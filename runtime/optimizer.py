@@ -138,8 +138,7 @@ class Schedule(LambdaLR):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a schedule; to be called after the optimizer's, whose state holds the rate at
-        that time."""
+        """Continue a schedule; to be called after the optimizer's, whose state holds the rate."""
         # The configuration decides the peak rates and the schedule, which may have changed.
         super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})
         for group, peak, share in zip(

@@ -20,8 +20,7 @@ from runtime.timing import Timing, verdict
 def opening_lines(
     cfg: Config, loader: Loader, model: nn.Module, place: str, world_size: int
 ) -> list[str]:
-    """Return lines about the data, the model, its precision and device (`place`), and the steps of
-    a run."""
+    """Return lines about the data, the model, its precision and device (`place`), and the steps."""
     size = sum(parameter.numel() for parameter in model.parameters())
     name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
     arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())

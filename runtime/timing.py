@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import psutil
@@ -17,6 +16,15 @@ WORTH_MENTIONING = 0.1
 
 _previous_end: float | None = None
 """End of the job before this one in a multirun, in seconds since 1970."""
+
+
+def record_event(device: torch.device) -> torch.cuda.Event | None:
+    """Record an event in the current stream of the device; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 class Timing:
@@ -34,18 +42,16 @@ class Timing:
         self,
         device: torch.device,
         clock: Callable[[], float] = time.perf_counter,
-        record_event: Callable[[], Any] | None = None,
+        record_event: Callable[[torch.device], Any] = record_event,
     ) -> None:
         """Start at the start of this process or, in a multirun, at the end of the previous job.
 
         Args:
             device: device of the steps.
             clock: function that returns a time in seconds.
-            record_event: function that records an event on the device and returns it; default: on a GPU, in its
-                current stream.
+            record_event: function that records an event on a device.
         """
-        self.device, self.clock = device, clock
-        self.record_event = record_event or partial(_record_event, device)
+        self.device, self.clock, self.record_event = device, clock, record_event
         begin = psutil.Process().create_time() if _previous_end is None else _previous_end
         self.seconds = {"start_up": time.time() - begin}
         self.num_images = 0
@@ -64,9 +70,9 @@ class Timing:
     @contextmanager
     def data_wait(self) -> Iterator[None]:
         """Measure the wait for the next batch in the block."""
-        begin = self.record_event()
+        begin = self.record_event(self.device)
         yield
-        end, seconds = self.record_event(), self.lap("data_wait")
+        end, seconds = self.record_event(self.device), self.lap("data_wait")
         if begin is not None and end is not None:
             self.waits.append((seconds, begin, end))
 
@@ -123,15 +129,6 @@ class Timing:
     def speed(self) -> str:
         """Return the speed as text, such as `120 images/s`."""
         return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} images/s"
-
-
-def _record_event(device: torch.device) -> torch.cuda.Event | None:
-    """Record an event in the current stream of the device; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 def verdict(data_wait_share: float, cfg: Config) -> str:

@@ -227,7 +227,7 @@ def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
         def elapsed_time(self, end: "Event") -> float:
             return end.ms - self.ms
 
-    times = Timing(torch.device("cpu"), lambda: now, Event)
+    times = Timing(torch.device("cpu"), lambda: now, lambda _: Event())
     with times.data_wait():
         now += 100
     times.end_step()  # the first one

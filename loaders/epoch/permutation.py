@@ -28,8 +28,7 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def uniform(positions: np.ndarray, key: np.uint64, num: int) -> np.ndarray:
-    """Return the random numbers in [0, 1) of each position in the key's stream, (len(positions),
-    num) float64."""
+    """Return random numbers in [0, 1) for each position, (len(positions), num) float64."""
     counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + np.arange(
         num, dtype=np.uint64
     )

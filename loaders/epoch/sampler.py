@@ -99,8 +99,7 @@ class EpochSampler:
         return random_permutation(positions, self.count, key)
 
     def plan(self, positions: np.ndarray) -> np.ndarray:
-        """Return rows of the current epoch, which all ranks share, (len(positions),) of dtype
-        `SAMPLE`."""
+        """Return rows of the epoch, which all ranks share, (len(positions),) of dtype `SAMPLE`."""
         rows = np.zeros(len(positions), SAMPLE)
         rows["position"], rows["sample"] = positions, self.order(positions)
         numbers = uniform(rows["sample"], stream_key("own", self.seed, self.epoch), 1)
@@ -108,8 +107,7 @@ class EpochSampler:
         return rows
 
     def description(self) -> dict[str, str]:
-        """Describe everything that the rows of an epoch depend on: equal descriptions give equal
-        rows."""
+        """Describe all that the rows of an epoch depend on: equal descriptions give equal rows."""
         files = f"{self.count} samples of {self.name}"
         return {"files": files, "seed": str(self.seed), "order": ORDER}
 

@@ -131,8 +131,7 @@ class OwnLoader(EpochLoader):
 def make_loaders(
     read: Read, cfg: Config, device: torch.device, rank: int, world_size: int
 ) -> tuple[OwnLoader, OwnLoader]:
-    """Build the training and the validation loader of the Datasets that a function of `OWN`
-    returns."""
+    """Build the loaders of the training and validation Dataset of a function of `OWN`."""
     name = cfg.data.name
     if cfg.loader.name != "pytorch" or cfg.loader.num_workers == "auto":
         raise UserError(

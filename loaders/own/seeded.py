@@ -82,8 +82,7 @@ class SeededDataset(Dataset[LoadedBatch]):
 
 
 def collate(items: list[Any]) -> Any:
-    """Collate by `default_collate`, with tuples as tuples: in a batch, a list has one entry for
-    each sample."""
+    """Collate by `default_collate`; tuples stay tuples, since a list has an entry for each sample."""
     return _with_tuples(items[0], default_collate(items))
 
 
