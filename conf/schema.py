@@ -290,8 +290,7 @@ class ModelConfig:
     """Weights and activations in channels_last; faster for convolutions under AMP on CUDA."""
 
     compile: bool = False
-    """Fuse the model's operations with torch.compile. The first steps then take up to minutes, and the
-    CPU needs a C++ compiler."""
+    """Fuse operations with torch.compile: the first steps take up to minutes, a CPU needs a C++ compiler."""
 
     kwargs: dict[str, Any] = key({})
     """Further arguments of the model's constructor, such as `batch_norm`."""
@@ -521,8 +520,7 @@ def run_stamp() -> str:
 
 
 def script() -> str:
-    """Return the name of the running script, such as `train`; Hydra's own is not known yet when a
-    multirun starts."""
+    """Return the name of the script, such as `train`; Hydra does not know it when a multirun starts."""
     return Path(sys.argv[0]).stem
 
 

@@ -35,8 +35,7 @@ def evaluate(
         task: task whose `sums()` are added up.
         loader: iterable of (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
-        num_batches: minimum number of calls of the model; ranks that share its weights have to call
-            it equally often.
+        num_batches: minimum number of calls of the model, equal on ranks that share its weights.
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and targets of up

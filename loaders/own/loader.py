@@ -167,8 +167,7 @@ def make_loaders(
 
 
 def pictures(inputs: Any) -> Tensor | None:
-    """The first tensor of the inputs with its smallest value black and its largest one white; None if it is not
-    (B, 1 or 3, H, W)."""
+    """Scale the first tensor of the inputs to [0, 1]; None unless it is (B, 1 or 3, H, W)."""
     first = next(tensors_of(inputs), torch.zeros(0))
     if first.ndim != 4 or first.shape[1] not in (1, 3):
         return None
