@@ -399,7 +399,7 @@ def without_entries(text: str, names: set[str], gone: set[str]) -> str:
 
 
 def listing(root: Path, files: list[str]) -> str:
-    """List the core and the parts by group: name, lines of product, what it is, and what it needs.
+    """List the core and the parts by group: name, lines of its own files, what it is, and what it needs.
 
     Args:
         root: folder of the template.
@@ -410,14 +410,14 @@ def listing(root: Path, files: list[str]) -> str:
     for file in files:
         if file.endswith(PRODUCT) and not file.startswith("tests/") and file not in together:
             num_lines[owner_of(file)] += len((root / file).read_text().splitlines())
-    lines = ["", f"{'core':16}{num_lines['core']:6,}  what every project has"]
+    lines = ["", f"{'core':18}{num_lines['core']:6,}  what every project has"]
     for group in dict.fromkeys(part.group for part in parts.values()):
         lines += ["", group]
         for name, part in parts.items():
             if part.group == group:
                 needs = f" (needs {', '.join(part.needs)})" if part.needs else ""
-                lines.append(f"  {name:14}{num_lines[name]:6,}  {part.about}{needs}")
-    return "\n".join(["part        lines of product", *lines])
+                lines.append(f"  {name:16}{num_lines[name]:6,}  {part.about}{needs}")
+    return "\n".join(["part       lines of files", *lines])
 
 
 def parts_table(chosen: set[str], files: Path) -> str:

@@ -11,10 +11,10 @@ from template.project import make_project
 # what somebody would choose -> its parts
 SETS = {
     "core": "core",
-    "one GPU, classification": "amp torchvision timm colour mixing runs",
+    "one GPU, classification": "amp torchvision timm colour mixing partial_decoding pictures runs",
     "two nodes, DDP, AMP and DALI": "ddp amp dali slurm",
-    "segmentation": "masks segmentation unet spatial predict",
-    "deblurring": "pairs restoration nafnet",
+    "segmentation": "masks segmentation unet spatial pictures predict",
+    "deblurring": "pairs restoration nafnet pictures",
     "a billion samples from a bucket": "ddp amp shards",
     "own Datasets": "own amp",
 }
