@@ -46,7 +46,7 @@ class Row:
     """The damaged file and what is wrong with it; empty if nothing is."""
 
     def score(self, metric: str) -> float | None:
-        """Value of a metric, by which higher is better; None if the run has none."""
+        """Return the value of a metric, by which higher is better; None if the run has none."""
         value = self.best.get(metric)
         is_error = self.is_error if metric == self.metric else metric.endswith("loss")
         return -value if value is not None and is_error else value

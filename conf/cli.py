@@ -85,7 +85,7 @@ def user_errors(
 
 
 def explain(error: Exception) -> str | None:
-    """Message with the fix in at most three lines, for an error that the user can fix; None for a bug."""
+    """Return the message with the fix in at most three lines, for an error that the user can fix; None for a bug."""
     if isinstance(error, UserError):
         text = str(error)
     elif isinstance(error, HydraException | OmegaConfBaseException):

@@ -72,7 +72,7 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
 
 
 def file_problem(data: DataConfig, path: str) -> tuple[str, str] | None:
-    """Path of a broken file and the reason."""
+    """Return the path of a broken file and the reason."""
     content = "stored" if data.layout == "cells" else "rgb"
     splits = ("", "train", *VALIDATION_FOLDERS)
     folders = [Path(data.root, split, data.target_dir) for split in splits]
@@ -89,7 +89,7 @@ def file_problem(data: DataConfig, path: str) -> tuple[str, str] | None:
 
 
 def shard_problem(image: tuple[Index, int, int]) -> tuple[str, str] | None:
-    """Shard and number of a broken image (index, sample, side) and the reason."""
+    """Return the shard and number of a broken image (index, sample, side) and the reason."""
     try:
         read_image(*image)
     except BadFileError as error:

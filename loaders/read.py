@@ -10,7 +10,7 @@ from loaders.index import Index, check_unchanged
 
 
 def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
         BadFileError: the file cannot be read, or is not the one that was indexed.

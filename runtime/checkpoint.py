@@ -132,7 +132,7 @@ class CheckpointWriter:
 
 
 def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
-    """The newest undamaged checkpoint that `resume` names, with its `path`.
+    """Read the newest undamaged checkpoint that `resume` names, with its `path`.
 
     Args:
         resume: value of `cfg.resume`.

@@ -17,8 +17,8 @@ def visible_gpus(cfg: Config, device: torch.device, num_gpus: int | None = None)
 
     Args:
         cfg: configuration of the run.
-        device: of the run.
-        num_gpus: number of visible GPUs; default: those that CUDA finds.
+        device: device of the run.
+        num_gpus: number of visible GPUs; by default, those that CUDA finds.
 
     Raises:
         UserError: the run is on the CPU though GPUs are visible, which DataParallel would take, or the

@@ -198,7 +198,7 @@ class Recorder:
         log.info("TensorBoard logs and checkpoints: %s", self.run_dir)
 
     def _setting(self) -> dict[str, float | str | bool]:
-        """Properties that distinguish runs, besides their configuration."""
+        """Return the properties that distinguish runs, besides their configuration."""
         return {
             "script": Path(sys.argv[0]).name,
             "world_size": self.group.world_size,

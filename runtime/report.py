@@ -65,7 +65,7 @@ def settings(cfg: Config) -> Any:
 
 
 def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
-    """Values that were set on the command line, by key, except the run's folder and name."""
+    """Return the values that were set on the command line, by key, except the run's folder and name."""
     if not HydraConfig.initialized():
         return {}
     typed = OmegaConf.structured(cfg)

@@ -63,9 +63,8 @@ class Classification(Task):
         columns = [losses, hits[:, 0], hits[:, -1]]
         sums = sum_columns(*columns[: len(self.metric_names)])
         if self.has_confusion:  # part: pictures
-            cells = (
-                targets * self.num_outputs + guesses[:, 0]
-            )  # true class, and within it the predicted one
+            # of the true class and, within it, of the predicted one
+            cells = targets * self.num_outputs + guesses[:, 0]
             sums = torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
         return sums
 

@@ -76,7 +76,7 @@ def left_out(chosen: set[str]) -> list[str]:
 
 
 def are_there(names: list[str], chosen: set[str]) -> bool:
-    """True if all of these parts are chosen; of `a|b`, one of the two."""
+    """Return True if all of these parts are chosen; of `a|b`, one of the two."""
     return all(chosen & set(some.split("|")) for some in names)
 
 
@@ -281,7 +281,7 @@ def without_commands(text: str, gone: list[str]) -> str:
 
 
 def gone_of(command: str, gone: list[str]) -> bool:
-    """Whether a command names a script, module or choice of the configuration that is gone."""
+    """Return True if a command names a script, module or choice of the configuration that is gone."""
     names = re.findall(r"[\w./]+\.(?:py|sbatch)\b", command)
     modules = re.findall(r"(?:-m|from|import) ([\w.]+)", command)
     names += [name.replace(".", "/") + end for name in modules for end in (".py", "/__init__.py")]

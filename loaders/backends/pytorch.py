@@ -92,7 +92,7 @@ class PyTorchLoader(ImageLoader):
         return batch if batch.bad else self.transform(batch.rows, batch.images)
 
     def _good(self, batch: LoadedBatch) -> LoadedBatch:
-        """The batch with its bad samples replaced or left out."""
+        """Return the batch with its bad samples replaced or left out."""
         while batch.bad:
             self.sampler.set_aside(batch.bad)
             rows = self.sampler.without_bad(batch.rows)  # part: bad_samples

@@ -81,7 +81,7 @@ class EpochLoader:
 
     # part: bad_samples
     def share_bad_samples(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
-        """As `loaders.Loader`; BadFileError if a split has more than `data.max_bad_samples` now."""
+        """Exchange bad samples, see `loaders.Loader`; BadFileError if a split has more than `data.max_bad_samples` now."""
         for bad in gather([sampler.bad for sampler in self.samplers]):
             self._add_bad(bad)
         return {s.name.rpartition("/")[2]: s.num_bad for s in self.samplers}

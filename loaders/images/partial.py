@@ -112,14 +112,14 @@ def _resize_box(image: np.ndarray, size: tuple[int, int], box: Box) -> np.ndarra
 
 
 def factor_for(shape: tuple[int, int], size: tuple[int, int]) -> int:
-    """The most by which a rectangle of `shape` (height, width) can be reduced and be MARGIN times as large as
-    `size` in both directions."""
+    """Return the largest factor by which a rectangle of `shape` (height, width) can be reduced and
+    still be MARGIN times as large as `size` in both directions."""
     most = min(length / new for length, new in zip(shape, size, strict=True)) / MARGIN
     return next((factor for factor in FACTORS if factor <= most), 1)
 
 
 def reduced_shape(shape: tuple[int, int], factor: int) -> tuple[int, int]:
-    """(height, width) of an image of this shape that was decoded at 1 / `factor` of its size."""
+    """Return (height, width) of an image of this shape that was decoded at 1 / `factor` of its size."""
     return -(-shape[0] // factor), -(-shape[1] // factor)
 
 
@@ -130,13 +130,13 @@ def reduced_box(
     orientation: int,
     rectangle: tuple[int, int, int, int],
 ) -> Box:
-    """The box of the reduced image that corresponds to a rectangle of the whole one.
+    """Return the box of the reduced image that corresponds to a rectangle of the whole one.
 
     Args:
-        shape: height and width of the reduced image, which was turned upright after it was reduced.
+        shape: (height, width) of the reduced image, upright.
         whole: (height, width) of the upright image before it was reduced.
-        factor: by which it was.
-        orientation: how it was turned, as EXIF numbers it.
+        factor: factor by which it was reduced.
+        orientation: EXIF orientation of the file.
         rectangle: y, x, height and width in pixels of the whole image.
     """
     starts, ends = [], []

@@ -59,7 +59,7 @@ def scan_headers(
 
 
 def header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
-    """The header of a file, or the reason why it cannot be used."""
+    """Return the header of a file, or the reason why it cannot be used."""
     max_pixels = data.max_pixels
     num_bytes, modified_ns = stamp_of(path)
     if os.path.exists(path) and not os.path.isfile(path):  # where reading would wait

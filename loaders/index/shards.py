@@ -109,7 +109,7 @@ class Shards:
     """Hash of the description of all shards, which holds the checksums of their columns."""
 
     def read(self, sample: int, side: int) -> bytes:
-        """The content of a file.
+        """Return the content of a file.
 
         Raises:
             OSError: its bytes are not those that were packed.

@@ -212,7 +212,7 @@ def _split(read: Table, data: DataConfig) -> Parts:
 def _target(
     read: Table, data: DataConfig, parts: Parts
 ) -> Labels | MultiLabels | RegressionTargets:
-    """The targets of all lines."""
+    """Return the targets of all lines."""
     names = tuple(data.label_columns)
     columns = [read.cells[name] for name in names]
     kind = data.label_kind if data.label_kind != "auto" else _kind_of(columns)
@@ -231,7 +231,7 @@ def _target(
 
 
 def _classes(read: Table, kind: str, cells: Sequence[str], parts: Parts) -> Labels | MultiLabels:
-    """The class in each of the cells, or, if `kind` is `several`, any number of them."""
+    """Return the class in each of the cells or, if `kind` is `several`, any number of them."""
     named = [_names(cell) if kind == "several" else [cell] for cell in cells]
     # Without a column `split`, which samples validate is chance, and so is which classes they have.
     known = parts[0].tolist() if SPLIT_COLUMN in read.cells else range(len(cells))

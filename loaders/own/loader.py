@@ -74,7 +74,7 @@ class OwnLoader(EpochLoader):
                 yield batch.rows, batch.items
 
     def _good(self, batch: LoadedBatch) -> LoadedBatch:
-        """The batch with its bad samples replaced or left out; UserError if they fit into no batch."""
+        """Replace or leave out bad samples; UserError if the samples fit into no batch."""
         while batch.bad:
             self.sampler.set_aside(batch.bad)
             rows = self.sampler.without_bad(batch.rows)  # part: bad_samples

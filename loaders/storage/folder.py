@@ -9,7 +9,7 @@ from loaders.storage.base import MissingError, Storage
 
 
 def local_folder(root: str) -> Path | None:
-    """Folder that a root names; None for an address of another machine."""
+    """Return the folder that a root names; None for an address of another machine."""
     if root.startswith("file://"):
         return Path(unquote(urlsplit(root).path))
     return None if "://" in root else Path(root)

@@ -45,7 +45,7 @@ class DeviceWork:
         self.marked_at = 0.0
 
     def overdue_s(self) -> float:
-        """Seconds since an earlier call for which the device has been busy with the same work; 0 on a CPU,
+        """Return the seconds since an earlier call for which the device has been busy with the same work; 0 on a CPU,
         whose collectives raise errors."""
         if self.device.type != "cuda":
             return 0.0

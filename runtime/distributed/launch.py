@@ -187,7 +187,7 @@ def leave_process_group() -> None:
 
 
 def _torchrun() -> int | None:
-    """Process id of torchrun: the parent, if it runs in the same Python; what adopts this process does not."""
+    """Return the process id of torchrun: the parent, if it runs in the same Python; what adopts this process does not."""
     with suppress(psutil.Error):
         ours = psutil.Process()
         parent = ours.parent()
@@ -228,7 +228,7 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
 
 
 def run_stamp() -> str:
-    """Start time of the run, the same string on every rank that torchrun started.
+    """Return the start time of the run, the same string on every rank that torchrun started.
 
     Ranks start at different moments; the first one to ask torchrun's key-value store decides. Without that
     store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), it is what torchrun calls the run (--rdzv_id).
