@@ -458,11 +458,11 @@ class Config:
     amp: AmpConfig = field(default_factory=AmpConfig)  # part: amp
     ema: EmaConfig = field(default_factory=EmaConfig)  # part: ema
     distributed: DistributedConfig = field(default_factory=DistributedConfig)  # part: ranks
-    early_stopping: EarlyStoppingConfig = field(  # part: early_stopping
-        default_factory=EarlyStoppingConfig
-    )
     log: LogConfig = field(default_factory=LogConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)  # part: profile
+
+    # part: early_stopping
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
 
     name: str = "${run_stamp:}"
     """Name of the run; default: its start time."""

@@ -157,9 +157,8 @@ class Recorder:
             self.log_point(step_number)
         self.bar.close()
 
-    def log_pictures(  # part: pictures
-        self, task: Task, totals: Tensor, shown: Shown, step_number: int
-    ) -> None:
+    # part: pictures
+    def log_pictures(self, task: Task, totals: Tensor, shown: Shown, step_number: int) -> None:
         """Log charts of the totals of a validation, and some samples with their predictions."""
         if self.group.rank != 0 or not self.cfg.log.images or not shown:
             return

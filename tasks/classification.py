@@ -68,9 +68,8 @@ class Classification(Task):
             sums = torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
         return sums
 
-    def visualize(  # part: pictures
-        self, inputs: Tensor, outputs: Tensor, targets: Tensor
-    ) -> dict[str, Tensor]:
+    # part: pictures
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images with the names of their true and predicted classes."""
         captions = []
         for true, guess in zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True):

@@ -88,9 +88,8 @@ class MultiLabel(Task):
         """Return probabilities, (N, number of classes) float32."""
         return outputs.float().sigmoid()
 
-    def visualize(  # part: pictures
-        self, inputs: Tensor, outputs: Tensor, targets: Tensor
-    ) -> dict[str, Tensor]:
+    # part: pictures
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images with the names of their true and predicted classes."""
 
         def names(row: Tensor) -> str:

@@ -70,9 +70,8 @@ class Regression(Task):
         r2 = torch.where(varies, 1 - residual / total.where(varies, 1), (residual == 0).double())
         return means | {"r2": float(r2.mean())}
 
-    def visualize(  # part: pictures
-        self, inputs: Tensor, outputs: Tensor, targets: Tensor
-    ) -> dict[str, Tensor]:
+    # part: pictures
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images with their true and predicted numbers."""
         rows = [
             [", ".join(f"{n:.4g}" for n in r) for r in part.tolist()] for part in (targets, outputs)

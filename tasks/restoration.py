@@ -51,9 +51,8 @@ class Restoration(Task):
         targets = self._to_unit_range(targets)
         return sum_columns(losses, psnr(outputs, targets), ssim(outputs, targets))
 
-    def visualize(  # part: pictures
-        self, inputs: Tensor, outputs: Tensor, targets: Tensor
-    ) -> dict[str, Tensor]:
+    # part: pictures
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the inputs, outputs and targets."""
         outputs, targets = self._to_unit_range(outputs), self._to_unit_range(targets)
         pictures = {"input": inputs, "output": outputs, "target": targets}

@@ -89,9 +89,8 @@ class Segmentation(Task):
         dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
         return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
 
-    def visualize(  # part: pictures
-        self, inputs: Tensor, outputs: Tensor, targets: Tensor
-    ) -> dict[str, Tensor]:
+    # part: pictures
+    def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images, their masks and the predicted masks; pixels without a class are white."""
         masks = torch.where(targets == self.ignore_index, -1, targets)
         return {

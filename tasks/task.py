@@ -91,9 +91,8 @@ class Task:
         """
         return None
 
-    def visualize(  # part: pictures
-        self, inputs: Tensor, outputs: Any, targets: Any
-    ) -> dict[str, Tensor]:
+    # part: pictures
+    def visualize(self, inputs: Tensor, outputs: Any, targets: Any) -> dict[str, Tensor]:
         """Draw a few images with their targets and predictions for the loggers.
 
         Args:

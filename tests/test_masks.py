@@ -1,5 +1,6 @@
 """Masks: what their files may hold, and training on them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,8 @@ def baseline(squares: list[str], tmp_path_factory) -> Path:
     return folder / "run"
 
 
-OTHERS = ["train_accumulate.py", "train_ddp.py", "train_ddp_amp.py", "train_fsdp.py"]
-
-
 # part: compose
-@pytest.mark.parametrize("script", [script for script in OTHERS if script in SCRIPTS])
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if re.search("ddp|fsdp|accumulate", s)])
 def test_ranks_micro_batches_and_sharded_models_segment_like_one_process(
     script: str, squares: list[str], baseline: Path, tmp_path
 ) -> None:
