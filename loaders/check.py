@@ -74,10 +74,11 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
 def file_problem(data: DataConfig, path: str) -> tuple[str, str] | None:
     """Return the path of a broken file and the reason."""
     content = "stored" if data.layout == "cells" else "rgb"
-    splits = ("", "train", *VALIDATION_FOLDERS)
-    folders = [Path(data.root, split, data.target_dir) for split in splits]
-    if data.layout == "masks" and any(map(Path(path).is_relative_to, folders)):
-        content = "indices"
+    if data.layout == "masks":  # part: masks
+        splits = ("", "train", *VALIDATION_FOLDERS)
+        folders = [Path(data.root, split, data.target_dir) for split in splits]
+        if any(map(Path(path).is_relative_to, folders)):
+            content = "indices"
     header = header_or_reason(path, data, content)
     if isinstance(header, str):
         return path, header

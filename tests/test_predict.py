@@ -351,7 +351,10 @@ DAMAGED = [  # files of a run
     ("predict.py", "split=val", "config.yaml", "data: {root: 'http://host/${oc.env:PATH}'}"),
     ("export.py", "format=onnx", "config.yaml", "[1"),
 ]
-OTHER_CLASSES = [("predict.py", "split=val"), ("export.py", "format=safetensors")]
+OTHER_CLASSES = [
+    ("predict.py", "split=val"),
+    ("export.py", "format=safetensors"),
+]
 
 
 def test_mistakes_damaged_files_and_other_classes_end_in_a_few_lines_that_name_them(
