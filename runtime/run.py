@@ -109,8 +109,9 @@ class Run:
         if cfg.profile.steps is not None:  # part: profile
             self.timing = ProfiledTiming(cfg, self.model, self.run_dir, self.group.rank, device)
         self.recorder = Recorder(cfg, self.loader, self.run_dir, self.group, self.timing, device)
-        self.writer = CheckpointWriter(cfg.checkpoint, self.run_dir / "checkpoints", self.group)
-        self.writer.group = self.group.for_writing(self.model)  # part: fsdp
+        group = self.group
+        group = group.for_writing(self.model)  # part: fsdp
+        self.writer = CheckpointWriter(cfg.checkpoint, self.run_dir / "checkpoints", group)
         self.clock = clock
         self.last_save = clock()
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
@@ -150,7 +151,8 @@ class Run:
         if self.group.rank == 0:  # part: amp|ema|ranks
             self._warn_of_unused_settings()
         epochs = range(max(self.loader.epoch, self.num_epochs), self.cfg.epochs)
-        if not epochs or self._has_ended():
+        lacks_validation = self._is_at_max_steps() and self.step_number != self.validated_step
+        if not epochs or (self._has_ended() and not lacks_validation):
             limits = f"epochs={self.cfg.epochs} max_steps={self.cfg.max_steps}"
             limits += f" early_stopping.patience={self.cfg.early_stopping.patience}"  # part: early_stopping
             log.info(
@@ -276,11 +278,11 @@ class Run:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
 
     def _has_ended(self) -> bool:
-        """Return True after the validation at `max_steps`, and after too many epochs without a better one."""
+        """Return True at `max_steps`, and after too many epochs without a better one."""
         patience = self.cfg.early_stopping.patience  # part: early_stopping
         if patience is not None and self.epochs_without_best >= patience:  # part: early_stopping
             return True
-        return self._is_at_max_steps() and self.step_number == self.validated_step
+        return self._is_at_max_steps()
 
     def _warn_of_unused_settings(self) -> None:  # part: amp|ema|ranks
         """Warn of settings of techniques that this script does not have."""

@@ -153,6 +153,18 @@ def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(run_of: RunOf, tmp
     assert str(tmp_path / "checkpoints") in caught.value.__notes__[0]
 
 
+def test_a_script_that_does_not_validate_each_epoch_ends_at_max_steps(run_of: RunOf) -> None:
+    run = run_of("max_steps=2", "log.images=0", group=SingleProcess())
+    epochs = []
+    for epoch in run.epochs():
+        epochs.append(epoch)
+        run.loader.set_epoch(epoch)
+        for _ in run.batches(run.loader):
+            run.step(torch.zeros(()), torch.zeros(()))
+    run.finish()
+    assert (epochs, run.step_number) == ([0], 2)
+
+
 @pytest.mark.parametrize(
     ("group", "every_steps", "expected"),
     [
