@@ -26,8 +26,7 @@ def evaluate(
 ) -> tuple[Tensor, Shown]:
     """Add up `task.sums()` over the loader, and keep some samples to show.
 
-    A loader without batches gives zeros and no samples. The model is evaluated in evaluation mode, and its mode
-    is restored.
+    A loader without batches gives zeros and no samples. The mode of the model is restored.
 
     Args:
         model: model, wrapped or not. The model inside DataParallel and DistributedDataParallel is called: the

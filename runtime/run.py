@@ -156,8 +156,7 @@ class Run:
             limits = f"epochs={self.cfg.epochs} max_steps={self.cfg.max_steps}"
             limits += f" early_stopping.patience={self.cfg.early_stopping.patience}"  # part: early_stopping
             log.info(
-                "nothing to do: the run has ended after epoch %d (step %d); to train on, raise what "
-                "ended it: %s",
+                "nothing to do: the run has ended after epoch %d (step %d); to train on, raise %s",
                 *(self.num_epochs, self.step_number, limits),
             )
             return
