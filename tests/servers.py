@@ -6,14 +6,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from email.utils import formatdate
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
 
 
 class WebServer:
@@ -74,10 +74,13 @@ def bucket_server(bucket: str = "bucket") -> Iterator[str]:
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
+    host, port = server.get_host_and_port()
     try:
-        urlopen(Request(f"{url}/{bucket}", method="PUT")).close()
-        yield url
+        # Not `urlopen`, which asks the proxy that was named at its first call in this process.
+        with closing(HTTPConnection(host, port)) as connection:
+            connection.request("PUT", f"/{bucket}")
+            assert connection.getresponse().status == 200
+        yield f"http://{host}:{port}"
     finally:
         server.stop()
 
