@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from typing import TypeVar
 
 import numpy as np
-from tqdm.contrib.concurrent import thread_map
+from tqdm import tqdm
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
@@ -90,6 +91,7 @@ def stamp_of(path: str) -> tuple[int, int]:
 def in_threads(answer: Callable[[T], R], questions: Sequence[T], what: str) -> list[R]:
     """Return the results of a function, with a progress bar once it takes more than two seconds."""
     parts = [questions[start : start + 256] for start in range(0, len(questions), 256)]
-    bar = {"desc": what, "unit": "x256", "delay": 2, "leave": False}
-    answers = thread_map(lambda part: list(map(answer, part)), parts, max_workers=32, **bar)
-    return list(chain.from_iterable(answers))
+    bar = {"desc": what, "total": len(parts), "unit": "x256", "delay": 2, "leave": False}
+    with ThreadPoolExecutor(32) as pool:
+        answers = tqdm(pool.map(lambda part: list(map(answer, part)), parts), **bar)
+        return list(chain.from_iterable(answers))
