@@ -38,7 +38,7 @@ def as_override(value: Any) -> str:
 def check_combinations(cfg: Config) -> None:
     """Raise UserError for values that exclude each other."""
     data = cfg.data  # part: images
-    loader = cfg.loader  # part: dali|packed
+    loader = cfg.loader  # part: packed
     if cfg.optimizer.warmup_steps is None and cfg.optimizer.warmup_epochs >= cfg.epochs:
         raise UserError(
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} leaves nothing of "
@@ -48,10 +48,6 @@ def check_combinations(cfg: Config) -> None:
         raise UserError(
             f"data.mean={as_override(data.mean)} and data.std={as_override(data.std)} differ in length; use one "
             "number for each channel in both"
-        )
-    if loader.reader == "native" and loader.name != "dali":  # part: dali
-        raise UserError(
-            f"loader.reader=native is DALI's; with loader={loader.name} use loader.reader=plan"
         )
     if loader.name == "packed" and loader.pack is None:  # part: packed
         raise UserError(

@@ -26,7 +26,10 @@ from conf.schema import Config
 
 EXIT_CODE = 2
 MAX_LINES = 3
-RENAMED = {"optimizer.momentum": "optimizer.kwargs.momentum"}
+RENAMED = {
+    "optimizer.momentum": "optimizer.kwargs.momentum",
+    "loader.reader": "loader=dali_reader or loader=dali",  # part: dali_reader
+}
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
 PATH_ERRORS = (
     *(FileNotFoundError, PermissionError, FileExistsError),

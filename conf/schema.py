@@ -248,7 +248,7 @@ class DataConfig:
 @dataclass
 class LoaderConfig:
     name: str = MISSING
-    """Backend: `pytorch`, `dali`, `packed` or `synthetic`."""
+    """Backend: `pytorch`, `dali`, `dali_reader`, `packed` or `synthetic`."""
 
     num_workers: Any = key(0, WORKERS)  # part: workers
     """pytorch, packed: worker processes per rank; 0: threads of the training process. `auto`: a measurement of
@@ -263,9 +263,6 @@ class LoaderConfig:
 
     prefetch_queue_depth: int = key(2, FROM_1)  # part: dali|tune
     """dali: batches prepared ahead."""
-
-    reader: str = key("plan", one_of("plan", "native"))  # part: dali
-    """dali: `plan` (order of all backends) or `native` (DALI's own file reader, shuffling and crops)."""
 
     hw_decoder_load: float = key(0.65, SHARE)  # part: dali
     """dali: share of the JPEGs for the GPU's hardware decoder, if it has one."""

@@ -31,9 +31,7 @@ def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[ImageLoader, ImageLoader]:
     """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
-    val_backend = backend(cfg.loader.name)
-    # without dali: train_backend = val_backend
-    train_backend = backend(cfg.loader.name, cfg.loader.reader)  # part: dali
+    new_loader = backend(cfg.loader.name)
     with limits_explained():
         train_index, val_index = _open_indexes(cfg)
     ranks = cfg.global_batch_size, rank, world_size
@@ -44,9 +42,9 @@ def build_loaders(
     train_sampler = new_train_sampler()
     val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *ranks, train=False)
     if cfg.loader.num_workers == "auto":  # part: tune
-        cfg = with_fastest_parallelism(cfg, train_backend, new_train_sampler, device)
-    train_loader = train_backend(train_sampler, cfg, device)
-    val_loader = val_backend(val_sampler, cfg, device)
+        cfg = with_fastest_parallelism(cfg, new_loader, new_train_sampler, device)
+    train_loader = new_loader(train_sampler, cfg, device)
+    val_loader = new_loader(val_sampler, cfg, device)
     train_loader.samplers = [train_sampler, val_sampler]
     lines = _describe(cfg.data, train_index, val_index)
     train_loader.info = replace(train_loader.info, description=lines)

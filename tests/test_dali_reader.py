@@ -1,4 +1,4 @@
-"""DALI's own file reader, `loader.reader=native`, which shuffles by itself."""
+"""DALI's own file reader, `loader=dali_reader`, which shuffles by itself."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ PLAIN = ["data.resize=null", "data.mean=null", "data.std=null", "data.val_count=
 def train_loader(
     tmp_path: Path, *overrides: str, rank: int = 0, world_size: int = 1
 ) -> ImageLoader:
-    options = ["loader=dali", "loader.reader=native", f"data.cache_dir={tmp_path / 'cache'}"]
+    options = ["loader=dali_reader", f"data.cache_dir={tmp_path / 'cache'}"]
     cfg = make_config(*options, *PLAIN, *overrides)
     return build_loaders(cfg, torch.device("cpu"), rank, world_size)[0]
 
@@ -103,13 +103,13 @@ def test_what_it_cannot_do_is_refused(overrides, keys, photos, tmp_path) -> None
         save(tmp_path / "photos" / "m" / f"{number}.png", smooth(number, 40, 40)[..., 0])
     with pytest.raises(UserError) as error:
         train_loader(tmp_path, *photos, *overrides)
-    assert all(key in str(error.value) for key in ["loader.reader", *keys])
+    assert all(key in str(error.value) for key in ["loader=dali_reader", *keys])
 
 
 def test_it_has_no_position_to_resume_at_and_names_a_file_that_changed(photos, tmp_path) -> None:
     train = train_loader(tmp_path, *photos)
     next(iter(train))
-    with pytest.raises(UserError, match="loader.reader=native"):
+    with pytest.raises(UserError, match="loader=dali_reader"):
         train.load_state_dict(train.state_dict())
     name = train.index.files[0][3]
     os.utime(name, (0, 0))

@@ -27,7 +27,6 @@ TABLE = [
     ),
     ("train.py data.crop=40", "images of mnist_mini/train are smaller than the crop"),
     ("train.py data.layout=foo", "data.layout=foo"),
-    ("train.py 'loader.name=dali native'", "loader.name=dali native"),
     ("train.py loader=packed loader.pack=nowhere", "loader.pack=nowhere"),
     ("train.py log.to=[tensorbord]", "log.to=tensorbord"),
     ("train.py global_batch_size=20000", "fewer than global_batch_size=20000"),

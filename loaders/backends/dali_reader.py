@@ -1,4 +1,4 @@
-"""DALI's own file reader, shuffling and random crops (`loader=dali loader.reader=native`).
+"""DALI's own file reader, shuffling and random crops (`loader=dali_reader`).
 
 This is DALI as its documentation shows it, without the plan: the order of the samples depends on the number of
 ranks, only nearby files are shuffled, and a run can only be resumed at the end of an epoch.
@@ -13,7 +13,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.backends.dali import decoding, output_stream, pipeline_options
+from loaders.backends.dali import DALILoader, decoding, output_stream, pipeline_options
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import RawBatch
 from loaders.index import BadFileError
@@ -66,8 +66,13 @@ def native_images(sides, decoding, resize, crop, data, seed, shard_id, num_shard
     return tuple(outputs)
 
 
-class NativeDALILoader(ImageLoader):
-    """Training batches in DALI's own random order; evaluation uses the plan.
+def new_loader(sampler: PlanSampler, cfg: Config, device: torch.device) -> ImageLoader:
+    """Make the loader of a split; evaluation uses the plan, as `loader=dali`."""
+    return (DALIReader if sampler.train else DALILoader)(sampler, cfg, device)
+
+
+class DALIReader(ImageLoader):
+    """Training batches in DALI's own random order.
 
     Raises:
         UserError: the configuration needs the plan.
@@ -90,7 +95,7 @@ class NativeDALILoader(ImageLoader):
         }
         if found := [name for name, is_found in unsupported.items() if is_found]:
             raise UserError(
-                f"loader.reader=native does not support {', '.join(found)}; use loader.reader=plan"
+                f"loader=dali_reader does not support {', '.join(found)}; use loader=dali"
             )
         self.read_size = self.output_size
         resize: dict[str, Any]
@@ -112,8 +117,8 @@ class NativeDALILoader(ImageLoader):
         super().load_state_dict(state)
         if 0 < self.batches_done < self.max_batches:
             raise UserError(
-                "loader.reader=native cannot resume in the middle of an epoch; use loader.reader=plan, "
-                "or a checkpoint from the end of an epoch"
+                "loader=dali_reader cannot resume in the middle of an epoch; use loader=dali, or a "
+                "checkpoint from the end of an epoch"
             )
 
     def raw_batches(self) -> Iterator[RawBatch]:

@@ -28,7 +28,7 @@ Setting = tuple[int, int]
 
 def with_fastest_parallelism(
     cfg: Config,
-    backend: type[ImageLoader],
+    new_loader: Callable[[PlanSampler, Config, torch.device], ImageLoader],
     new_sampler: Callable[[], PlanSampler],
     device: torch.device,
 ) -> Config:
@@ -46,7 +46,7 @@ def with_fastest_parallelism(
     speeds = {}
     for setting in _candidates(cfg, cpus_per_rank()):
         cfg.loader.num_workers, cfg.loader.num_threads = setting
-        speeds[setting] = _images_per_s(backend(new_sampler(), copy.deepcopy(cfg), device))
+        speeds[setting] = _images_per_s(new_loader(new_sampler(), copy.deepcopy(cfg), device))
         gc.collect()  # ends its workers
     best = max(speeds.values())
     chosen = next(s for s, speed in sorted(speeds.items()) if speed * WORTHWHILE >= best)
@@ -61,7 +61,7 @@ def _candidates(cfg: Config, num_cpus: int) -> list[Setting]:
     counts = sorted({min(2**power, num_cpus) for power in range(num_cpus.bit_length() + 1)})
     given = cfg.loader.num_threads
     settings = [(0, n) for n in ([given] if given else counts)]
-    if cfg.loader.name != "dali":  # it has no worker processes
+    if not cfg.loader.name.startswith("dali"):  # which has no worker processes
         settings += [(n, given or num_cpus // n) for n in counts]
     return settings
 
