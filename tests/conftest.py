@@ -1,8 +1,10 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from unittest import mock
+from urllib.request import ProxyHandler, build_opener, install_opener
 
 import pytest
 
@@ -60,3 +62,13 @@ def pytest_collection_finish() -> None:
         # It does not see a GPU: a process that uses one must not fork.
         with mock.patch.dict(os.environ, helpers.ENVIRONMENT):
             forkserver.ensure_running()
+
+
+@pytest.fixture
+def no_downloads() -> Iterator[None]:
+    """Lead downloads of this process to a proxy where nothing answers."""
+    # `urlopen` reads a proxy of the environment once, and keeps it for all later tests.
+    proxies = dict.fromkeys(("http", "https"), "http://127.0.0.1:9")
+    install_opener(build_opener(ProxyHandler(proxies)))
+    yield
+    install_opener(build_opener())

@@ -76,7 +76,7 @@ def bucket_server(bucket: str = "bucket") -> Iterator[str]:
     server.start()
     host, port = server.get_host_and_port()
     try:
-        # Not `urlopen`, which asks the proxy that was named at its first call in this process.
+        # Not `urlopen`, which asks the proxy of the environment.
         with closing(HTTPConnection(host, port)) as connection:
             connection.request("PUT", f"/{bucket}")
             assert connection.getresponse().status == 200

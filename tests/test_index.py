@@ -49,11 +49,10 @@ def write_mnist(raw: Path, ending: str = "") -> None:
             path.write_bytes(gzip.compress(content) if ending else content)
 
 
+@pytest.mark.usefixtures("no_downloads")
 def test_mnist_without_a_download_says_where_to_put_the_files(tmp_path, monkeypatch) -> None:
     from torchvision.datasets import MNIST
 
-    for scheme in ("http", "https"):
-        monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")
     data, raw = make_config("data=mnist", f"data.root={tmp_path}").data, tmp_path / "MNIST/raw"
     with pytest.raises(UserError, match=f"train-images-idx3-ubyte.gz.* into {raw}"):
         build_index(data)

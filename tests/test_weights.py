@@ -24,7 +24,6 @@ from runtime.group import SingleProcess
 from tests.helpers import (
     REPOSITORY,
     checkpoint_of,
-    free_port,
     make_config,
     summary_of,
     train,
@@ -150,9 +149,9 @@ def test_what_a_model_does_not_have_is_refused(override: str) -> None:
         small(override)
 
 
+@pytest.mark.usefixtures("no_downloads")
 def test_without_network_imagenet_names_the_file_and_its_place(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{free_port()}")  # where nothing answers
     cfg = make_config("model=torchvision", "model.arch=resnet18", "model.weights=imagenet")
     with pytest.raises(UserError) as raised:
         initial_weights(cfg.model, 3)
