@@ -30,11 +30,11 @@ from runtime.distributed.private import backend_name
 from runtime.distributed.shards import read_shards, read_whole, split_like
 
 __all__ = [
-    "FLIGHT_RECORD",
-    "DeviceWork",
-    "Heartbeat",
+    "FLIGHT_RECORD",  # part: hang_reports
+    "DeviceWork",  # part: hang_reports
+    "Heartbeat",  # part: hang_reports
     "ProcessGroup",
-    "backend_name",
+    "backend_name",  # part: hang_reports
     "convert_sync_batchnorm",
     "end_rank",
     "follow_torchrun",

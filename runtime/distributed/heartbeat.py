@@ -4,17 +4,17 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch.distributed import DistError
+import torch.distributed as dist
 
-from conf.credentials import masked
+from runtime import preemption
 from runtime.distributed import private
 
 LONGEST_CALL_S = 10.0
@@ -29,11 +29,8 @@ SILENT_BEATS = 5
 FLIGHT_RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 """Variable that names the file of torch's record of the collectives, without the rank at its end."""
 
-PARTNER_ERRORS = (
-    *("connection closed by peer", "connection reset by peer"),
-    *("timed out waiting", "gloo/transport"),
-)
-"""Words of errors on a rank whose partner has failed."""
+NCCL_EXTRA_S = 60.0
+"""Seconds by which NCCL's own watchdog, which ends a process without naming a rank, waits longer."""
 
 
 class DeviceWork:
@@ -191,23 +188,42 @@ class Heartbeat:
             self.store.set(key, value)
 
 
-def end_failed_rank(error: Exception, heartbeat: Heartbeat | None) -> NoReturn:
-    """Print an error with its rank, and end this process with 1, without waiting for other ranks.
+_heartbeat: Heartbeat | None = None
 
-    A rank whose partner failed prints that in one line. After a collective that timed out, each rank prints where
-    all of them stood.
-    """
-    rank = os.environ["RANK"]
-    text = str(error).lower()
-    if heartbeat is not None:
-        heartbeat.announce_failure()
-        if "timed out" in text or "timeout" in text:
-            heartbeat.report_timeout()
-    if isinstance(error, DistError) or any(words in text for words in PARTNER_ERRORS):
-        reason = masked(str(error).splitlines()[0])[:200]
-        print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
-    else:
-        lines = masked("".join(traceback.format_exception(error))).splitlines()
-        print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)
-    sys.stderr.flush()
-    os._exit(1)
+
+def record_collectives(folder: Path) -> None:
+    """Let torch record its collectives for a file in a folder; called before the process group is made."""
+    os.environ.setdefault(FLIGHT_RECORD, f"{folder.absolute()}/flight_record_rank_")
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives
+
+
+def start(store: Any, device: torch.device, timeout_s: float) -> None:
+    """Start the heartbeat of this process, once its process group exists; arguments as for `Heartbeat`."""
+    global _heartbeat
+    if private.backend_name(device).startswith("nccl"):
+        private.set_nccl_timeout(device, timedelta(seconds=timeout_s + NCCL_EXTRA_S))
+    _heartbeat = Heartbeat(
+        store,
+        dist.get_rank(),
+        dist.get_world_size(),
+        DeviceWork(device),
+        timeout_s,
+        private.flight_recorder(device),
+        preemption.has_arrived,
+    )
+
+
+def stop() -> None:
+    """Stop the heartbeat, if it was started."""
+    if _heartbeat is not None:
+        _heartbeat.stop()
+
+
+def announce(error: Exception) -> None:
+    """Let the other ranks know that this one has failed; after a collective that timed out, each rank prints where
+    all of them stood."""
+    if _heartbeat is None:
+        return
+    _heartbeat.announce_failure()
+    if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+        _heartbeat.report_timeout()

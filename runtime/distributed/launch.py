@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import warnings
 from contextlib import suppress
 from datetime import timedelta
@@ -19,15 +20,14 @@ import torch
 import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from torch.distributed import DistError
 
 from conf import schema
 from conf.cli import EXIT_CODE
-from conf.credentials import MaskingFormatter
+from conf.credentials import MaskingFormatter, masked
 from conf.errors import UserError
-from runtime import preemption
-from runtime.distributed import private
+from runtime.distributed import heartbeat
 from runtime.distributed.group import ProcessGroup
-from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat, end_failed_rank
 from runtime.libc import end_with_parent
 
 if TYPE_CHECKING:
@@ -35,15 +35,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NCCL_EXTRA_S = 60.0
-"""Seconds by which NCCL's own watchdog, which ends a process without naming a rank, waits longer."""
-
 WAIT_FOR_RANK_0_S = 10.0
 
 OUTSIDE = "198.51.100.1"
 """Address that no machine has, to which the default route leads."""
 
-_heartbeat: Heartbeat | None = None
+PARTNER_ERRORS = (
+    *("connection closed by peer", "connection reset by peer"),
+    *("timed out waiting", "gloo/transport"),
+)
+"""Words of errors on a rank whose partner has failed."""
 
 
 def local_rank() -> int:
@@ -68,7 +69,6 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     Raises:
         UserError: `distributed.backend` does not fit the device, or Hydra's multirun was asked for.
     """
-    global _heartbeat
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise UserError(
             "Hydra's multirun (-m) does not work under torchrun: the ranks of all jobs would share one "
@@ -84,9 +84,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
-    folder = Path(cfg.output_dir).absolute()
-    os.environ.setdefault(FLIGHT_RECORD, f"{folder}/flight_record_rank_")
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives
+    heartbeat.record_collectives(Path(cfg.output_dir))  # part: hang_reports
     if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size:  # several machines
         interface = interface_to(os.environ["MASTER_ADDR"]) or interface_to(OUTSIDE)
         if interface:
@@ -101,17 +99,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
         device_id=device if backend == "nccl" else None,
     )
     atexit.register(leave_process_group)
-    if backend == "nccl":
-        private.set_nccl_timeout(device, timeout + timedelta(seconds=NCCL_EXTRA_S))
-    _heartbeat = Heartbeat(
-        store,
-        rank,
-        world_size,
-        DeviceWork(device),
-        cfg.distributed.timeout_s,
-        private.flight_recorder(device),
-        preemption.has_arrived,
-    )
+    heartbeat.start(store, device, cfg.distributed.timeout_s)  # part: hang_reports
     if rank != 0:
         _only_warn(rank)
     elif sizes := sizes_that_do_not_divide(cfg.global_batch_size, world_size):
@@ -180,8 +168,7 @@ def open_store() -> dist.Store:
 
 def leave_process_group() -> None:
     """Destroy the process group if there is one."""
-    if _heartbeat is not None:
-        _heartbeat.stop()
+    heartbeat.stop()  # part: hang_reports
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -214,7 +201,7 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
             occur again after a restart.
     """
     if message is None:
-        end_failed_rank(error, _heartbeat)
+        end_failed_rank(error)
     is_elastic, torchrun = "TORCHELASTIC_RUN_ID" in os.environ, _torchrun()
     end = time.monotonic() + (WAIT_FOR_RANK_0_S if os.environ["RANK"] != "0" else 0.0)
     while time.monotonic() < end:
@@ -225,6 +212,24 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
     if is_elastic and torchrun is not None:
         os.kill(torchrun, signal.SIGKILL)
     os._exit(EXIT_CODE)
+
+
+def end_failed_rank(error: Exception) -> NoReturn:
+    """Print an error with its rank, and end this process with 1, without waiting for other ranks.
+
+    A rank whose partner failed prints that in one line.
+    """
+    rank = os.environ["RANK"]
+    text = str(error).lower()
+    heartbeat.announce(error)  # part: hang_reports
+    if isinstance(error, DistError) or any(words in text for words in PARTNER_ERRORS):
+        reason = masked(str(error).splitlines()[0])[:200]
+        print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
+    else:
+        lines = masked("".join(traceback.format_exception(error))).splitlines()
+        print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def run_stamp() -> str:
