@@ -7,6 +7,7 @@ Only the entry points use torch.distributed besides.
 # which DDP does: gloo's threads would then outlive the group, into the end of Python.
 import torch.distributed.nn.functional  # noqa: F401
 
+from runtime.distributed.fsdp import shard
 from runtime.distributed.group import ProcessGroup
 from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat
 from runtime.distributed.launch import (
@@ -17,13 +18,12 @@ from runtime.distributed.launch import (
     leave_process_group,
     local_rank,
     run_stamp,
-    sizes_that_do_not_divide,
+    sizes_that_do_not_divide,  # part: elastic
 )
 from runtime.distributed.models import (
     convert_sync_batchnorm,
-    place_like,
-    set_gradient_sync,
-    shard,
+    place_like,  # part: ema
+    set_gradient_sync,  # part: accumulate
     sync_buffers,
 )
 from runtime.distributed.private import backend_name
@@ -42,13 +42,13 @@ __all__ = [
     "interface_to",
     "leave_process_group",
     "local_rank",
-    "place_like",
+    "place_like",  # part: ema
     "read_shards",  # part: fsdp
     "read_whole",  # part: fsdp
     "run_stamp",
-    "set_gradient_sync",
-    "shard",
-    "sizes_that_do_not_divide",
+    "set_gradient_sync",  # part: accumulate
+    "shard",  # part: fsdp
+    "sizes_that_do_not_divide",  # part: elastic
     "split_like",  # part: fsdp
     "sync_buffers",
 ]

@@ -71,7 +71,7 @@ class ProcessGroup(SingleProcess):
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
         return write_shards(state, folder, self, self.handle)
 
-    def full_tensor(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:  # part: fsdp
         """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

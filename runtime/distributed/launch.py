@@ -102,6 +102,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     heartbeat.start(store, device, cfg.distributed.timeout_s)  # part: hang_reports
     if rank != 0:
         _only_warn(rank)
+    # part: elastic
     elif sizes := sizes_that_do_not_divide(cfg.global_batch_size, world_size):
         log.warning(
             "global_batch_size=%d is not divisible by %s ranks: the run would end if as many machines were "
@@ -138,6 +139,7 @@ def _only_warn(rank: int) -> None:
     root.setLevel(logging.WARNING)
 
 
+# part: elastic
 def sizes_that_do_not_divide(global_batch_size: int, world_size: int) -> str:
     """Return the other numbers of ranks that launch/elastic_torchrun.py may start and that do not
     divide the batch."""

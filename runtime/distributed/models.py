@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from runtime.distributed.fsdp import shard
 from runtime.guard import BATCH_NORMS
 
 if TYPE_CHECKING:
@@ -21,12 +20,6 @@ log = logging.getLogger(__name__)
 
 ENOUGH_SAMPLES = 16
 """Samples per device from which BatchNorm's own statistics are usually as good as synchronised ones."""
-
-NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
-LISTS = (*NOT_CALLED, nn.Sequential)
-
-LARGE, SMALL = 0.1, 0.01
-"""Share of a model's parameters above which FSDP divides a block, and up to which it gathers it with the model."""
 
 
 def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device) -> nn.Module:
@@ -59,56 +52,16 @@ def sync_buffers(state: dict[str, Any]) -> None:
                 dist.broadcast(buffer, src=0)
 
 
-def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move a model to the device block by block, where each rank keeps its shard of every parameter.
-
-    A block is gathered while it computes. Blocks are the model's children and those of a ModuleList; a child with
-    many parameters is divided at the ModuleLists and Sequentials inside it. They have to be called as modules:
-    outside its `forward`, a block's parameters are shards. Children with few parameters are gathered with the
-    model's own.
-
-    Weights in channels_last become contiguous, as FSDP needs them; inputs and activations may stay channels_last.
-
-    With `gather_in()`, blocks without BatchNorm, whose statistics need weights in float32, are gathered and compute in
-    that dtype; gradients are added in float32.
-    """
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    dtype = getattr(model, "gather_dtype", None)
-    for block in [*_blocks(model, _num_parameters(model)), model]:
-        for parameter in block.parameters():
-            if not isinstance(parameter, DTensor):  # those of blocks inside it are
-                parameter.data = parameter.data.contiguous()
-        has_statistics = any(isinstance(module, BATCH_NORMS) for module in block.modules())
-        policy = MixedPrecisionPolicy(None if has_statistics else dtype, torch.float32)
-        fully_shard(block, mesh=mesh, mp_policy=policy)  # moves it, too
-    return model
-
-
+# part: ema
 def place_like(copy: nn.Module, model: nn.Module) -> None:
     """Move a copy of a model to the model's device, sharded over the ranks where the model is."""
     device = next(model.parameters()).device
-    if isinstance(model, FSDPModule):
+    if isinstance(model, FSDPModule):  # part: fsdp
         shard(copy, device)
     copy.to(device)
 
 
-def _blocks(module: nn.Module, total: int) -> list[nn.Module]:
-    """Yield the blocks inside a module of a model with `total` parameters."""
-    blocks = []
-    for child in module.children():
-        size = _num_parameters(child)
-        has_list = any(isinstance(inner, LISTS) for inner in child.modules())
-        if isinstance(child, NOT_CALLED) or (has_list and size > LARGE * total):
-            blocks += _blocks(child, total)
-        elif size > SMALL * total:
-            blocks.append(child)
-    return blocks
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
+# part: accumulate
 def set_gradient_sync(model: nn.Module, syncs: bool) -> None:
     """Choose if the next backward exchanges gradients; to be called before forward.
 
@@ -116,5 +69,5 @@ def set_gradient_sync(model: nn.Module, syncs: bool) -> None:
     """
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = syncs  # what its no_sync() sets
-    elif isinstance(model, FSDPModule):
+    elif isinstance(model, FSDPModule):  # part: fsdp
         model.set_requires_gradient_sync(syncs)

@@ -1,0 +1,58 @@
+"""Dividing the parameters of a model among the ranks."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from runtime.guard import BATCH_NORMS
+
+NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
+LISTS = (*NOT_CALLED, nn.Sequential)
+
+LARGE, SMALL = 0.1, 0.01
+"""Share of a model's parameters above which FSDP divides a block, and up to which it gathers it with the model."""
+
+
+def shard(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model to the device block by block, where each rank keeps its shard of every parameter.
+
+    A block is gathered while it computes. Blocks are the model's children and those of a ModuleList; a child with
+    many parameters is divided at the ModuleLists and Sequentials inside it. They have to be called as modules:
+    outside its `forward`, a block's parameters are shards. Children with few parameters are gathered with the
+    model's own.
+
+    Weights in channels_last become contiguous, as FSDP needs them; inputs and activations may stay channels_last.
+
+    With `gather_in()`, blocks without BatchNorm, whose statistics need weights in float32, are gathered and compute in
+    that dtype; gradients are added in float32.
+    """
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    dtype = getattr(model, "gather_dtype", None)
+    for block in [*_blocks(model, _num_parameters(model)), model]:
+        for parameter in block.parameters():
+            if not isinstance(parameter, DTensor):  # those of blocks inside it are
+                parameter.data = parameter.data.contiguous()
+        has_statistics = any(isinstance(module, BATCH_NORMS) for module in block.modules())
+        policy = MixedPrecisionPolicy(None if has_statistics else dtype, torch.float32)
+        fully_shard(block, mesh=mesh, mp_policy=policy)  # moves it, too
+    return model
+
+
+def _blocks(module: nn.Module, total: int) -> list[nn.Module]:
+    """Yield the blocks inside a module of a model with `total` parameters."""
+    blocks = []
+    for child in module.children():
+        size = _num_parameters(child)
+        has_list = any(isinstance(inner, LISTS) for inner in child.modules())
+        if isinstance(child, NOT_CALLED) or (has_list and size > LARGE * total):
+            blocks += _blocks(child, total)
+        elif size > SMALL * total:
+            blocks.append(child)
+    return blocks
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
