@@ -102,8 +102,7 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     heartbeat.start(store, device, cfg.distributed.timeout_s)  # part: hang_reports
     if rank != 0:
         _only_warn(rank)
-    # part: elastic
-    elif sizes := sizes_that_do_not_divide(cfg.global_batch_size, world_size):
+    elif sizes := sizes_that_do_not_divide(cfg.global_batch_size, world_size):  # part: elastic
         log.warning(
             "global_batch_size=%d is not divisible by %s ranks: the run would end if as many machines were "
             "left of --nnodes=%s",
