@@ -19,7 +19,11 @@ import yaml
 from torch.distributed.run import parse_args
 
 from launch import rendezvous
-from runtime.distributed import interface_to, run_stamp, sizes_that_do_not_divide
+from runtime.distributed import (
+    interface_to,
+    run_stamp,
+    sizes_that_do_not_divide,  # part: elastic
+)
 
 REPOSITORY = Path(__file__).parents[1]
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
@@ -259,6 +263,7 @@ def test_a_port_that_is_taken_is_told():
             rendezvous.main([str(port)])
 
 
+# part: elastic
 def test_a_batch_that_fewer_machines_cannot_divide_is_known_at_the_start(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setenv("ELASTIC_NNODES", "1:4")
