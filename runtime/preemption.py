@@ -1,9 +1,7 @@
 """Signals after which a run saves and exits: SIGTERM, SIGUSR1 (Slurm's --signal) and Ctrl-C."""
 
 import signal
-import socket
 import threading
-from contextlib import suppress
 from types import FrameType
 
 EXIT_CODE = 75
@@ -15,9 +13,6 @@ REQUEUE_MARKER = "requeue"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 _requested = threading.Event()
-_arrived: set[int] = set()
-_numbers: socket.socket | None = None
-"""Receives the number of each signal at once, even while the main thread runs no Python."""
 
 
 def is_requested() -> bool:
@@ -25,27 +20,10 @@ def is_requested() -> bool:
     return _requested.is_set()
 
 
-def has_arrived() -> bool:
-    """Return True if such a signal has arrived, handled or not: a main thread that waits for a device handles none.
-
-    For one thread besides the main thread.
-    """
-    if _numbers is not None:
-        with suppress(BlockingIOError):
-            _arrived.update(_numbers.recv(4096))
-    return not _arrived.isdisjoint(SIGNALS)
-
-
 def listen() -> None:
     """Record these signals instead of ending the process; a second Ctrl-C raises KeyboardInterrupt."""
-    global _numbers
     for number in SIGNALS:
         signal.signal(number, _remember)
-    if _numbers is None:
-        _numbers, sender = socket.socketpair()
-        _numbers.setblocking(False)
-        sender.setblocking(False)
-        signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
 
 
 def _remember(number: int, frame: FrameType | None) -> None:

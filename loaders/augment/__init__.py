@@ -7,7 +7,11 @@ augmentations act on finished batches on the device, once for all backends: `app
 """
 
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device
+from loaders.augment.base import (
+    Augmentation,
+    Random,
+    on_device,  # part: colour|spatial|mixing
+)
 from loaders.augment.colour import ColourJitter, RandAugment
 from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
 from loaders.augment.mixing import Mixing, probabilities
@@ -37,6 +41,6 @@ __all__ = [
     "Mixing",
     "Random",
     "active_augmentations",
-    "on_device",
+    "on_device",  # part: colour|spatial|mixing
     "probabilities",
 ]

@@ -78,6 +78,7 @@ class Augmentation:
         """Raise UserError if it does not support such targets or batches."""
 
 
+# part: colour|spatial|mixing
 def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
     """Copy arrays of shape (rows, any) to the device as float32 tensors, in one copy that does not
     block the host."""

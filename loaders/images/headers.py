@@ -34,12 +34,12 @@ class Header(NamedTuple):
     """Per channel: 8 or 16."""
     orientation: int = 1
     """EXIF orientation of the stored image; 1: upright."""
-    raw_offset: int = -1
+    raw_offset: int = -1  # part: cells
     """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
     dali_reads: bool = False
     """True for the kinds of files that DALI was tested to decode to the same pixels, such as whole 8-bit JPEGs
     and PNGs."""
-    highest: int = -1
+    highest: int = -1  # part: masks
     """Masks: the highest index but for `data.ignore_index`."""
     num_bytes: int = -1
     """Size of the file."""

@@ -90,14 +90,13 @@ class Index:
     @functools.cached_property
     def is_raw(self) -> bool:
         """True if the inputs have one size and are in memory, other than a pack, or uncompressed in files."""
-        in_files = (
-            bool(self.files)
-            and self.keep_channels
-            and all((side["raw_offset"] >= 0).all() for side in self.headers)
-        )
-        alike = len(self.sides) == 1 and len(self.distinct_sizes) == 1
-        return alike and (in_files or (bool(self.pixels) and not self.resized))
+        if len(self.sides) > 1 or len(self.distinct_sizes) > 1:
+            return False
+        if self.files and self.keep_channels:  # part: cells
+            return bool((self.headers[0]["raw_offset"] >= 0).all())
+        return bool(self.pixels) and not self.resized
 
+    # part: check|loss_weights
     @property
     def storage_order(self) -> Sequence[int]:
         """All samples, in the order in which they are stored."""

@@ -1,6 +1,8 @@
 """A rank that fails or hangs is named, with the line where each rank stands."""
 
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -191,6 +193,26 @@ class Heartbeat:
 _heartbeat: Heartbeat | None = None
 
 
+def watch_signals() -> Callable[[], bool]:
+    """Return a function that tells if a signal has asked this process to end; to be called in the main thread.
+
+    The function also knows of a signal that the main thread has not handled, because it waits for a device.
+    """
+    numbers, sender = socket.socketpair()
+    numbers.setblocking(False)
+    sender.setblocking(False)
+    # Python writes the number of each signal to it at once.
+    signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+    arrived: set[int] = set()
+
+    def has_arrived() -> bool:
+        with suppress(BlockingIOError):
+            arrived.update(numbers.recv(4096))
+        return preemption.is_requested() or not arrived.isdisjoint(preemption.SIGNALS)
+
+    return has_arrived
+
+
 def record_collectives(folder: Path) -> None:
     """Let torch record its collectives for a file in a folder; called before the process group is made."""
     os.environ.setdefault(FLIGHT_RECORD, f"{folder.absolute()}/flight_record_rank_")
@@ -209,7 +231,7 @@ def start(store: Any, device: torch.device, timeout_s: float) -> None:
         DeviceWork(device),
         timeout_s,
         private.flight_recorder(device),
-        preemption.has_arrived,
+        watch_signals(),
     )
 
 

@@ -38,6 +38,7 @@ class Logger:
         """End the log; called at the end of the run."""
 
 
+# part: mlflow|wandb
 @contextmanager
 def as_os_error(kind: type[Exception]) -> Iterator[None]:
     """Convert errors of this kind to OSError, after which the run continues without the logger."""

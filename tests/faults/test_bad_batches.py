@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from runtime import preemption
-from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat
+from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat, watch_signals
 from tests.faults.helpers import assert_same, assert_same_state, run_to_end, script_with
 from tests.helpers import FORKSERVER, answers_to, checkpoint_of, fork, summary_of, validated
 
@@ -205,7 +205,7 @@ def _wait_in_c(is_killed: bool) -> None:
     if is_killed:
         other.stop()
     preemption.listen()
-    beat(store, 0, work, is_asked_to_leave=preemption.has_arrived)
+    beat(store, 0, work, is_asked_to_leave=watch_signals())
     os.kill(os.getpid(), signal.SIGTERM)
     # A minute, or for as long as 30 beats last: the wait ends, and with it a step that takes long.
     threading.Thread(target=_end_step, args=(store, work), daemon=True).start()
