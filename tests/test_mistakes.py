@@ -1,4 +1,4 @@
-"""A user's mistake ends in at most three lines with the value and the fix, a bug in a traceback."""
+"""A user's mistake ends in at most three lines with the value and the fix; bugs, in a traceback."""
 
 import shlex
 from pathlib import Path
