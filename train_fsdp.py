@@ -5,8 +5,7 @@ Combines with every technique but `dp` and `ddp`, which also split the batch ove
 
 When to use it: where weights, gradients and optimizer state do not fit on each device. Each block
 of the model is gathered when it computes: this sends more than `train_ddp.py`. Ranks save their
-shards; `python -m runtime.whole run=DIR` makes whole files of a run's checkpoints for other
-scripts.
+shards; `python -m runtime.whole run=DIR` makes whole checkpoints of them for other scripts.
 """
 
 import hydra
