@@ -1,12 +1,12 @@
 """Merge techniques into one training script: `python compose.py ddp amp -o my_train.py`.
 
-Every technique edits other lines of the same baseline, so the three-way merge of their scripts is the
-combined script. A technique is a file `train_<name>.py` whose docstring has a line such as
+Every technique edits other lines of the same baseline, so the three-way merge of their scripts is
+the combined script. A technique is a file `train_<name>.py` whose docstring has a line such as
 
     Combines with every technique but `dp` and `fsdp`.
 
-`python compose.py --update` brings an edit of `train.py` to all scripts, by a three-way merge as well: its
-base is `.train.py.base`, a copy of the `train.py` that the scripts were made from or last updated with.
+`python compose.py --update` brings an edit of `train.py` to all scripts, also by a three-way merge.
+Its base is `.train.py.base`, the `train.py` that the scripts were made from or last updated with.
 """
 
 import argparse
@@ -30,7 +30,8 @@ COMBINES = re.compile(
 COMMAND = re.compile(r"`(?P<launcher>[^`]*?)(?P<script>\w+\.py)[^`]*`")
 COMPOSED = re.compile(r"^Written by `python compose\.py (?P<names>[\w ]+)`", re.MULTILINE)
 CONFLICT = re.compile(
-    r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?^={7}\n(?P<theirs>.*?)^>{7} [^\n]*\n",
+    r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?"
+    r"^={7}\n(?P<theirs>.*?)^>{7} [^\n]*\n",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -67,7 +68,7 @@ def write(path: Path, text: str, like: Path) -> None:
 
 
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
-    """Return the names of the techniques in a folder, each with those that it does not combine with."""
+    """Return the names of a folder's techniques, each with those that it does not combine with."""
     excluded = {}
     for path in sorted(folder.glob("train_*.py")):
         name = path.stem.removeprefix("train_")
@@ -107,7 +108,7 @@ def check_set(names: list[str], folder: Path = HERE) -> None:
 
 
 def unmarked_differences(baseline: str, script: str) -> list[str]:
-    """Return the differences from the baseline, except docstrings, that do not begin with the marker."""
+    """Return the differences from the baseline that lack the marker; docstrings may differ."""
     old, new = (split_docstring(text)[1].splitlines() for text in (baseline, script))
     unmarked = []
     for kind, *span in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -133,7 +134,7 @@ def compose(
         folder: where `train.py` and the scripts of the techniques lie.
 
     Returns:
-        Text of the script; where the techniques and `onto` edit the same lines, with conflict markers.
+        Text of the script, with conflict markers if the techniques and `onto` edit the same lines.
 
     Raises:
         MergeError: the techniques do not combine, or `train.py` was edited since they were made.
@@ -147,7 +148,7 @@ def compose(
     _, baseline = read(folder / BASELINE)
     if read(folder / BASE)[1] != baseline:
         raise MergeError(
-            f"{BASELINE} has changed since the scripts were last updated; run python compose.py --update"
+            f"{BASELINE} has changed since the scripts were updated; run python compose.py --update"
         )
     titles, launchers = [], []
     for name in sorted(names):
@@ -214,7 +215,7 @@ def refuse_conflicts(name: str, text: str) -> None:
     if conflicts := [match[0] for match in CONFLICT.finditer(text)]:
         places = "1 place" if len(conflicts) == 1 else f"{len(conflicts)} places"
         raise MergeError(
-            f"{name}: both sides edit the same lines in {places}; edit the text between the markers:\n"
+            f"{name}: both sides edit the same lines in {places}; edit between the markers:\n"
             f"{conflicts[0]}"
         )
 
@@ -223,8 +224,8 @@ def refuse_unmarked(baseline: str, path: Path) -> None:
     """Raise MergeError if a script differs from the baseline in a place that is not marked."""
     if unmarked := unmarked_differences(baseline, path.read_text()):
         raise MergeError(
-            f"{path.name} has an unmarked difference from {BASELINE}; put a comment `{MARKER.strip()} why` above "
-            f"it, or take the lines of {BASELINE}:\n{unmarked[0]}"
+            f"{path.name} has an unmarked difference from {BASELINE}; put a comment "
+            f"`{MARKER.strip()} why` above it, or take the lines of {BASELINE}:\n{unmarked[0]}"
         )
 
 
@@ -232,8 +233,8 @@ def update(folder: Path = HERE) -> None:
     """Bring an edit of `train.py` to the scripts of all techniques and to those composed of them.
 
     Raises:
-        MergeError: a script holds conflicts from an earlier merge; no script is written. Or both sides edit the
-            same lines, or a technique is gone; the other scripts are written.
+        MergeError: a script holds conflicts from an earlier merge; no script is written. Or both
+            sides edit the same lines, or a technique is gone; the other scripts are written.
     """
     techniques = find_techniques(folder).keys()
     (_, base), (_, baseline) = read(folder / BASE), read(folder / BASELINE)
@@ -262,7 +263,7 @@ def update(folder: Path = HERE) -> None:
             refuse_unmarked(baseline, path)
             if gone := sorted(set(names) - techniques):
                 raise MergeError(
-                    f"{path.name} is composed of {' '.join(names)}, but there is no train_{gone[0]}.py; "
+                    f"{path.name} merges {' '.join(names)}, but there is no train_{gone[0]}.py; "
                     "delete it, or the line `Written by` in its docstring to keep it as your own"
                 )
             if names and own != split_docstring(compose(names, folder=folder))[1]:

@@ -1,17 +1,17 @@
 """Write a run's model as one file for use without this repository.
 
     python export.py run=outputs/mine format=onnx out=mine.onnx
-    python export.py run=outputs/mine format=torch out=mine.pt2             # a program of torch.export
+    python export.py run=outputs/mine format=torch out=mine.pt2    # a torch.export program
     python export.py run=outputs/mine format=safetensors out=mine.safetensors    # the weights alone
 
-The files of `onnx` and `torch` contain the normalisation. They take uint8 images (N, H, W, C), any N, of the size
-that the run validated with, and return (N, classes) probabilities, (N, numbers), (N, H, W, C) images with pixels
-in [0, 1], or (N, H, W, classes) probabilities, as the task needs. The names of classes or numbers are in the
-metadata. Any key of the configuration can be changed, such as `data.root`; with `data.crop=[512,512]` a restorer
-takes larger images.
+The files of `onnx` and `torch` contain the normalisation. They take uint8 images (N, H, W, C), any
+N, of the size that the run validated with, and return (N, classes) probabilities, (N, numbers),
+(N, H, W, C) images with pixels in [0, 1], or (N, H, W, classes) probabilities, as the task needs.
+The names of classes or numbers are in the metadata. Any key of the configuration can be changed,
+such as `data.root`; with `data.crop=[512,512]` a restorer takes larger images.
 
-The file is written only if its outputs are those of the model on images of the validation split, with a
-difference below 1e-4 (relative for values above 1).
+The file is written only if its outputs are those of the model on images of the validation split,
+with a difference below 1e-4 (relative for values above 1).
 """
 
 import copy
@@ -41,7 +41,7 @@ MOST_IMAGES = 64
 
 
 class Exported(nn.Module):
-    """The model between normalisation and the task's predictions: raw images in, predictions out."""
+    """The model with normalisation and the task's predictions: raw images in, predictions out."""
 
     scale: Tensor
     shift: Tensor
@@ -77,8 +77,8 @@ def main() -> None:
     # data
     if cfg.data.layout in LOADERS:
         raise UserError(
-            f"data.layout={cfg.data.layout}: export.py writes models of images only; the weights are in "
-            f"{trained.weights_file}"
+            f"data.layout={cfg.data.layout}: export.py writes models of images only; "
+            f"the weights are in {trained.weights_file}"
         )
     _, loader = build_loaders(cfg, torch.device("cpu"))
     trained.check_data(loader)
@@ -115,8 +115,8 @@ def main() -> None:
         )
         if not difference < TOLERANCE:
             raise UserError(
-                f"the exported model differs from the run's by {difference:.1e}, which is not below "
-                f"{TOLERANCE}; {out} is not written"
+                f"the exported model differs from the run's by {difference:.1e}, which is not "
+                f"below {TOLERANCE}; {out} is not written"
             )
     print(f"{out}: largest difference {difference:.1e} on {len(images)} validation images")
 
@@ -134,7 +134,7 @@ def validation_images(loader: ImageLoader) -> tuple[Tensor, Tensor]:
 
 
 def normalisation(loader: ImageLoader) -> tuple[Tensor, Tensor, int]:
-    """Return scale and shift, (1, C or 1, 1, 1), from pixels in [0, 1] to inputs, and the largest pixel value."""
+    """Return scale and shift (1, C or 1, 1, 1) of pixels in [0, 1], and the largest pixel value."""
     full_intensity = 65535 if loader.index.dtype == "uint16" else 255
     return loader.transform.scales[0], loader.transform.shifts[0], full_intensity
 
@@ -149,7 +149,8 @@ def write_onnx(exported: Exported, images: Tensor, metadata: dict[str, str], fil
         import onnxscript  # noqa: F401  # which torch.onnx needs
     except ModuleNotFoundError as error:
         raise UserError(
-            f"format=onnx needs {error.name}: pip install onnx onnxruntime onnxscript, or use format=torch"
+            f"format=onnx needs {error.name}: pip install onnx onnxruntime onnxscript, or "
+            "use format=torch"
         ) from error
     program = torch.onnx.export(
         exported,

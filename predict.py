@@ -1,13 +1,13 @@
 """Use a run's model on a folder of images, which need no labels.
 
     python predict.py run=outputs/mine data.root=PHOTOS out=predictions.csv
-    python predict.py run=outputs/restorer data.root=PHOTOS out=DIR         # images become images or masks
-    python predict.py run=outputs/mine split=val out=predictions.csv        # the run's own metrics again
-    torchrun --standalone --nproc_per_node=2 predict.py run=outputs/mine data.root=PHOTOS out=predictions.csv
+    python predict.py run=outputs/restorer data.root=PHOTOS out=DIR    # writes images or masks
+    python predict.py run=outputs/mine split=val out=predictions.csv   # the run's own metrics again
+    torchrun --standalone --nproc_per_node=2 predict.py run=RUN data.root=PHOTOS out=predictions.csv
 
-Configuration, class names and best weights are the run's; any key can be changed, such as `loader=dali`,
-`device=cpu` or `data.crop=null`. The table has one row for each file, in the order of their names; for a file
-that cannot be read, its column `error` gives the reason.
+Configuration, class names and best weights are the run's; any key can be changed, such as
+`loader=dali`, `device=cpu` or `data.crop=null`. The table has one row for each file, in the order
+of their names; for a file that cannot be read, its column `error` gives the reason.
 """
 
 import csv
@@ -122,7 +122,7 @@ def main() -> None:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))
     print(
-        f"{len(names)} images, {len(broken)} of them broken: {path}; weights: {trained.weights_file}"
+        f"{len(names)} images, {len(broken)} of them broken: {path}; weights {trained.weights_file}"
     )
 
 
@@ -136,11 +136,11 @@ def image_file(name: str, root: str, out: Path) -> Path:
 
 
 def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> None:
-    """Write an image (H, W, 1 or 3) uint8, or indices (H, W); those of 8 bits in the palette's colours."""
+    """Write a uint8 image (H, W, 1 or 3) or indices (H, W); 8-bit indices have palette colours."""
     if image.ndim == 3 and image.shape[2] not in (1, 3):
         raise UserError(
-            f"{file} cannot be written: a PNG file has 1 or 3 channels, the prediction {image.shape[2]}; use "
-            "export.py, whose files return all channels"
+            f"{file} cannot be written: a PNG has 1 or 3 channels, the prediction "
+            f"{image.shape[2]}; use export.py, whose files return all channels"
         )
     picture = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
     if palette is not None and image.dtype == np.uint8:

@@ -1,9 +1,9 @@
 """List the runs of a folder: `python runs.py`, `python runs.py outputs/train sort=images/s`.
 
-One table for each data set and task, runs on synthetic data last. One line for each run: its best value of the
-metric that chooses the best epoch, its speed in training, its folder and the settings that were changed. The best
-run is on top; `sort=` takes `best`, `images/s`, `name` or any metric of `summary.json`, such as `val/loss`, whose
-smallest value is on top. A run that did not end shows no values; damaged folders are named at the end.
+One table for each data set and task, those on synthetic data last; one line for each run: the best
+value of the metric that chooses the best epoch, training speed, folder and changed settings. The
+best run is on top; `sort=` takes `best`, `images/s`, `name` or a metric of `summary.json`, such as
+`val/loss` (smallest on top). Runs that did not end show no values; damaged folders come last.
 """
 
 import json

@@ -1,14 +1,15 @@
-"""Train a run for each combination of values, several at a time, each on one process or on several ranks.
+"""Train a run for each combination of values, several at a time, each on one or several ranks.
 
     python sweep.py script=train.py optimizer.lr=0.1,0.01 seed=1,2
     python sweep.py script=train_ddp.py ranks=2 jobs=2 optimizer.lr=0.1,0.01 seed=1,2
-    python sweep.py script=train.py trials=20 jobs=4 'optimizer.lr=tag(log,interval(1e-4,1e-1))' optimizer=adamw,sgd
+    python sweep.py script=train.py trials=20 jobs=4 'optimizer.lr=tag(log,interval(1e-4,1e-1))'
 
-Values are separated by commas, as in Hydra's -m. `ranks=N` starts each run by torchrun with N ranks; `jobs=N` trains N
-runs at a time, which share no GPU. With `trials=N`, Optuna chooses N combinations by the metric of the best epoch of
-earlier runs. Each run has a folder below `out` (default: outputs/sweep/...) and a log next to it, both named after its
-values and a checksum of the script and all overrides. A run that was killed starts again as long as it makes new
-checkpoints, and the same command continues the sweep. At the end the runs are listed, the best first.
+Values are separated by commas, as in Hydra's -m. `ranks=N` starts each run by torchrun with N
+ranks; `jobs=N` trains N runs at a time, which share no GPU. With `trials=N`, Optuna chooses N
+combinations by the metric of the best epoch of earlier runs. Each run has a folder below `out`
+(default: outputs/sweep/...) and a log next to it, both named after its values and a checksum of the
+script and all overrides. A run that was killed starts again as long as it makes new checkpoints,
+and the same command continues the sweep. At the end the runs are listed, the best first.
 """
 
 import itertools
@@ -173,8 +174,8 @@ def command_line(arguments: Sequence[str]) -> Options:
         )
     if trials and masked(overrides) != overrides:
         raise UserError(
-            "trials= would store the user, password or query of an address in a file; put the address into "
-            "an environment variable, for example data.root='${oc.env:NAME}'"
+            "trials= would store the user, password or query of an address in a file; put the "
+            "address into an environment variable, for example data.root='${oc.env:NAME}'"
         )
     if any(override.startswith("output_dir=") for override in overrides):
         raise UserError("output_dir= would be the same for all runs; use out=FOLDER")
@@ -213,7 +214,7 @@ def combinations(overrides: list[Override]) -> list[dict[str, str]]:
 def make_trial(
     options: Options, overrides: list[Override], values: dict[str, Any], number: int | None
 ) -> Trial:
-    """Combine the fixed overrides with these values of the swept ones; Optuna's trials have numbers."""
+    """Combine fixed overrides with these values of the swept ones; Optuna's trials have numbers."""
     chosen = [f"{key}={value}" for key, value in values.items()]
     fixed = [
         override.input_line or "" for override in overrides if not override.is_sweep_override()
@@ -289,8 +290,8 @@ def environment(options: Options, place: int) -> dict[str, str]:
     if gpus and "device=cpu" not in options.overrides:
         if len(gpus) < options.jobs * num_ranks:
             raise UserError(
-                f"jobs={options.jobs} of {num_ranks} ranks need {options.jobs * num_ranks} GPUs, but "
-                f"there are {len(gpus)}; use fewer, or device=cpu"
+                f"jobs={options.jobs} of {num_ranks} ranks need {options.jobs * num_ranks} GPUs, "
+                f"but there are {len(gpus)}; use fewer, or device=cpu"
             )
         chosen = gpus[place * num_ranks : (place + 1) * num_ranks]
         return found | {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}

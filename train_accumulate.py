@@ -4,8 +4,8 @@ Start with `python train_accumulate.py accumulate_steps=4`.
 Combines with every technique.
 
 `global_batch_size` is still what one optimizer step sees: `accumulate_steps` parts of it go through
-the model one after the other, and their gradients add up to those of the whole batch. Only BatchNorm
-tells the difference: it normalises each part by the part's own statistics.
+the model one after the other, and their gradients add up to those of the whole batch. Only
+BatchNorm tells the difference: it normalises each part by the part's own statistics.
 """
 
 import hydra

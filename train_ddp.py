@@ -3,8 +3,8 @@
 Start with `torchrun --standalone --nproc_per_node=2 train_ddp.py`.
 Combines with every technique but `dp` and `fsdp`, which also split the batch over the GPUs.
 
-The gradients are averaged while `backward()` still runs: communication hides behind computation. With the
-same `global_batch_size` it computes what `train.py` computes.
+The gradients are averaged while `backward()` still runs: communication hides behind computation.
+With the same `global_batch_size` it computes what `train.py` computes.
 """
 
 import hydra

@@ -3,8 +3,8 @@
 Start with `python train_ema.py` or `python train_ema.py ema.decay=0.99`.
 Combines with every technique.
 
-The average follows the weights slowly and so leaves out the noise of single steps, as a lower learning
-rate would, at the price of a second copy of the model. BatchNorm's statistics are averaged too.
+The average follows the weights slowly, which leaves out the noise of single steps as a lower
+learning rate would, at the price of a second copy of the model. It includes BatchNorm's statistics.
 """
 
 import hydra
@@ -45,7 +45,7 @@ def main(cfg: Config) -> None:
 
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
-    # new #: the average is part of it, on the same device and split over the ranks where the model is
+    # new #: the average is part of it, on the same device, and split over ranks where the model is
     place_like(ema.module, model)
     state["ema"] = ema
 

@@ -3,9 +3,9 @@
 Start with `torchrun --standalone --nproc_per_node=2 train_fsdp.py`.
 Combines with every technique but `dp` and `ddp`, which also split the batch over the GPUs.
 
-When to use it: where weights, gradients and optimizer state do not fit on each device. A block of the
-model is gathered when it computes: more is sent than with `train_ddp.py`. Each rank saves its shards;
-`python -m runtime.whole run=DIR` makes whole files of the checkpoints of a run, which other scripts read.
+When to use it: where weights, gradients and optimizer state do not fit on each device. Each block
+of the model is gathered when it computes: this sends more than `train_ddp.py`. Ranks save their
+shards; `python -m runtime.whole run=DIR` makes whole checkpoints of them for other scripts.
 """
 
 import hydra
@@ -49,8 +49,8 @@ def main(cfg: Config) -> None:
 
     # new #: BatchNorm statistics over the global batch
     model = convert_sync_batchnorm(cfg, model, device)
-    # new #: block by block to the device, where each rank keeps a shard of every weight; gradients are
-    # averaged over all ranks in backward
+    # new #: block by block to the device, where each rank keeps a shard of every weight; gradients
+    # are averaged over all ranks in backward
     model = shard(model, device)
     # new #: the ranks have the same weights, but from here on draw other dropout masks
     seed_everything(cfg.seed, group.rank)

@@ -1,7 +1,7 @@
 """Benchmarks of the template: `python -m benchmarks` runs them on the machine at hand.
 
-Each benchmark appends rows to its own CSV file (`records.py`). `report.py` draws figures and writes tables
-from these files alone.
+Each benchmark appends rows to its own CSV file (`records.py`). `report.py` draws figures and writes
+tables from these files alone.
 """
 
 from pathlib import Path

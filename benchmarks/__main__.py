@@ -5,10 +5,10 @@
     python -m benchmarks full=true                        the published data set sizes
     python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
-Further arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells` (data
-sets; default: all), `repeats=12` (samples per measurement), `samples=1e9` (number of samples for `scale`),
-and any Hydra override of the training configuration, such as `data=...`. A run with the results directory
-of an interrupted run at the same commit continues it.
+Further arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
+(data sets; default: all), `repeats=12` (samples per measurement), `samples=1e9` (number of samples
+for `scale`), and any Hydra override of the training configuration, such as `data=...`. A run with
+the results directory of an interrupted run at the same commit continues it.
 """
 
 import importlib
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     cases = settings["cases"].split(",") if "cases" in settings else list(CASES)
     if unknown := [name for name in cases if name not in CASES]:
         sys.exit(
-            f"cases={settings['cases']}: {', '.join(unknown)} unknown; use some of {', '.join(CASES)}"
+            f"cases={settings['cases']}: {', '.join(unknown)} unknown; pick from {', '.join(CASES)}"
         )
 
     folder = Path(settings["results"]) if "results" in settings else default_results_dir()

@@ -1,7 +1,7 @@
 """Cost per training step of exchanging flags between ranks, with gloo on the CPU.
 
-A rank that receives a signal or has to save a checkpoint must not leave the others in a collective operation.
-All ranks therefore act on the maximum of their flags, after the same step.
+A rank that receives a signal or has to save a checkpoint must not leave the others in a collective
+operation. All ranks therefore act on the maximum of their flags, after the same step.
 """
 
 from collections.abc import Callable, Sequence

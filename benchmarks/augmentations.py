@@ -1,8 +1,8 @@
-"""Speed of augmentations on batches, compared with torchvision's v2 transforms with the same settings.
+"""Speed of augmenting batches, compared with torchvision's v2 transforms with the same settings.
 
-The template draws parameters for each image and augments the whole batch on the device, as `BatchTransform`
-does. Torchvision's transforms are applied to each image, as in a dataset, or to the whole batch with the same
-parameters for all images. On a CPU all use one thread, as the loader's transform thread does.
+The template draws parameters for each image and augments the whole batch on the device, as
+`BatchTransform` does. Torchvision transforms each image, as in a dataset, or the whole batch with
+the same parameters. On a CPU all use one thread, as the loader's transform thread does.
 """
 
 import itertools

@@ -2,9 +2,9 @@
 
 python -m benchmarks bottleneck experiment=caltech256 data.root=photos
 
-The configured step is compared with the same step on batches that are already on the device; the difference is
-the cost of loading, by waiting for data or by using CPU cores. With several GPUs, a step on one of them shows
-the cost of averaging gradients. Then settings that may reduce the largest part are tried.
+The configured step is compared with the same step on batches that are already on the device: the
+difference is the cost of loading, by waiting for data or using CPU cores. With several GPUs, a step
+on one shows the cost of averaging gradients. Settings that may reduce the largest part are tried.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def main(run: Run, candidates: Sequence[tuple[str, ...]] = ()) -> tuple[str, flo
 
     Args:
         run: results and configuration.
-        candidates: overrides of each setting to try; default: those that may reduce the largest part.
+        candidates: overrides of each setting to try; default: settings for the largest part.
 
     Returns:
         As `verdict()`.
@@ -76,8 +76,8 @@ def verdict(
         tried: speeds with changed settings by subject.
 
     Returns:
-        The largest part of the step (INPUT, COMMUNICATION or COMPUTE), its share of the time, the fastest setting
-        (empty if none is reliably faster), and its speedup.
+        The largest part of the step (INPUT, COMMUNICATION or COMPUTE), its share of the time, the
+        fastest setting (empty if none is reliably faster), and its speedup.
     """
     loaded, shares = ratio(rows.get(GIVEN), rows.get(SYNTHETIC)), {INPUT: 0.0, COMMUNICATION: 0.0}
     if loaded:

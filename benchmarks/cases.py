@@ -1,4 +1,4 @@
-"""Data sets of the published experiments on which the benchmarks run; missing ones are generated."""
+"""Data sets of the published experiments, for the benchmarks; missing ones are generated."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
-"""Speed of every training script with every loader on 1 to N devices, each run as a separate process.
+"""Speed of every training script with every loader on 1 to N devices, each run in its own process.
 
-On a machine without GPUs, a device is one CPU core: a run on n devices gets n cores, and each of its processes
-computes with one thread.
+On a machine without GPUs, a device is one CPU core: a run on n devices gets n cores, and each of
+its processes computes with one thread.
 """
 
 import json
@@ -22,8 +22,8 @@ from benchmarks.template import make_config
 from compose import allowed_sets, compose
 
 LOADERS = ("pytorch", "dali", "synthetic")
-# At small sizes: the only loader, and the only script that runs on 1 to N devices. All other scripts
-# run on as many devices as they support.
+# At small sizes: the only loader, and the only script that runs on 1 to N devices. All other
+# scripts run on as many devices as they support.
 SMALL_LOADERS = ("pytorch",)
 SCALED = "train_ddp.py"
 # Further quantities; a row with the last one marks a combination as finished.
@@ -67,7 +67,7 @@ def scripts() -> list[str]:
 
 
 def merges_of_two(folder: Path) -> list[Path]:
-    """Write all scripts that combine two techniques into a folder; empty without git, which merges them."""
+    """Write all scripts that combine two techniques; none without git, which merges them."""
     folder.mkdir()
     (folder / "conf").symlink_to(REPOSITORY / "conf")
     for names in allowed_sets() if shutil.which("git") else ():
@@ -77,7 +77,7 @@ def merges_of_two(folder: Path) -> list[Path]:
 
 
 def device_counts(script: str, run: Run) -> list[int]:
-    """Numbers of devices to run a script on: 1, 2, 4, ... up to all at full size, else a selection."""
+    """Numbers of devices for a script: 1, 2, 4, ... up to the maximum, or only the maximum."""
     with_torchrun = starts_with_torchrun(script)
     if run.device.type == "cuda":
         uses_all = with_torchrun or "DataParallel(" in (REPOSITORY / script).read_text()
@@ -97,7 +97,7 @@ def run_once(run: Run, subject: Subject) -> Figures:
     """Run a script once, as a user starts it.
 
     Raises:
-        ValueError: the run failed, with the end of its output as message, or was too short for a speed.
+        ValueError: the run failed (with the end of its output) or was too short for a speed.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "run")

@@ -28,10 +28,10 @@ def run_fresh(
     Args:
         program: picklable function. Child processes that it leaves are killed.
         cores: numbers of the CPU cores that it may use.
-        context: `multiprocessing` context that starts the process; default: spawn, the only one that `cores` is for.
+        context: `multiprocessing` context of the process; default: spawn, which `cores` needs.
 
     Raises:
-        RuntimeError: the function raised an exception, whose text is the message, or its process died.
+        RuntimeError: the function raised an exception, whose text is shown, or its process died.
     """
     receiver, sender = multiprocessing.Pipe()
     context = context or multiprocessing.get_context("spawn")
@@ -63,11 +63,11 @@ def run_limited(
     limit_s: float,
     context: Any = None,
 ) -> list[int | None]:
-    """Run a function in one or several new processes; return their exit codes, None for one that ran out of time.
+    """Run a function in one or more new processes; return their exit codes, None after a timeout.
 
     Args:
         program: picklable function. Child processes that it leaves are killed.
-        num_ranks: number of processes with torchrun's environment variables; 0: one process without them.
+        num_ranks: number of processes with torchrun's environment variables; 0: one without them.
         log: file to which the output is appended.
         limit_s: time limit in seconds for all processes together.
         context: `multiprocessing` context that starts the processes; default: spawn.

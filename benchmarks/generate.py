@@ -6,13 +6,13 @@
     python -m benchmarks.generate cells --root data/cells --size 90000
     python -m benchmarks.generate photographs --root data/photographs --size 100
 
-These sizes, the folders, the image sizes and roughly the file sizes are those of the published sets; the classes
-and their names are not. Models can learn the labels and targets. The photographs are dead-leaves images: opaque
-leaves of all sizes that occlude one another, with the edges and the 1/f^2 power spectrum of natural images.
+Sizes, folders, image sizes and roughly the file sizes are those of the published sets; classes and
+their names are not. Models can learn the labels and targets. Photographs are dead-leaves images:
+opaque leaves of all sizes occlude one another, with natural images' edges and 1/f^2 power spectrum.
 
-The content of a file depends only on the seed and the number of its sample, not on the number of workers. The
-appearance of a class (hue, shape, brightness of a cell) does not depend on the seed: data sets of different seeds
-have the same classes.
+The content of a file depends only on the seed and the number of its sample, not on the number of
+workers. The appearance of a class (hue, shape, brightness of a cell) does not depend on the seed:
+data sets of different seeds have the same classes.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def _rgb(hue: NDArray, saturation: NDArray, value: NDArray) -> FloatImage:
 def _leaf_map(
     rng: np.random.Generator, height: int, width: int, shape: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Number of the leaf that each pixel shows, (height, width), and the centres of the leaves, (2, n).
+    """Number of the leaf that each pixel shows, (height, width), and the leaves' centres, (2, n).
 
     Leaf 0 is at the front; the last one is the backdrop.
     """
@@ -148,9 +148,9 @@ def dead_leaves(
 ) -> ByteImage:
     """Photograph-like image, uint8 (height, width, 3): leaves with radii of density 1/r^3.
 
-    Each leaf has a colour, a piece of 1/f noise and perhaps stripes. `hue` in [0, 1] is the hue of most
-    leaves and `angle_deg` the direction of their stripes, both random if None. `shape` is one of SHAPES;
-    others raise a ValueError.
+    Each leaf has a colour, a piece of 1/f noise and perhaps stripes. `hue` in [0, 1] is the hue of
+    most leaves and `angle_deg` the direction of their stripes, both random if None. `shape` is one
+    of SHAPES; others raise a ValueError.
 
     Source: A. Lee, D. Mumford, J. Huang, "Occlusion models for natural images", IJCV 2001.
     """
@@ -212,8 +212,8 @@ def _to_bytes(light: FloatImage) -> ByteImage:
 def shake_kernel(rng: np.random.Generator, size: int) -> FloatImage:
     """Path of a shaken camera during one exposure, float32 (size, size), sum 1.
 
-    A point moves with random inertia and a few jerks. Its mean position is the centre: blurring does not
-    shift the image. `size` is odd and at least 3; others raise a ValueError.
+    A point moves with random inertia and a few jerks. Its mean position is the centre: blurring
+    does not shift the image. `size` is odd and at least 3; others raise a ValueError.
 
     Source: G. Boracchi, A. Foi, "Modeling the performance of image restoration from motion blur",
     IEEE TIP 2012.
@@ -241,8 +241,8 @@ def shake_kernel(rng: np.random.Generator, size: int) -> FloatImage:
 def blur(image: ByteImage, kernel: FloatImage) -> ByteImage:
     """Convolve an image, uint8 (H, W, 3), with a kernel (k, k) in linear light, as a sensor does.
 
-    Returns only pixels that need no padding: uint8 (H - k + 1, W - k + 1, 3). Raises ValueError if there
-    are none.
+    Returns only pixels that need no padding: uint8 (H - k + 1, W - k + 1, 3). Raises ValueError if
+    there are none.
     """
     height, width = image.shape[:2]
     lost = len(kernel) - 1
@@ -260,7 +260,7 @@ def blur(image: ByteImage, kernel: FloatImage) -> ByteImage:
 def low_light(rng: np.random.Generator, image: ByteImage) -> ByteImage:
     """Image, uint8 (H, W, 3), with 1/20 to 1/5 of the light and the noise of a sensor.
 
-    The variance of the noise is a * light + b (shot noise and read noise), both normally distributed.
+    The noise is normally distributed with variance a * light + b (shot noise and read noise).
 
     Source: A. Foi et al., "Practical Poissonian-Gaussian noise modeling and fitting for
     single-image raw-data", IEEE TIP 2008.
@@ -280,8 +280,8 @@ def cell(
 ) -> NDArray[Any]:
     """Stained cell, (size, size, channels) of `dtype` ("uint8" or "uint16", full range).
 
-    Each channel has a soft blob. Its brightness, radius and distance from the centre of the cell depend on
-    the class and vary from cell to cell. The noise is that of `low_light`.
+    Each channel has a soft blob. Its brightness, radius and distance from the centre of the cell
+    depend on the class and vary from cell to cell. The noise is that of `low_light`.
     """
     traits = stream(0, class_index, purpose=2)
     brightness = np.exp(traits.uniform(np.log(0.08), np.log(0.6), channels))
@@ -442,11 +442,11 @@ def generate(
     workers: int | None = None,
     **options: Any,
 ) -> None:
-    """Write the data set `name` (a key of OPTIONS) with `size` images or pairs into the folder `root`.
+    """Write the data set `name` (a key of OPTIONS): `size` images or pairs in the folder `root`.
 
-    The files do not depend on the number of worker processes (default: one per core). `options` are those
-    of the data set in OPTIONS. A stopped run can be repeated: complete files are kept. Raises ValueError
-    for an invalid argument and FileExistsError if `root` contains anything else.
+    The files do not depend on the number of worker processes (default: one per core). `options` are
+    those of the data set in OPTIONS. A stopped run can be repeated: complete files are kept. Raises
+    ValueError for an invalid argument and FileExistsError if `root` contains anything else.
     """
     options = _complete_options(name, size, options)
     workers = os.cpu_count() or 1 if workers is None else workers
@@ -479,7 +479,7 @@ def generate(
 
 
 def link_often(root: Path, links: Path, copies: int) -> None:
-    """Link each image in class folders `copies` times in the folder `links`, for long epochs of few images."""
+    """Link each image of class folders `copies` times in `links`, for long epochs of few images."""
     for label in root.glob("*/"):
         for copy in map(str, range(copies)):
             if not (links / label.name / copy).exists():

@@ -1,7 +1,7 @@
 """Checks and measurements that need a GPU, in one command: `make gpu-check`.
 
-Each result is appended to `checks.csv` at once; at the end, all files are archived. Without a GPU, the same jobs
-run on the CPU with small sizes, as a dry run.
+Each result is appended to `checks.csv` at once; at the end, all files are archived. Without a GPU,
+the same jobs run on the CPU with small sizes, as a dry run.
 """
 
 import csv
@@ -113,7 +113,7 @@ def speed(name: str, precision: str, override: str, folder: Path, what: str) -> 
 
 
 def script(path: Path, overrides: list[str], folder: Path, what: str) -> None:
-    """Run a training script; record its speed, the time of saving, and lines that wait for the GPU in each step."""
+    """Run a training script; record its speed, save time and the lines that wait for the GPU."""
     output = folder / "work" / what
     overrides = photos(folder) + overrides if RESNET in overrides else overrides
     sys.argv = [path.name, f"output_dir={output}", f"max_steps={NUM_STEPS}", *overrides]

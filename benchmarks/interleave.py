@@ -1,4 +1,4 @@
-"""Fair measurement of several workloads: they run alternately in short time slices, each in its own processes."""
+"""Fair measurement of workloads that alternate in short time slices, each in its own processes."""
 
 import multiprocessing
 import os
@@ -16,14 +16,14 @@ import torch
 
 SLICE_S = 0.2
 EXIT_TIMEOUT_S, POLL_S = 5.0, 0.05
-# Modules that the fork server imports once for all processes, if installed; none starts threads or CUDA.
+# Modules that the fork server imports once for all, if installed; none starts threads or CUDA.
 PRELOAD = [
     *("benchmarks.loading", "benchmarks.bottleneck", "train", "torch._dynamo"),
     *("lightning.pytorch.loggers", "accelerate"),
 ]
 
 CountItems = Callable[[int], None]
-"""Called by a workload after each piece of work with the number of its items; raises SystemExit at the end."""
+"""Called by a workload with the item count of each piece of work; raises SystemExit at the end."""
 
 Workload = Callable[[CountItems], Any]
 """Function that works until `CountItems` raises SystemExit."""
@@ -46,10 +46,10 @@ def measure(
 ) -> dict[Name, list[float] | str]:
     """Measure the speed of workloads that run alternately, one at a time.
 
-    Between its time slices, a workload is stopped with all its threads and worker processes, so background and
-    prefetched work counts, too. Noise that lasts longer than a few slices affects all workloads alike, and the
-    i-th results of all workloads come from the same round. I/O and queued GPU work continue while a workload is
-    stopped: use long slices where these matter.
+    Between its time slices, a workload is stopped with all its threads and worker processes, so
+    background and prefetched work counts. Noise that outlasts a few slices affects all workloads
+    alike, and the i-th results of all come from the same round. I/O and queued GPU work continue
+    while a workload is stopped: use long slices where these matter.
 
     Args:
         workloads: picklable workloads by name.
@@ -104,12 +104,12 @@ def measure(
 
 
 class _Process:
-    """A workload in its own process group, stopped after its first piece of work and between its time slices."""
+    """A workload in its own process group, stopped after its first piece of work and each slice."""
 
     def __init__(
         self, name: str, program: Workload, setup_errors: tuple[type[Exception], ...]
     ) -> None:
-        # The fork server has not computed anything: a fork has no threads, and OpenMP would miss its own.
+        # A fork has no threads, which OpenMP would miss: the fork server has not computed anything.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self.name = name
@@ -130,7 +130,7 @@ class _Process:
         return self.stop()
 
     def stop(self) -> int:
-        """Wait for the end of the current piece of work and stop the process; return the number of items.
+        """Stop the process after its current piece of work; return the number of items.
 
         Raises:
             SetupFailed: the workload raised a setup error.
@@ -145,8 +145,8 @@ class _Process:
         if items is None:
             self.process.join()
             raise RuntimeError(
-                f"{self.name}: its process ended with exit code {self.process.exitcode} (-9: killed, "
-                "perhaps out of memory); see its output above"
+                f"{self.name}: its process ended with exit code {self.process.exitcode} "
+                "(-9: killed, perhaps out of memory); see its output above"
             )
         if isinstance(items, Exception):
             raise items
@@ -158,7 +158,7 @@ class _Process:
 def _run_workload(
     name: str, program: Workload, setup_errors: tuple[type[Exception], ...], connection: Connection
 ) -> None:
-    """Main function of a workload's process: run when the other end of `connection` sends seconds."""
+    """Main function of a workload's process; it runs for the seconds that `connection` receives."""
     os.setpgrp()
     group = os.getpgrp()
     watchdog = os.fork()
@@ -193,7 +193,7 @@ def _run_workload(
 
 
 def _end_orphaned_group(group: int, connection: Connection) -> None:
-    """End a process group once the other end of `connection` is closed; runs outside of the group."""
+    """End a process group when the other end of `connection` is closed; runs outside the group."""
     hangup = select.poll()
     hangup.register(connection, 0)
     hangup.poll()

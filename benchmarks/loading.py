@@ -1,7 +1,7 @@
 """Benchmarks of loading: how fast input pipelines turn the files of a data set into batches.
 
-Pipelines whose packages are not installed are listed with the reason. Before other pipelines are measured,
-their center crops of validation images are compared with those of PIL.
+Pipelines whose packages are not installed are listed with the reason. Before other pipelines are
+measured, their center crops of validation images are compared with those of PIL.
 """
 
 import shutil
@@ -35,8 +35,8 @@ LIGHT_MODELS = {
 }
 PACKING = "packing"
 MAX_COMPARED = 32  # images
-# Mean absolute difference from PIL's pixels, of 255. Cropping before resizing shifts images by a fraction of
-# a pixel, a difference of up to 7 in these sharp images; a wrong crop, flip or channel order gives over 30.
+# Mean absolute difference from PIL's pixels, of 255. Cropping before resizing shifts images by part
+# of a pixel: up to 7 in these sharp images; a wrong crop, flip or channel order gives over 30.
 TOLERANCE = 10.0
 SLEEP_S, SLEEPING_ITEMS, SLEEPING_BATCH_SIZE, MAX_SLEEPING_WORKERS = 0.01, 10_000, 4, 8
 
@@ -49,7 +49,7 @@ def compare(run: Run, benchmark: str, title: str, case: Case, workloads: Workloa
 
 
 def workers(run: Run, max_sleeping: int = MAX_SLEEPING_WORKERS) -> None:
-    """Measure loaders with several numbers of workers and threads, and a mock data set of sleeping items.
+    """Measure loaders by number of workers and threads, and a mock data set of sleeping items.
 
     The DataLoader and DALI baselines are swept as in the published comparisons.
     """
@@ -148,7 +148,7 @@ def train_from(
 
 
 def alternatives(run: Run) -> None:
-    """Compare the template's loaders with others on the same files, transforms and output format."""
+    """Compare the template's loaders with others for the same files, transforms and output."""
     for name, title, pipelines, overrides in COMPARISONS:
         for case in run.chosen(name):
             subjects = {pipeline.subject(run): pipeline for pipeline in pipelines}
@@ -175,7 +175,7 @@ def mismatched_pixels(
     pipelines: dict[Subject, Pipeline],
     overrides: tuple[str, ...],
 ) -> dict[Subject, str]:
-    """Record the difference between the validation images of each pipeline and those of the first one.
+    """Record how much the validation images of each pipeline differ from those of the first one.
 
     Returns:
         Reason for each pipeline that must not be compared.
@@ -202,7 +202,7 @@ def mismatched_pixels(
 
 
 def first_images(loader: Iterable[Any]) -> torch.Tensor:
-    """Up to MAX_COMPARED images on the CPU, (N, C, H, W); pairs are concatenated along the channels."""
+    """Up to MAX_COMPARED images on the CPU, (N, C, H, W); pairs are concatenated along channels."""
     images: list[torch.Tensor] = []
     for batch in loader:
         pair = batch if isinstance(batch, tuple) else (batch,)
@@ -214,7 +214,7 @@ def first_images(loader: Iterable[Any]) -> torch.Tensor:
 
 
 def difference(images: torch.Tensor, reference: torch.Tensor, recipe: Recipe) -> float:
-    """Mean absolute difference of two normalised image batches, in units of 1/255 of the full intensity.
+    """Mean absolute difference of two normalised image batches, in 1/255 of the full intensity.
 
     Raises:
         ValueError: they differ in shape or dtype.

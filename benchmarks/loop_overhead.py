@@ -1,8 +1,8 @@
-"""Overhead of the training loop over forward, backward and step, compared with Lightning and accelerate.
+"""Overhead of the training loop over forward, backward and step, compared with other frameworks.
 
-All loops train the same model on the same synthetic batches, clip the gradient norm, and write a log, a
-progress bar and checkpoints; validation is left out. The time from one training forward pass to the next
-is measured.
+All loops (those of Lightning and accelerate, too) train the same model on the same synthetic
+batches, clip the gradient norm, and write a log, a progress bar and checkpoints; none validates.
+The time from one training forward pass to the next is measured.
 """
 
 import io
@@ -68,7 +68,7 @@ def train_with(
 
 
 class Terminal(io.StringIO):
-    """Output that counts as a terminal and keeps the text, which makes libraries draw progress bars."""
+    """Output that counts as a terminal, so libraries draw progress bars, and keeps the text."""
 
     def isatty(self) -> bool:
         return True
@@ -152,7 +152,7 @@ def lightning(
 def accelerate(
     cfg: Config, device: torch.device, add_step_counter: AddStepCounter, folder: Path
 ) -> None:
-    """accelerate in a plain loop with TensorBoard tracker, a checkpoint per epoch and progress bar."""
+    """accelerate in a plain loop with TensorBoard, progress bar and a checkpoint per epoch."""
     package = optional("accelerate", "accelerate")
     from tqdm import tqdm
 

@@ -69,7 +69,7 @@ class Pipeline:
     def batches(
         self, run: Run, case: Case, overrides: Sequence[str] = (), train: bool = True
     ) -> Iterable[Any]:
-        """Training batches, endless or iterable any number of times, or one epoch of validation batches."""
+        """Training batches, endless or iterable repeatedly, or one epoch of validation batches."""
         if not self.baseline:
             chosen = self.overrides(run, case, overrides)
             loaders = build_loaders(run.config(case.name, *chosen), run.device)

@@ -21,12 +21,12 @@ PICTURES = {
     "workers.png": "Bar chart: speed by number of workers or threads",
 }
 ABOUT_LOOPS = """\
-Time per step of the training loop, which checks for non-finite gradients, logs, draws a progress bar and saves
-checkpoints, against a bare loop and the loops of two frameworks:"""
+Time per step of the training loop, which checks for non-finite gradients, logs, draws a progress
+bar and saves checkpoints, against a bare loop and the loops of two frameworks:"""
 
 
 def excerpt(folder: Path) -> str:
-    """Markdown with the tables of loaders and loops, and two charts; input pipelines without results are left out.
+    """Markdown tables of loaders and loops, and two charts; pipelines without results are left out.
 
     Args:
         folder: results, inside the repository.
@@ -36,8 +36,8 @@ def excerpt(folder: Path) -> str:
     link = f"../{folder.resolve().relative_to(REPOSITORY)}"
     parts = [
         f"Measured on {newest.cpu}, {newest.cores} cores, {newest.gpu or 'no GPU'}, on "
-        f"{newest.date[:10]}; versions, settings and more in [`report.md`]({link}/report.md). Medians "
-        "with their 95 % intervals; ratios are taken within each round, in which all ran alternately."
+        f"{newest.date[:10]}; versions, settings and more in [`report.md`]({link}/report.md). "
+        "Medians with 95 % intervals; ratios are taken within rounds, in which all ran alternately."
     ]
     for name in ("alternatives", "loop_overhead"):
         chosen = rows if name == "alternatives" else latest(folder / f"{name}.csv")

@@ -94,7 +94,7 @@ class Measurement:
     """Number of samples; 0: not measured, for the reason in `note`."""
 
     samples: str
-    """Samples in `unit` in order, separated by `;`. The i-th samples of rows with the same `date` are of one round."""
+    """Samples in `unit`, separated by `;`. The i-th ones of rows of the same `date` are a round."""
 
     epoch_size: int
     """Samples per epoch of the published data set; 0 if not applicable."""
@@ -206,12 +206,12 @@ class Summary(NamedTuple):
 
 
 def summarise(samples: list[float]) -> Summary:
-    """Median and confidence interval from order statistics, valid for any distribution; nan without samples.
+    """Median and confidence interval from order statistics, for any distribution; nan if empty.
 
-    The interval from the k-th smallest to the k-th largest of n samples contains the true median with
-    probability 1 - 2 P(X < k), where X is binomial with n and 1/2 (David and Nagaraja 2003, "Order
-    statistics", section 7.1). The narrowest interval with at least 95 % is returned. This needs 6 samples;
-    with fewer, it is their range, with probability 1 - 2^(1 - n).
+    The interval from the k-th smallest to the k-th largest of n samples contains the true median
+    with probability 1 - 2 P(X < k), where X is binomial with n and 1/2 (David and Nagaraja 2003,
+    "Order statistics", section 7.1). The narrowest interval with at least 95 % is returned. This
+    needs 6 samples; with fewer, it is their range, with probability 1 - 2^(1 - n).
     """
     if not samples:
         return Summary(math.nan, math.nan, math.nan)
@@ -271,7 +271,7 @@ def cores() -> list[int]:
 
 
 def machine_name() -> str:
-    """Short machine name for folders, such as `intel-xeon-processor-2-cores` or `1-x-nvidia-h200`."""
+    """Short name for folders, such as `intel-xeon-processor-2-cores` or `1-x-nvidia-h200`."""
     name = machine()["gpu"] or f"{machine()['cpu']} {machine()['cores']} cores"
     name = re.sub(r"\((r|tm)\)|@.*?(?= \d+ cores|$)", "", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")

@@ -1,7 +1,7 @@
-"""Speed and memory of reading shards from a server, compared with local files and shards and other libraries.
+"""Speed and memory of reading shards from a server, compared with local data and other libraries.
 
-The server runs on loopback with latencies of 0, 20 and 100 ms. It has a CPU core of its own; the readers use
-the others. The readers run alternately, and each sample comes from a new process without copies of the data.
+A server runs on loopback with latencies of 0, 20 and 100 ms and a CPU core of its own; readers use
+the others. They run alternately; each sample comes from a new process without copies of the data.
 """
 
 import importlib
@@ -42,11 +42,11 @@ OTHERS = {
     "LitData": ("litdata", "fetches whole chunks of 64 MB, two ahead; copies on disk"),
     "mosaicml-streaming": ("mosaicml", "fetches whole shards of 64 MB; copies on disk"),
 }
-"""By name: function in OVER_NETWORK and note. All decode with torchvision in worker processes, which return uint8
-images, and convert whole batches to float32.
+"""By name: function in OVER_NETWORK and note. All decode with torchvision in worker processes,
+which return uint8 images, and convert whole batches to float32.
 """
 MIN_SAMPLES = 8000
-"""Smaller data sets are linked under several names: no epoch may end, and copies be read again, while measuring."""
+"""Smaller data sets are linked under several names: an epoch that ends would read copies again."""
 WARMUP_S, WINDOW_S = 1.0, 3.0
 """Shortest warm-up and measurement in seconds."""
 WINDOW = ("data.shuffle=window", "data.shuffle_window=2")

@@ -1,4 +1,4 @@
-"""Report of results from their CSV files alone: tables in `report.md`, and a PNG for each benchmark.
+"""Report of results from their CSV files alone: tables in `report.md` and a PNG per benchmark.
 
 python -m benchmarks.report benchmarks/results/<machine>-<date>
 """
@@ -55,11 +55,11 @@ FACTS = """\
 
 Commit {commits}; {first} to {last}.
 
-Figures are medians. Brackets, and black lines in the charts, show 95 % confidence intervals, or the range of
-fewer than 6 samples. The subjects of a table ran alternately in short time slices; ratios are taken within
-each round and then summarised. The duration of an epoch refers to the published size of a data set. Without
-GPUs, a device of an entry point is one CPU core. Entry points ran one after another; their efficiencies are
-ratios of medians."""
+Figures are medians. Brackets, and black lines in the charts, show 95 % confidence intervals, or the
+range of fewer than 6 samples. The subjects of a table ran alternately in short time slices; ratios
+are taken within each round and then summarised. The duration of an epoch refers to the published
+size of a data set. Without GPUs, a device of an entry point is one CPU core. Entry points ran one
+after another; their efficiencies are ratios of medians."""
 
 
 def draw(folder: Path) -> Path:
@@ -104,7 +104,7 @@ def markdown(table: Table) -> str:
 
 
 def tables(name: str, rows: Rows) -> dict[str, Table]:
-    """One table per case, by title: a line per subject with measured and derived figures, and a note.
+    """Tables by title, one per case: a line per subject with measured and derived figures, a note.
 
     Columns without entries are left out.
     """
@@ -123,7 +123,7 @@ def tables(name: str, rows: Rows) -> dict[str, Table]:
 
 
 def cells(name: str, line: Line, group: Rows, rows: Rows) -> dict[str, str]:
-    """Cells of a subject's line by column; `group` has the rows of its case, `rows` those of all cases."""
+    """Cells of a subject's line by column; `group`: rows of its case, `rows`: all rows."""
     row = main_row(line)
     found = {
         "subject": row.subject,
@@ -176,7 +176,7 @@ def overhead(row: Measurement, rows: Rows) -> Summary | None:
 
 
 def break_even_epochs(row: Measurement, rows: Rows) -> str:
-    """Epochs after which training from the pack has saved the time of packing the published data set."""
+    """Epochs after which reading the pack has saved the time of packing the published data set."""
     whole = row.case.partition(",")[0]
     packing = [r for r in rows if r.case == whole and r.quantity == PACKING and r.repeats]
     others = [r for r in rows if r.case == row.case and not is_packed(r) and speed(r)]

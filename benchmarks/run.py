@@ -38,8 +38,8 @@ class Sizes:
     """Number of samples of each generated data set."""
 
     full: bool = False
-    """Use the batch sizes of the experiments, not `Case.batch_size`, and run each training script with each
-    loader on each number of devices, not a selection of these.
+    """Use the batch sizes of the experiments, not `Case.batch_size`, and run each training script
+    with each loader on each number of devices, not a selection of these.
     """
 
     warmup_s: float = 0.1
@@ -49,8 +49,8 @@ class Sizes:
     """Length of one sample in seconds."""
 
     slice_s: float | None = None
-    """Length of a time slice in seconds. None: short slices on a CPU; one slice per sample on a GPU, because queued
-    work continues while a process is stopped.
+    """Length of a time slice in seconds. None: short slices on a CPU; one slice per sample on a
+    GPU, because queued work continues while a process is stopped.
     """
 
     repeats: int = 3
@@ -152,7 +152,7 @@ class Run:
     def is_done(
         self, benchmark: str, case: str, subjects: Iterable[Subject], quantity: str = SPEED
     ) -> bool:
-        """True if all subjects were already measured at this commit, for example by an interrupted run."""
+        """True if all subjects were already measured at this commit, as after an interruption."""
         path = self.path(benchmark)
         rows = records.read(path) if path.exists() else []
         found = {row.key for row in rows if row.commit == machine()["commit"]}
@@ -207,9 +207,9 @@ class Run:
         Args:
             benchmark: name of the CSV file.
             case: title of the comparison.
-            workloads: picklable workloads by subject. An exception in UNAVAILABLE before the first item becomes the note
-                of a row without a figure.
-            unit: unit of the speed, such as `images/s`; empty: record the time per item in ms instead.
+            workloads: picklable workloads by subject. An exception in UNAVAILABLE before the first
+                item becomes the note of a row without a figure.
+            unit: unit of the speed, such as `images/s`; empty: record the time per item in ms.
             epoch_size: samples per epoch of the published data.
             fresh: start new processes in each round.
         """
@@ -294,7 +294,7 @@ def format_number(value: float) -> str:
 
 
 def format_interval(found: Measurement | Summary | None, unit: str = "") -> str:
-    """Text such as `1,840 (1,800 to 1,890)`, the median alone of one sample, empty without samples."""
+    """Text such as `1,840 (1,800 to 1,890)`; the median alone for one sample, empty for none."""
     if found is None or found.median != found.median:
         return ""
     text = f"{format_number(found.median)}{unit}"

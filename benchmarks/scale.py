@@ -1,8 +1,8 @@
-"""Start-up time and memory per rank by number of samples: to the first batch, and to resume within an epoch.
+"""Start-up time and memory per rank by number of samples: to the first batch, to resume mid-epoch.
 
-A sparse index, whose samples are all the same image in memory, shows the cost of planning. An index on disk lists
-up to ten million file names that refer to a thousand JPEGs. `samples=1e9` selects a single number of samples. The
-medians of the sparse index are also printed as a line of JSON.
+A sparse index, whose samples are all the same image in memory, shows the cost of planning. An index
+on disk lists up to ten million file names that refer to a thousand JPEGs. `samples=1e9` selects a
+single number of samples. The medians of the sparse index are also printed as a line of JSON.
 """
 
 import json
@@ -92,7 +92,7 @@ def sparse_index(count: int) -> Index:
 
 
 def write_files(count: int, folder: Path) -> list[str]:
-    """Write the index of `count` files and up to 1,000 of the files; return the options that open it."""
+    """Write up to 1,000 files and the index of `count` files; return the options that open it."""
     root, num_files = folder / "images", min(count, 1000)
     root.mkdir()
     for number in range(num_files):

@@ -1,6 +1,6 @@
-"""HTTP server and bucket (GET, HEAD and ListObjectsV2 of S3) on loopback, with a delay before each response.
+"""HTTP server and bucket (GET, HEAD and ListObjectsV2 of S3) on loopback with delayed responses.
 
-A single thread handles any number of delayed requests. Files are mapped into memory on the first request.
+A single thread handles any number of delayed requests. Files are mapped on the first request.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Randomness of the order in which samples are read from shards, compared with a shuffle buffer of the same memory.
+"""Randomness of the order of reading samples from shards, compared with a shuffle buffer.
 
-No images are read. The classes and shards in the batches of an epoch are counted, for shards that contain 100
-classes mixed (as `loaders.pack` writes them) or in order. The shuffle buffer works as WebDataset's: it reads
-shuffled shards sequentially and returns a random one of its samples. A window holds as many samples.
+No images are read. Classes and shards in the batches of an epoch are counted, for shards with 100
+classes mixed (as `loaders.pack` writes them) or in order. The buffer works as WebDataset's: it
+reads shuffled shards in order and returns its samples at random. A window holds as many samples.
 """
 
 from collections.abc import Callable
@@ -55,10 +55,10 @@ def main(run: Run) -> None:
 
 
 def measure(order: np.ndarray, classes: np.ndarray) -> dict[tuple[str, str], float]:
-    """Distinct classes and shards per batch, and mean displacement of the samples as a share of the epoch.
+    """Distinct classes and shards per batch; mean displacement of samples as a share of the epoch.
 
-    The displacement is the distance between the position of a sample in the epoch and its position if the shards
-    were read sequentially, in the order of their first appearance.
+    The displacement is the distance between the position of a sample in the epoch and its position
+    if the shards were read sequentially, in the order of their first appearance.
     """
     whole = len(order) // BATCH_SIZE * BATCH_SIZE
     shard_of = order // SHARD_SIZE
@@ -84,7 +84,7 @@ def planned_order(index: Index, overrides: list[str], epoch: int) -> np.ndarray:
 
 
 def buffered_order(epoch: int) -> np.ndarray:
-    """Sample numbers in the order in which a full shuffle buffer returns those of shuffled shards."""
+    """Sample numbers in the order in which a full shuffle buffer returns shuffled shards."""
     random = np.random.default_rng(epoch)
     shards = random.permutation(NUM_SHARDS)
     incoming = (shards[:, None] * SHARD_SIZE + np.arange(SHARD_SIZE)).ravel()

@@ -1,11 +1,11 @@
 """Simulation of many ranks from constants measured here, with a model that 2 to 8 real ranks check.
 
-A step consists of the computation of the slowest rank, the all-reduce as far as it does not overlap with
-computation, and waiting for data. An all-reduce of S bytes over N ranks takes 2 (N - 1) messages of S / N bytes in
-a ring, or 2 log2(N) messages of S bytes in a tree, whichever is faster; a message takes alpha + bytes / beta
-(Hockney 1994; Thakur et al. 2005). Ranks that share cores share their time. Failures are exponentially distributed
-and lose the work since the last checkpoint. The best interval between checkpoints is compared with
-sqrt(2 save MTBF) (Young 1974).
+A step consists of the computation of the slowest rank, the all-reduce as far as it does not overlap
+with computation, and waiting for data. An all-reduce of S bytes over N ranks takes 2 (N - 1)
+messages of S / N bytes in a ring, or 2 log2(N) messages of S bytes in a tree, whichever is faster;
+a message takes alpha + bytes / beta (Hockney 1994; Thakur et al. 2005). Ranks that share cores
+share their time. Failures are exponentially distributed and lose the work since the last
+checkpoint. The best interval between checkpoints is compared with sqrt(2 save MTBF) (Young 1974).
 """
 
 import itertools
@@ -43,7 +43,7 @@ NUM_STEPS, NUM_FAILURES = 300, 20_000
 
 @dataclass(frozen=True)
 class Cluster:
-    """Performance of a rank and of the shared resources; times in seconds, rates in bytes per second."""
+    """Performance of a rank and of the shared resources, in seconds and bytes per second."""
 
     step_s: float  # median of a single rank
     jitter: Sequence[float]  # durations of steps divided by their median
@@ -90,7 +90,7 @@ def all_reduce_s(cluster: Cluster, count: int, num_bytes: float) -> float:
 def parts_of_step(cluster: Cluster, count: int) -> dict[str, float]:
     """Seconds of a step of `count` ranks, by part."""
     compute_s = cluster.step_s * max(1.0, count / cluster.cores)
-    # Probability of each sorted step to be the slowest of all ranks. At most one rank per core runs at a time.
+    # Probability that each sorted step is the slowest rank's; at most one rank runs per core.
     chances = np.diff(np.linspace(0, 1, len(cluster.jitter) + 1) ** min(count, cluster.cores))
     found = {
         "compute": compute_s,
@@ -132,7 +132,7 @@ def lost_shares(cluster: Cluster, count: int) -> dict[str, float]:
 
 
 def main(run: Run) -> None:
-    """Measure the constants on the CPU with gloo and one thread per rank, check the model, and simulate."""
+    """Measure the constants on the CPU (gloo, a thread per rank), check the model, and simulate."""
     published = "ResNet-50 on GPUs, published and assumed constants"
     copied = f"{published}, each machine with a copy of the data"
     if run.is_done("simulate", copied, map(subject, SIMULATED_RANKS), EFFICIENCY):
@@ -213,7 +213,7 @@ def repeat_all_reduce(kib: int, rank: int, count_items: CountItems) -> None:
 
 
 def train_steps(run: Run, num_ranks: int, count_items: CountItems) -> None:
-    """Train on several ranks with synthetic data and a fixed batch size per rank; count the steps."""
+    """Train on several ranks with synthetic data and fixed batch size per rank; count the steps."""
     torch.set_num_threads(1)
     batch_size = num_ranks * make_config(*run.overrides).global_batch_size
     train_on_devices(

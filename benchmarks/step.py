@@ -98,8 +98,8 @@ def on_ranks(
         world_size: number of ranks.
         backend: `gloo` or `nccl`.
         count_items: called by rank 0 with its own items.
-        lockstep: the other ranks wait for rank 0 after each piece of work. Otherwise they continue until a
-            collective operation blocks them, which on a GPU takes time from other workloads.
+        lockstep: the other ranks wait for rank 0 after each piece of work. Otherwise they run until
+            a collective operation blocks them, which on a GPU takes time from other workloads.
     """
     # Forking is fast, and safe in a process that has not started any computation.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")

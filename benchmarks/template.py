@@ -38,7 +38,7 @@ def endless(loader: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def parts(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1, distributed: bool = False
 ) -> tuple[Any, Any, nn.Module, torch.optim.Optimizer, Any]:
-    """Loader, task, model, optimizer and scheduler; with `distributed`, the model is wrapped as in `train_ddp.py`."""
+    """Loader, task, model (as `train_ddp.py` wraps it if `distributed`), optimizer, scheduler."""
     set_numerics(cfg)
     seed_everything(cfg.seed)
     loader = build_loaders(cfg, device, rank, world_size)[0]

@@ -3,8 +3,8 @@
     python launch/elastic_torchrun.py --nnodes=1:4 --nproc_per_node=8 --rdzv_endpoint=HOST:29400 \\
         --rdzv_id=mine --max-restarts=20 train_ddp.py resume=auto
 
-The options are torchrun's. Where torchrun would end because HOST:29400 does not answer or there are fewer
-machines than --nnodes needs, it prints the reason and tries again; its ranks have saved before.
+The options are torchrun's. If torchrun would end because HOST:29400 does not answer or there are
+too few machines for --nnodes, it prints the reason and tries again; its ranks have saved before.
 """
 
 import os
@@ -15,7 +15,7 @@ SECONDS_BETWEEN_TRIES = 5
 
 
 def main(arguments: list[str]) -> None:
-    # Read when torch is imported, also by the ranks; else each lost connection prints a page of C++ frames.
+    # Read when torch is imported, also by ranks; else a lost connection prints pages of C++ frames.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException

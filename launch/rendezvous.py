@@ -2,8 +2,8 @@
 
     python launch/rendezvous.py [PORT]      default: 29400
 
-Start it on a machine that stays; it needs no GPU. `launch/elastic_torchrun.py` connects to it. It serves any
-number of runs with different --rdzv_id. It has no authentication: keep the port inside the cluster.
+Start it on a machine that stays; it needs no GPU. `launch/elastic_torchrun.py` connects to it. It
+serves any number of runs with different --rdzv_id, unauthenticated: keep the port in the cluster.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Cuts a module of tests to the parts of a project: a test, or a row of its table, goes with what it names."""
+"""Cut a module of tests to the parts of a project: a test or table row goes with what it names."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ def without_tests(
     """Return the text of a module without what uses a name that is lost or a string that names what
     is gone.
 
-    Of tables, and of the parameters of tests, only the rows go that do so, unless no row would be left.
+    Of tables, and of the parameters of tests, only such rows go, unless none would be left.
 
     Args:
         text: of the module.

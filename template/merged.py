@@ -1,4 +1,4 @@
-"""`SCRIPT=merged`: one `train.py` that is the merge of a project's techniques, in place of one script for each."""
+"""`SCRIPT=merged`: one `train.py` that merges a project's techniques, not one script for each."""
 
 import re
 from pathlib import Path

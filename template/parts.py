@@ -1,4 +1,4 @@
-"""The parts of a project: what each one is, and how those that are not wanted are taken out of its files."""
+"""The parts of a project: what each one is, and how unwanted ones are removed from its files."""
 
 import ast
 import re
@@ -115,7 +115,7 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
 def cut_tests(
     texts: dict[Path, str], before: dict[Path, str], gone: list[str], modules: set[str]
 ) -> None:
-    """Take tests, and rows of their tables, that name what is gone; modules without any test become empty.
+    """Take tests, and rows of tables, that name what is gone; modules without tests become empty.
 
     Args:
         texts: texts of all files.
@@ -281,7 +281,7 @@ def without_commands(text: str, gone: list[str]) -> str:
 
 
 def gone_of(command: str, gone: list[str]) -> bool:
-    """Return True if a command names a script, module or choice of the configuration that is gone."""
+    """Return True if a command names a script, module or choice of configuration that is gone."""
     names = re.findall(r"[\w./]+\.(?:py|sbatch)\b", command)
     modules = re.findall(r"(?:-m|from|import) ([\w.]+)", command)
     names += [name.replace(".", "/") + end for name in modules for end in (".py", "/__init__.py")]
@@ -295,7 +295,7 @@ def module_of(path: Path) -> str:
 
 
 def without_names(texts: dict[Path, str], gone: set[str]) -> None:
-    """Remove imports of modules that are gone, and the entries of tables that name what they imported."""
+    """Remove imports of modules that are gone, and the entries of tables that use these imports."""
     modules = {module_of(path): path for path in texts if path.suffix == ".py"}
     lost: dict[str, set[str]] = {}
     """Names that a module does not offer any more."""
@@ -399,7 +399,7 @@ def without_entries(text: str, names: set[str], gone: set[str]) -> str:
 
 
 def listing(root: Path, files: list[str]) -> str:
-    """List the core and the parts by group: name, lines of its own files, what it is, and what it needs.
+    """List the core and the parts by group: name, lines of its own files, what it is and needs.
 
     Args:
         root: folder of the template.

@@ -1,12 +1,12 @@
-"""Make a project out of the template, or bring it a newer version: `make project DIR=../mine PARTS="ddp unet"`.
+"""Make or update a project from the template: `make project DIR=../mine PARTS="ddp unet"`.
 
-The project has a history of its own with two branches: `template`, which holds what this script exports
-and nothing else, and `main`, which starts there. Run again, the script adds a commit to `template`; neither
-`main` nor a file of the project is touched until its owner says `git merge template`.
+The project has a history of its own with two branches: `template`, which holds what this script
+exports and nothing else, and `main`, which starts there. Run again, the script adds a commit to
+`template`; `main` and the project's files do not change until its owner says `git merge template`.
 
-`PARTS` names the parts that it has besides the core (`make parts` lists them; default: those that it had, in a
-new project all). `SCRIPT=merged` makes one `train.py` of its techniques, `SCRIPT=each` a script for each, which is the
-default in a new project. The messages of the commits on `template` hold both.
+`PARTS` names the parts besides the core (`make parts` lists them; default: those that it had, all
+in a new project). `SCRIPT=merged` makes one `train.py` of its techniques, `SCRIPT=each` (the
+default in a new project) a script for each. The messages of the commits on `template` hold both.
 """
 
 import os
@@ -38,7 +38,7 @@ OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def main() -> None:
-    """Command line: the folder of the project, the names of its parts in one argument, and `each` or `merged`."""
+    """Command line: the project's folder, its parts in one argument, and `each` or `merged`."""
     if sys.argv[1:] == ["--list"]:
         out = tuple(LEFT_OUT)
         files = git(TEMPLATE, "ls-files").splitlines()
@@ -138,7 +138,7 @@ def last_version(folder: Path) -> tuple[str, str]:
 
 
 def export(name: str, chosen: set[str], files: Path) -> None:
-    """Write what a project of this name and with these parts has of the template's last commit into a folder."""
+    """Write what such a project has of the template's last commit into the folder `files`."""
     index = files.with_name("index-of-template")
     git(TEMPLATE, "read-tree", "HEAD", index=index)
     others = [*LEFT_OUT, *left_out(chosen)]

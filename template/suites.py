@@ -1,4 +1,4 @@
-"""Makes the core and one other project, by the day, and runs the tests of each: `make test-projects`."""
+"""Make the core and one other project, by the day, and run their tests: `make test-projects`."""
 
 import subprocess
 import sys

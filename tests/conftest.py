@@ -10,7 +10,7 @@ import pytest
 
 # Two ranks or workers on few cores would otherwise fight for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# In memory: runs sync their files, and a test would wait 0.1 s and more for each sync of a busy disk.
+# In memory: runs sync their files, and on a busy disk each sync takes a test 0.1 s or more.
 if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
@@ -51,13 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """All tests but those of GPUs are about the CPU, and fork, which no process may that uses CUDA."""
+    """Hide the GPUs, except from their own tests: a process that uses CUDA must not fork."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_finish() -> None:
-    """Start the process that runs are forked from, before workers of a loader do, who block its signals."""
+    """Start the process that forks the runs, before workers of a loader block its signals."""
     if helpers := sys.modules.get("tests.helpers"):
         # It does not see a GPU: a process that uses one must not fork.
         with mock.patch.dict(os.environ, helpers.ENVIRONMENT):

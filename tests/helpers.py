@@ -1,4 +1,4 @@
-"""What several tests need: the configuration, and the entry points run in processes of their own."""
+"""Helpers of several tests: the configuration, and entry points in processes of their own."""
 
 import copy
 import json
@@ -67,7 +67,7 @@ def composed(*groups: str) -> DictConfig:
 def make_config(*overrides: str) -> Config:
     """The configuration that these command-line overrides give.
 
-    Hydra composes each set of groups, such as `data=cells`, once: that takes as long as many a test.
+    Hydra composes each set of groups, such as `data=cells`, once: this takes as long as many tests.
     """
     groups = [o for o in overrides if (REPOSITORY / "conf" / o.partition("=")[0]).is_dir()]
     values = [o for o in overrides if o not in groups]
@@ -214,8 +214,8 @@ def run_in_turn(
 ) -> None:
     """Run command lines, as after `python`, in this process; each rank of a group calls this.
 
-    It writes the exit code and the prints of each to `answers`, and passes each a port of its own. Each script runs
-    inside `watch(script)`.
+    It writes the exit code and the prints of each to `answers`, and passes each a port of its own.
+    Each script runs inside `watch(script)`.
     """
     os.environ.update(ENVIRONMENT | env)
     os.chdir(folder)
@@ -265,7 +265,7 @@ def answers_to(
     folder: Path = REPOSITORY,
     watch: Callable[[str], AbstractContextManager] = nullcontext,
 ) -> list[tuple[int, str]]:
-    """Exit code and prints, of rank 0, of command lines that one process, or so many ranks, run in turn."""
+    """Exit codes and prints of rank 0 of command lines that one or several ranks run in turn."""
     ranks = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
     ranks["MASTER_PORT"] = str(free_port())
     name = f"answers-{len(list(tmp_path.iterdir()))}"

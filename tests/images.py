@@ -19,7 +19,7 @@ PLAIN = ["data.mean=null", "data.std=null", "data.resize=null"]
 
 
 def smooth(number: int, height: int, width: int) -> np.ndarray:
-    """A (height, width, 3) photograph-like image: waves and a gradient, other ones for each number."""
+    """Photograph-like image (height, width, 3): waves and a gradient that depend on the number."""
     y, x = np.mgrid[:height, :width]
     waves = [np.sin(x / (9 + c + number) + number) * np.cos(y / (13 + c)) for c in range(3)]
     image = 128 + 80 * np.stack(waves, axis=-1) + 30 * (x / width)[..., None]
@@ -84,7 +84,7 @@ def common(root: Path) -> list[str]:
 
 
 def photos(root: Path) -> Data:
-    """JPEGs, also turned and grey ones, PNGs, WebPs and BMPs of various sizes in three class folders."""
+    """JPEGs (some turned or grey), PNGs, WebPs and BMPs of various sizes in three class folders."""
     data = Data(["data=imagefolder", *PLAIN])
     turned = Image.Exif()
     for number in range(NUM_VAL + NUM_TRAIN):

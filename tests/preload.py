@@ -1,4 +1,4 @@
-"""What the processes of tests begin with: the modules of a training, and what Hydra keeps of its first call.
+"""What processes of tests start with: the modules of training and what Hydra keeps of a first call.
 
 They are forked from a process that has imported this module, which saves 5 s of a start of Python.
 """

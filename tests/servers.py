@@ -28,8 +28,8 @@ class WebServer:
         self.fault: Callable[[str, int], str | None] = lambda path, number: None
         """The fault, if any, that a request of a path meets; its number counts the requests from 0.
 
-        A status, such as `500`; `reset` (of the connection); `slow`; `cut` (half of the body is missing); `short`
-        (half of the file, as if it was all).
+        A status, such as `500`; `reset` (of the connection); `slow`; `cut` (half of the body is
+        missing); `short` (half of the file, as if it was all).
         """
         self.numbers: dict[str, int] = {}
         self._server = self._serve(0)

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": {"conf", "loaders", *COMMON},
     "runtime": {"conf", "loaders", *COMMON, "models", "tasks"},
 }
-# Hydra reads its registries before it calls a script's main function; Pillow's limit is replaced by data.max_pixels.
+# Hydra reads registries before it calls a main function; data.max_pixels replaces Pillow's limit.
 MAY_ACT = {"conf.schema", "loaders.images.decoders"}
 MEASURES_IT = "benchmarks.loop_overhead imports train"
 PRIVATE = re.compile(r"(?<!\w)_(?!_)\w+")
@@ -200,7 +200,7 @@ def test_private_names_of_other_modules_are_used_in_one_file() -> None:
 
 
 def test_loaders_use_no_collectives() -> None:
-    """Their shards follow from rank and world size alone; `share_bad_samples` is given the exchange."""
+    """Shards follow from rank and world size alone; `share_bad_samples` is given the exchange."""
     for module in modules():
         if module.partition(".")[0] == "loaders":
             assert "torch.distributed" not in text_of(module), module

@@ -1,5 +1,5 @@
-"""Augmentations of finished batches do what torchvision's functions do, with every backend, on any ranks and after
-any resume."""
+"""Augmentations of finished batches do what torchvision's functions do, with every backend, on any
+ranks and after any resume."""
 
 import math
 from pathlib import Path
@@ -178,7 +178,7 @@ def test_randaugment_draws_all_operations_alike_often_and_takes_any_channels() -
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 40.0])
 def test_weights_of_mixtures_are_beta_distributed(alpha: float) -> None:
-    """As NumPy's are: no share below any value differs by more than chance (Kolmogorov, Smirnov; 1 %)."""
+    """As in NumPy: no share below a value differs by more than chance (Kolmogorov-Smirnov, 1 %)."""
     count, random = 50_000, np.random.default_rng(1)
     ours = np.sort(drawn_rows(count, mixup=alpha)["weight"])
     others = np.sort(random.beta(alpha, alpha, count).astype(ours.dtype))
@@ -285,7 +285,7 @@ EVERYTHING = [
 
 def batches_of(world_size: int, *overrides: str, stop: int = 0) -> list[tuple[Tensor, ...]]:
     """The first three batches of all ranks together, in the order of one process; with `stop`, each
-    rank goes on after so many batches in a loader of its own that knows nothing but the checkpoint."""
+    rank goes on after so many batches in a loader of its own that knows only the checkpoint."""
     cfg = make_config(*EVERYTHING, *overrides)
     ranks = []
     for rank in range(world_size):

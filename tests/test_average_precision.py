@@ -10,7 +10,7 @@ NUM_CLASSES = 3  # the last of which no image has
 
 
 def images(count: int) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """Detections and boxes of images: none, some that are nearly right, some of another class, and some twice."""
+    """Detections and boxes of images: none, nearly right, of another class, and duplicates."""
     random = torch.Generator().manual_seed(0)
     found, true = [], []
     for number in range(count):

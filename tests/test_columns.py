@@ -1,4 +1,4 @@
-"""An index on disk is the one that going through the data set gives, and is enough to start from."""
+"""An index on disk equals the one made by reading the data set, and is enough to start from."""
 
 import mmap
 import pickle

@@ -1,4 +1,4 @@
-"""The configuration is typed, documented and complete; a wrong key or value is named with the fix."""
+"""The configuration is typed, documented and complete; a wrong key or value is named with a fix."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -188,7 +188,7 @@ def test_every_key_is_documented_and_in_the_table() -> None:
 
 
 def test_every_file_of_every_group_fits_the_schema() -> None:
-    """Files of several groups at a time, but experiments, which choose of the others, by themselves."""
+    """Files of several groups are combined; experiments, which choose from others, stand alone."""
     folder = REPOSITORY / "conf"
     files = {
         group: sorted(path.stem for path in folder.glob(f"{group}/*.yaml")) for group in GROUPS

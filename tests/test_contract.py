@@ -1,4 +1,4 @@
-"""What every backend promises for every kind of data. Another one of either is a line in its table."""
+"""What every backend promises for every kind of data. A further one is a line in its table."""
 
 import copy
 import functools
@@ -262,7 +262,7 @@ BAD_CASES = [case for case in BAD_CASES if case != ("masks in shards, in windows
 def test_a_bad_sample_is_named_or_replaced_by_the_next_one_of_its_rank(
     kind: str, way: str, places, tmp_path: Path
 ) -> None:
-    """In evaluation it is left out. Two follow each other, one is the last; photos have two ranks."""
+    """Evaluation leaves it out. Two are in succession, one is the last; photos have two ranks."""
     place, ours, world_size = places(kind), Place(kind, tmp_path), 2 if kind == "photos" else 1
     rank, batch = world_size - 1, BATCH // world_size
     order, val_order = (names(place.epoch(way, epoch))[rank::world_size] for epoch in (0, None))
@@ -381,7 +381,7 @@ def test_backends_agree_on_what_is_resized_and_augmented(name: str, way: str, pl
     ],
 )
 def test_a_resized_image_lies_where_the_image_does(kind: str, size, tolerance, places) -> None:
-    """In units of 1/255: as `torch.nn.functional.interpolate` makes it, and a mask three times as large."""
+    """Within `tolerance` / 255 of `torch.nn.functional.interpolate`; a mask is 3 times as large."""
     place = places(kind)
     options = (f"data.resize=[{size[0]},{size[1]}]", "data.crop=null")
     for name, _, inputs, target in place.read(place.loaders("threads", more=options)[1]):

@@ -27,7 +27,7 @@ def train_loader(
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> list[str]:
-    """19 pairs whose pixels are their row, their column and their number, 100 more in the target."""
+    """19 pairs whose pixels are their row, column and number, increased by 100 in the target."""
     y, x = np.mgrid[:40, :60].astype(np.uint8)
     for number in range(19):
         for side, shift in (("input", 0), ("target", 100)):

@@ -201,7 +201,7 @@ def rle_bmp(pixels: np.ndarray) -> bytes:
 
 
 def odd_files(root: Path) -> list[str]:
-    """Write files that decoders read in different ways; return the names of those that DALI refuses."""
+    """Write files that decoders read in different ways; return names of those that DALI refuses."""
     image = Image.fromarray(smooth(3, 60, 80))
     grey, turned, xmp = image.convert("L"), Image.Exif(), PngInfo()
     pixels, shades = np.asarray(image), np.asarray(grey)

@@ -69,7 +69,7 @@ def options(root: Path) -> list[str]:
 
 
 def files_of_a_batch(overrides: list[str]) -> set[str]:
-    """Files below `loaders/` that run between the request for a batch and the batch; augment/ as a whole."""
+    """Files of `loaders/` that run between a batch's request and the batch; augment/ as a whole."""
     found, is_iterating = set(), False
 
     def note(frame: FrameType, event: str, argument: object) -> None:

@@ -55,7 +55,7 @@ def two_batches(num_images: int = 12, first: int = 7) -> Loader:
 
 
 class Probe(nn.Module):
-    """Returns its inputs and records the modes of its calls: training, gradients, dtype of autocast."""
+    """Returns its inputs and records the modes of calls: training, gradients, dtype of autocast."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`export.py` writes models that need no repository, and proves them; test_predict.py has it for every task."""
+"""`export.py` writes and checks models that need no repository; test_predict.py has every task."""
 
 import json
 import re
@@ -28,7 +28,7 @@ FILES = {"onnx": "mine.onnx", "torch": "mine.pt2", "safetensors": "mine.safetens
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run on RGB images, the table of its predictions and its exported files; a run that starts from one."""
+    """A run on RGB images, its predictions and exported files, and a run that starts from one."""
     folder = tmp_path_factory.mktemp("run")
     photos = digit_folders(folder / "photos", range(3, 6), 30, 34)
     options = [*SMALL, "data=imagefolder", f"data.root={photos}", "data.resize=null"]

@@ -1,4 +1,4 @@
-"""Data from somebody else, on a server or in a copied folder: refused with its file's name, and harmless."""
+"""Foreign data, on a server or in a copied folder, is harmless and refused with its file's name."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Harmful:
 
 
 class Place:
-    """A data set on disk, in shards, as an index and as a pack, each of which can be damaged and read."""
+    """A data set on disk, in shards, as an index and as a pack; each can be damaged and read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.copy = folder, folder / "copy"
@@ -96,8 +96,8 @@ def web() -> Iterator[WebServer]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("{folder}/victim", "../victim", "index/train/../../../victim", "index/train/a.npy\n"),
-        *("index/train/", "index/train/sizes.npy/x", "index/other/sizes.npy", "index\\train\\a.npy", ""),
+        "{folder}/victim", "../victim", "index/train/../../../victim", "index/train/a.npy\n", "",
+        "index/train/", "index/train/sizes.npy/x", "index/other/sizes.npy", "index\\train\\a.npy",
     ],
 )  # fmt: skip
 def test_a_server_cannot_say_where_its_bytes_are_written(

@@ -68,8 +68,8 @@ SIDE = 40  # pixels
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """photos, pairs, masks: JPEGs with halved colours, as cameras write them, and sharp coloured edges, masks as
-    PNGs; uint8, uint16, raw: TIFFs of 5 channels, the former two compressed."""
+    """photos, pairs, masks: JPEGs with halved colours, as cameras write them, and sharp coloured
+    edges, masks as PNGs; uint8, uint16, raw: TIFFs of 5 channels, the former two compressed."""
     root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for number in range(12):
         coarse = random.integers(0, 256, (6, 8, 3)).astype(np.uint8)

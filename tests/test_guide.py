@@ -1,4 +1,4 @@
-"""GUIDE.md does what it says, file by file and command by command, and README's picture is up to date."""
+"""GUIDE.md does what it says, file by file, command by command; README's picture is up to date."""
 
 import csv
 import re
@@ -33,7 +33,7 @@ def test_readme_says_how_many_sets_of_techniques_merge() -> None:
 
 
 def in_project(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) -> None:
-    """Run a script in a project, whose modules are others than those of the process that forked this one."""
+    """Run a project's script, whose modules are not those of the process that forked this one."""
     for module in [name for name in sys.modules if (REPOSITORY / name.partition(".")[0]).exists()]:
         del sys.modules[module]
     _run(folder, arguments, env, prints)

@@ -57,7 +57,7 @@ while [[ $signalled ]]; do
 done
 exit $status
 """
-# A training script that saves for a second when it is signalled, and then leaves as train_ddp.py does.
+# A training script that saves for a second when signalled, and then leaves as train_ddp.py does.
 TRAIN = """
 import os, pathlib, signal, sys, time
 
@@ -295,12 +295,15 @@ def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch
 
 FIELDS = {  # part: kubernetes
     dict: "metadata spec labels mlPolicy torch template successPolicy podFailurePolicy onExitCodes "
-    "securityContext resources limits emptyDir persistentVolumeClaim runtimeRef trainer resourcesPerNode",
+    "securityContext resources limits emptyDir persistentVolumeClaim runtimeRef trainer "
+    "resourcesPerNode",
     list: "targetReplicatedJobs replicatedJobs rules onPodConditions values containers command env "
     "volumeMounts volumes",
-    str: "apiVersion kind name operator restartPolicy image action type status value mountPath medium "
-    "sizeLimit claimName memory trainer.kubeflow.org/framework trainer.kubeflow.org/trainjob-ancestor-step",
-    int: "backoffLimit cpu succeededCount terminationGracePeriodSeconds fsGroup numNodes nvidia.com/gpu",
+    str: "apiVersion kind name operator restartPolicy image action type status value mountPath "
+    "medium sizeLimit claimName memory trainer.kubeflow.org/framework "
+    "trainer.kubeflow.org/trainjob-ancestor-step",
+    int: "backoffLimit cpu succeededCount terminationGracePeriodSeconds fsGroup numNodes "
+    "nvidia.com/gpu",
     bool: "shareProcessNamespace runAsNonRoot",
 }
 VALUES = {  # part: kubernetes
@@ -315,7 +318,7 @@ VALUES = {  # part: kubernetes
 
 
 def unknown_fields(tree: Any) -> Iterator[str]:  # part: kubernetes
-    """Names of fields that trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) does not know, or with another type or value."""
+    """Fields that trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) lacks, or of a wrong type or value."""
     if isinstance(tree, dict):
         for name, value in tree.items():
             if name not in FIELDS[type(value)].split() or value not in VALUES.get(name, [value]):

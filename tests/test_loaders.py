@@ -52,7 +52,7 @@ def test_an_epoch_that_was_left_can_end_in_any_thread() -> None:
 
 @pytest.mark.parametrize(("resize", "mean"), [("null", 0), ("[16,16]", 0.5)])  # part: dali
 def test_digits_are_the_same_by_every_backend(resize: str, mean: float) -> None:
-    """Resized, within 0.5 of 255 on average: DALI's antialiasing filter sometimes leaves out a tap."""
+    """Resized, within 0.5 of 255 on average: DALI's antialiasing sometimes leaves out a tap."""
     options = ["data.crop=[14,14]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
     options += [f"data.resize={resize}", "global_batch_size=500"]
     loaders = [
@@ -83,7 +83,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused(size: int, fix: str) -> None
 
 
 def test_the_training_keeps_its_number_of_threads() -> None:
-    """Otherwise a fresh run trains with one, and a resumed one, which loads large tensors first, with all."""
+    """Otherwise a fresh run trains with one; a resumed one, which loads large tensors, with all."""
     loader, _ = build_loaders(make_config(), CPU)
     before = torch.get_num_threads()
     torch.set_num_threads(3)

@@ -15,7 +15,7 @@ FOLDER = "mlruns"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in two parts; the second one logs step 3 again, as the first has after its last checkpoint."""
+    """A run in two parts; the second logs step 3 again, since the first saved step 2 last."""
     run = tmp_path_factory.mktemp("loggers") / "run"
     options = ["data=mnist_mini", "global_batch_size=8", f"log.to=[{','.join(NAMES)}]"]
     options += ["log.every_steps=1", "log.images=2", "checkpoint.every_steps=2", "resume=auto"]

@@ -99,7 +99,7 @@ def test_check_decodes_masks_as_masks(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def squares(tmp_path_factory) -> list[str]:
-    """Options of 36 noisy images with bright squares (1) whose left neighbours are dark ones (2)."""
+    """Options of 36 noisy images: bright squares (1), each with a dark one (2) on its left."""
     root, random = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
     for number in range(36):
         image, mask = random.normal(100, 15, (32, 32, 3)), np.zeros((32, 32), np.uint8)

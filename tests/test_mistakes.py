@@ -1,4 +1,4 @@
-"""A mistake of the user ends in at most three lines with the value and the fix; a traceback is for bugs."""
+"""A user's mistake ends in at most three lines with the value and the fix; bugs, in a traceback."""
 
 import shlex
 from pathlib import Path
@@ -10,8 +10,8 @@ from PIL import Image
 from tests.faults import TWO_RANKS, Torchrun, run_to_end, script_with
 from tests.helpers import REPOSITORY, answers_to, has_ranks, train
 
-# Commands, and what their messages name. PHOTOS is a folder of images, FOLDER the test's own. Keys and values by
-# themselves are in test_config.py.
+# Commands, and what their messages name. PHOTOS is a folder of images, FOLDER the test's own. Keys
+# and values by themselves are in test_config.py.
 TABLE = [
     ("train.py data.hflop=1", "data.hflip"),
     ("train.py data.hflip=7", "data.hflip=7.0"),

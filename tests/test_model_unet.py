@@ -39,7 +39,7 @@ def test_numbers_below_one_are_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_it_learns_to_find_squares_and_their_surroundings(batch_norm: bool) -> None:
-    """Each pixel's class: noise, inside of a square, or its frame, which a 3x3 window cannot tell from noise."""
+    """A pixel is noise, inside a square or its frame, which 3x3 windows cannot tell from noise."""
     torch.manual_seed(0)
     model = build("unet", 1, 3, width=8, num_levels=3, batch_norm=batch_norm)
 

@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim by name, their groups of weights, and the learning rate of each step."""
+"""Optimizers of torch.optim by name, their groups of weights, and learning rates by step."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Ordinary Datasets and own loaders are as exact as images: any workers, any ranks, from any batch on."""
+"""Ordinary Datasets and own loaders are as exact as images, for any workers, ranks, first batch."""
 
 import random
 import re
@@ -312,8 +312,8 @@ def test_a_loader_of_ones_own_trains_evaluates_and_goes_on_on_two_ranks(tmp_path
         (project / "mine").mkdir()
         (project / "mine" / "stream.py").write_text(code)
         text = (project / script).read_text()
-        entry = 'from loaders import LOADERS\n\nLOADERS["stream"] = "mine.stream.build_loaders"\n\n\n@hydra'
-        (project / script).write_text(text.replace("@hydra", entry, 1))
+        own = 'import loaders\n\nloaders.LOADERS["stream"] = "mine.stream.build_loaders"\n\n@hydra'
+        (project / script).write_text(text.replace("@hydra", own, 1))
         for run, more in runs.items():
             train(script, tmp_path / run.split()[0], *options, *more, folder=project)
     for tag, count in (("train/loss", 12), ("val/loss", 1)):

@@ -93,7 +93,7 @@ def keys_of(root: Path) -> set[str]:
 
 
 def mentions(root: Path, gone: list[str]) -> list[str]:
-    """Places in documents that name files, or choices of the configuration, that a project does not have."""
+    """Places in documents that name files or configuration choices that a project does not have."""
     choices = [re.fullmatch(r"conf/(\w+)/(\w+)\.yaml", path) for path in gone]
     words = [rf"(?<!\w){c[1]}={c[2]}(?!\w)" for c in choices if c]
     words += [
@@ -125,7 +125,7 @@ def uses_of_keys(root: Path, keys: set[str]) -> list[str]:
 
 
 def problems(project: Path, template: Path, names: str) -> list[str]:
-    """What is wrong with a project that has these parts: the part and the file, and what it needs."""
+    """What is wrong with a project of these parts: the part and the file, and what it needs."""
     out = left_out(with_needs(names.split()))
     files = git(template, "ls-files").splitlines()
     gone = [path for path in files if any(f"{path}/".startswith(f"{other}/") for other in out)]
@@ -138,7 +138,8 @@ def problems(project: Path, template: Path, names: str) -> list[str]:
         done = subprocess.run(ruff, cwd=project, capture_output=True, text=True)
         found += done.stdout.splitlines()
     return [
-        f"{owner_of(re.split('[: ]', line)[0])} needs {', '.join(sorted(needed(line, template, gone)))}: {line}"
+        f"{owner_of(re.split('[: ]', line)[0])} needs "
+        f"{', '.join(sorted(needed(line, template, gone)))}: {line}"
         for line in found
     ]
 
@@ -242,7 +243,8 @@ FAULTS = {
     "docs/installation.md": ("# Installation", "See [DDP](ddp.md).\n\n# Installation", "ddp"),
     "models/__init__.py": (
         "    if cfg.name not in MODELS:\n",
-        "    if cfg.name == 'double':\n        return UNet(in_channels, num_outputs)\n    if cfg.name not in MODELS:\n",
+        "    if cfg.name == 'double':\n        return UNet(in_channels, num_outputs)\n"
+        "    if cfg.name not in MODELS:\n",
         "unet",
     ),
 }

@@ -1,4 +1,4 @@
-"""`predict.py` uses what a run has trained; for every task, the file that `export.py` writes answers alike."""
+"""`predict.py` uses what a run has trained; for every task, the exported file answers alike."""
 
 import csv
 import json
@@ -71,7 +71,7 @@ def write_digits(split: str, count: int, path_of: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> tuple[Path, list[int]]:
-    """100 digits and three broken files below folders, and what the digits are in the order of the files."""
+    """100 digits and three broken files below folders, and the digits in the order of the files."""
     root = tmp_path_factory.mktemp("photos")
     labels = write_digits("val", 101, lambda n, _: root / f"part {n // 40}" / f"{n:03d}.png")
     whole = (root / "part 1" / "050.png").read_bytes()
@@ -92,7 +92,7 @@ def digits(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, digits: Path, photos) -> Path:
-    """A run on RGB images, and beside it the tables of its predictions on the photos, one of each backend."""
+    """A run on RGB images, and beside it the tables of its predictions on photos, by backend."""
     folder = tmp_path_factory.mktemp("run")
     data = ["data=imagefolder", f"data.root={digits}", "data.resize=32", "data.crop=[28,28]"]
     options = [*SMALL, *data, f"data.cache_dir={folder}", "global_batch_size=50", "epochs=3"]
@@ -184,7 +184,7 @@ def test_the_validation_split_gives_the_runs_metrics_and_files_the_same_predicti
 def train_and_use(
     tmp_path: Path, options: list[str], inputs: Path, ending: str = "", *overrides: str
 ) -> dict[str, float]:
-    """Train `run`, which predicts its validation split as `val`, these inputs as `all`, and is exported.
+    """Train `run`, export it, and predict its validation split as `val` and these inputs as `all`.
 
     Returns:
         The metrics of the validation split.

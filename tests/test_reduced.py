@@ -1,4 +1,4 @@
-"""Large JPEGs that are decoded at a fraction of their size give nearly the pixels of the whole ones."""
+"""Large JPEGs decoded at a fraction of their size give nearly the pixels of the whole ones."""
 
 import itertools
 import shutil

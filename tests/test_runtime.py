@@ -108,7 +108,7 @@ RunOf = Callable[..., Run]
 
 @pytest.fixture
 def run_of(tmp_path) -> Iterator[RunOf]:
-    """Function that makes a run in `tmp_path`, on synthetic data; signals' handlers are restored."""
+    """Function that makes a run in `tmp_path` on synthetic data; signals' handlers are restored."""
 
     def make_run(*overrides: str, group: SingleProcess, clock=float, **parts: Any) -> Run:
         cfg = make_config("loader=synthetic", f"output_dir={tmp_path}", *overrides)
@@ -229,7 +229,7 @@ def test_the_time_between_laps_belongs_to_the_part_that_ends() -> None:
 
 
 def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
-    """The host is ahead: it waits for batches and launches, while the device works and waits otherwise."""
+    """The host is ahead: it waits for batches and launches work while the device works or waits."""
     now, on_device = 0.0, 0.0
 
     class Event:

@@ -87,7 +87,7 @@ def members_of(folder: Path) -> dict[str, bytes]:
     for path in sorted(folder.iterdir()):
         assert path.stat().st_size < 60_000
         with tarfile.open(path) as tar:
-            found |= {name: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
+            found |= {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
     return found
 
 
@@ -211,7 +211,7 @@ def test_resized_shards_are_like_a_pack(kind: str, tmp_path: Path) -> None:
 
 
 def in_windows(counts: list[int], window: int, seed: int = 7, shuffle="window") -> PlanSampler:
-    """A plan that goes in windows through shards of so many samples, which lie in another order there."""
+    """A plan that reads shards of these sizes in windows; their samples are in another order."""
     total = sum(counts)
     order = np.random.default_rng(0).permutation(total)
     index = Index(
@@ -256,7 +256,7 @@ def test_a_window_has_the_samples_of_few_shards_and_an_epoch_all_once(counts, wi
 
 
 def test_windows_reach_all_orders_alike_often() -> None:
-    """Two shards of two and one sample in one window: each of the six orders in a sixth of the epochs."""
+    """Shards of two and one sample in one window: each of six orders in a sixth of the epochs."""
     sampler = in_windows([2, 1], 2, seed=0)
     orders = [tuple(samples_of(sampler, epoch).tolist()) for epoch in range(600)]
     counts = [orders.count(order) for order in set(orders)]

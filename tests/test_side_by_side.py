@@ -1,4 +1,4 @@
-"""The entry points differ in marked places only, and all sets of techniques merge, train and resume."""
+"""The entry points differ in marked places only; all sets of techniques merge, train, resume."""
 
 import linecache
 import re
@@ -127,9 +127,9 @@ def test_composites_in_the_repository_are_the_merge_of_their_parts() -> None:
 
 
 class HostReads(TorchFunctionMode):
-    """Places in the steps of a script where the host reads a tensor, which on a GPU it would wait for.
+    """Places in a script's steps where the host reads a tensor, for which it would wait on a GPU.
 
-    Allowed are what lies on the host, where norms do here and the flags of the ranks everywhere, and log points.
+    Allowed: reads of what lies on the host (here, norms; always, the ranks' flags), and log points.
     """
 
     FUNCTIONS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
@@ -170,15 +170,15 @@ def test_a_read_in_a_step_is_found() -> None:
         main()
 
 
-# What all sets are put through, all of one process and then all of two ranks in processes that import only once.
+# What all sets go through, first in one process, then with two ranks; processes import only once.
 
 STEP_BY_STEP = sorted(SETS, key=lambda names: (is_distributed(names), "fsdp" in names))
-"""All sets, each of which resumes from a checkpoint of the one before; the first one of train.py."""
+"""All sets, each resumed from a checkpoint of the one before; the first from train.py's."""
 
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory) -> Path:
-    """A folder like the repository with the scripts of all sets, and their runs of two steps each."""
+    """A folder like the repository with the scripts of all sets, and a run of two steps of each."""
     folder = tmp_path_factory.mktemp("workshop")
     for name in PACKAGES:
         (folder / name).symlink_to(REPOSITORY / name)

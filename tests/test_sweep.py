@@ -15,9 +15,9 @@ from conf.errors import UserError
 from runtime.preemption import EXIT_CODE
 from tests.helpers import REPOSITORY
 
-# A training script that makes as many checkpoints as it shall, waits while there is a file `hold` and nobody
-# asks it to leave, and writes down how it was started. With a `die` of its seed it ends once, after its
-# first checkpoint. Two that have the same GPU at a time fail.
+# A training script that makes as many checkpoints as it shall, waits while there is a file `hold`
+# and nobody asks it to leave, and writes down how it was started. With a `die` of its seed it ends
+# once, after its first checkpoint. Two that have the same GPU at a time fail.
 TRAIN = """
 import json, os, pathlib, signal, sys, time
 
@@ -78,7 +78,7 @@ def run(folder: Path, capsys) -> Iterator[Sweep]:
 
 
 def starts_of(folder: Path) -> dict[str, list[list[str]]]:
-    """GPU, resume, rank and world size of the starts of each run, by its name without the checksum."""
+    """GPU, resume, rank and world size of each run's starts, by its name without the checksum."""
     files = sorted(folder.glob("out/*/starts.txt"))
     lines = {file.parent.name.rpartition("-")[0]: file.read_text().splitlines() for file in files}
     return {name: [line.split(" ") for line in some] for name, some in lines.items()}
@@ -181,7 +181,7 @@ def test_optuna_chooses_by_what_the_runs_before_reached_and_goes_on_later(
     numbered = sorted(starts, key=lambda name: int(name.partition("-")[0]))
     lrs = [float(name.split("_")[1].partition("-")[0]) for name in numbered]
     assert len(set(lrs)) == 26
-    # The stand-in's metric is its learning rate. Optuna draws ten at random, and then near the best.
+    # The stand-in's metric is its learning rate. Optuna draws ten at random, then near the best.
     assert sum(lrs[13:]) / 13 > sum(lrs[:10]) / 10 + 0.1
 
 

@@ -1,4 +1,4 @@
-"""The door of the tasks: chosen by name, for the targets of the data; an own one is a class and a line.
+"""Tasks are chosen by name, for the data's targets; an own one is a class and a line.
 
 Each task of the template has a file of tests: `test_task_<name>.py`.
 """

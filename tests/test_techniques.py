@@ -223,7 +223,7 @@ def test_all_ranks_evaluate_the_same_averaged_statistics(data, tmp_path) -> None
 
 
 def test_an_average_begins_with_the_weights_of_a_run_that_had_none(runs, data, tmp_path) -> None:
-    """A step further, which is not averaged yet; and a run that was stopped before its last validation."""
+    """A step further, which is not averaged yet, and a run stopped before its last validation."""
     here = script_with(tmp_path / "s", "train.py", "step == 4 and os.kill(os.getpid(), 15)")
     further, stopped = tmp_path / "further", tmp_path / "stopped"
     options = [*data, "max_steps=4", "resume=auto"]
@@ -279,7 +279,7 @@ def test_whole_files_of_sharded_checkpoints_are_those_of_one_process(runs, tmp_p
 
 
 def test_a_run_goes_on_sharded_and_whole_in_turn(runs, data, tmp_path) -> None:
-    """The optimizer's state is loaded as well, or the weights would leave those of the whole run."""
+    """The optimizer's state is loaded as well, or weights would leave those of the whole run."""
     run = tmp_path / "run"
 
     def command(script: str, last_step: int) -> list[str]:
@@ -411,7 +411,7 @@ def test_finding_the_first_scale_is_no_bad_step(data, tmp_path) -> None:
 
 
 def test_a_loss_that_stays_nan_ends_the_run_when_the_scale_has_collapsed(data, tmp_path) -> None:
-    """4 and 2 are scales that may be too high; of the steps at 1, 0.5 and 0.25 the third ends it."""
+    """Scales 4 and 2 may be too high; of the steps at 1, 0.5 and 0.25, the third ends it."""
     script = "train_amp.py"
     folder = script_with(tmp_path / "s", script, "inputs = inputs * float('nan')")
     options = [*data, FLOAT16, "amp.init_scale=4", "max_bad_steps=3"]

@@ -1,4 +1,4 @@
-"""torchrun quickly: its agent and its ranks are forked, which leaves out the starts of Python, 8 s each."""
+"""torchrun quickly: its agent and ranks are forked, which leaves out Python's starts, 8 s each."""
 
 import os
 import signal

@@ -1,8 +1,8 @@
 """Other input pipelines for the same files, as plain code to compare with.
 
-Each is a function of a `Job` that returns an iterable of float32 batches (B, C, H, W), tuples of two for pairs,
-on the CPU or the device of the job. For evaluation it yields one epoch; for training it is endless or can be
-iterated over any number of times.
+Each is a function of a `Job` that returns an iterable of float32 batches (B, C, H, W), tuples of
+two for pairs, on the CPU or the device of the job. For evaluation it yields one epoch; for training
+it is endless or can be iterated over any number of times.
 """
 
 import importlib

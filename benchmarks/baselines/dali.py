@@ -27,7 +27,7 @@ def build(graph: Any, arguments: tuple[Any, ...], job: Job) -> Any:
 
 
 def minimal(job: Job) -> Iterator[Tensor]:
-    """Short and fast pipeline: DALI's file reader and shuffling, with fused decoding, resizing, cropping and flipping.
+    """Short and fast pipeline: DALI's file reader; fused decoding, resizing, cropping and flipping.
 
     TIFF files keep all channels.
     """
@@ -94,7 +94,7 @@ def normalise(fn: Any, types: Any, images: Any, recipe: Recipe) -> Any:
 
 
 def external_source(job: Job) -> Iterator[Pair]:
-    """Pairs as in the speed-up template: read sequentially in Python, decoded completely, then transformed.
+    """Pairs as in the speed-up template: read sequentially in Python, fully decoded, transformed.
 
     Resizing, cropping and flipping are one operator each; there is no sharding.
     """

@@ -23,7 +23,7 @@ Pair = tuple[Tensor, Tensor]
 def data_loader(job: Job, sources: list[Any], load: Callable[[Any], Any]) -> DataLoader[Any]:
     """DataLoader of `load(source)` for each source; tuples of two batches for pairs.
 
-    Workers persist between epochs, which matters for small data sets, and memory is pinned for a GPU.
+    Workers persist between epochs, which matters for small data sets. For a GPU, memory is pinned.
     """
     return DataLoader(
         cast(Any, sources),
@@ -108,7 +108,7 @@ def torchvision_images(job: Job) -> Iterable[Tensor]:
 
 
 def torchvision_uint8(job: Job) -> Iterator[Tensor]:
-    """Images with torchvision; workers return uint8, and whole batches are converted on the job's device."""
+    """Images with torchvision; workers return uint8, the job's device converts whole batches."""
     transform = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])
     loader = data_loader(job, job.files, partial(load_torchvision, transform=transform))
     to_float = convert(job.recipe)

@@ -1,4 +1,4 @@
-"""Upper limits of any pipeline on these cores: only reading, only decoding, or decoding and resizing.
+"""Upper limits of any pipeline on these cores: only reading, decoding, or decoding and resizing.
 
 Unlike the other baselines, these yield lists of arrays of different sizes, endlessly.
 """
@@ -55,7 +55,7 @@ def decode_file(path: str) -> np.ndarray:
 
 
 def resize_file(path: str, shorter_side: int, crop: tuple[int, int]) -> np.ndarray:
-    """Center crop of size `crop` (height, width) from the decoded image, resized with antialiasing."""
+    """Center crop of the decoded image, resized to `crop` (height, width) with antialiasing."""
     image = decode_file(path)
     factor = min(image.shape[:2]) / shorter_side
     height, width = (round(factor * length) for length in crop)

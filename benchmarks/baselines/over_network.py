@@ -1,9 +1,9 @@
-"""Other libraries that read shards from a server, with the settings that their documentation recommends.
+"""Other libraries that read shards from a server, with the settings that their docs recommend.
 
-Each function takes the bucket folder of the server, the server's address, and a job, whose folder is for local
-copies. All apply the same transforms with torchvision in worker processes, which return uint8; whole batches are
-converted to float32. LitData and mosaicml-streaming download whole shards and read them from the folder;
-WebDataset streams them.
+Each function takes the bucket folder of the server, the server's address, and a job, whose folder
+is for local copies. All apply the same transforms with torchvision in worker processes, which
+return uint8; whole batches are converted to float32. LitData and mosaicml-streaming download whole
+shards and read them from the folder; WebDataset streams them.
 """
 
 import importlib

@@ -16,7 +16,7 @@ from benchmarks.baselines.dataloader import convert, geometry, load_torchvision
 
 
 def batches(job: Job) -> Iterator[Tensor]:
-    """One pipeline per epoch: files are decoded to uint8, and whole batches converted to float32."""
+    """One pipeline per epoch: files are decoded to uint8, whole batches converted to float32."""
     builder = optional("spdl.pipeline", "spdl").PipelineBuilder
     # torchvision's decoder and v2 transforms release Python's interpreter lock.
     transform = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])

@@ -1,4 +1,4 @@
-"""Every benchmark runs, as small as it gets, and its report shows what was measured. No speed is tested."""
+"""Every benchmark runs at its smallest size; its report shows the results. No speed is tested."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Workloads are measured in turns, figures are what they claim, and rows are stored as they are measured."""
+"""Workloads are measured in turns; figures are what they claim; rows are stored as measured."""
 
 import itertools
 import os

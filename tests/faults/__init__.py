@@ -1,4 +1,4 @@
-"""Tests of faults, and what other tests need of them: runs that can be hit, and comparisons of runs."""
+"""Tests of faults, and what other tests need of them: runs that can be hit, and comparisons."""
 
 from tests.faults.helpers import (
     TWO_RANKS,

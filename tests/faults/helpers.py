@@ -1,4 +1,4 @@
-"""What the tests of faults need: runs that can be hit, scripts with a fault put in, and comparisons."""
+"""Helpers of the tests of faults: runs that can be hit, scripts with a fault, and comparisons."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def slow(folder: Path, script: str, seconds: float = 0.1) -> Path:
 
 
 def hit(mark: Path, step: int, rank: int, action: str) -> list[str]:
-    """Lines for `script_with()` that do something in a step of a rank, but not again after a resume."""
+    """Lines for `script_with()` that do something in a step of a rank, but not after a resume."""
     return [
         f"if (step, rank) == ({step}, {rank}) and not os.path.exists({str(mark)!r}):",
         f"    open({str(mark)!r}, 'x').close()",
@@ -131,7 +131,7 @@ class Torchrun:
             os.kill(process, signal.SIGKILL)
 
     def processes(self) -> list[int]:
-        """The agent, its ranks and their workers, as far as they live: all that print to its file."""
+        """Those of the agent, its ranks and their workers that live: all that print to its file."""
         ours = []
         for process in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):  # it has ended

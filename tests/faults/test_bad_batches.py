@@ -1,4 +1,4 @@
-"""Batches whose loss is not finite, ranks that raise, that hang, and that end while they report it."""
+"""Batches with a loss that is not finite; ranks that raise, hang, or end while they report it."""
 
 import json
 import os
@@ -197,7 +197,7 @@ def test_a_signal_ends_a_wait_for_the_device_only_if_a_rank_was_killed() -> None
 
 
 def _wait_in_c(is_killed: bool) -> None:
-    """Send SIGTERM to this process, whose main thread waits where Python handles no signals, as in CUDA."""
+    """Send SIGTERM to this process, whose main thread waits in C, as in CUDA: no handler runs."""
     store, work = torch.distributed.HashStore(), Stuck(torch.device("cpu"))
     other = beat(store, 1, DeviceWork(work.device))
     while not store.check(["place1"]):

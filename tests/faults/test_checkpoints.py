@@ -169,7 +169,7 @@ def test_an_error_where_no_folder_can_be_made_is_told_too(tmp_path) -> None:
 
 
 def test_an_epoch_whose_weights_could_not_be_written_is_not_the_best(options, tmp_path) -> None:
-    """The first epoch's, since a folder is in the way; those of the second one, which unlearns, are worse."""
+    """A folder blocks the first epoch's weights; the second epoch unlearns, so its are worse."""
     script, run = "train_ddp_ema.py", tmp_path / "run"
     weights = run / "checkpoints" / "model.safetensors"
     (weights / "folder").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Signals to torchrun and its ranks, and processes that are killed with SIGKILL, which nobody can catch."""
+"""Signals to torchrun and its ranks, and processes killed by SIGKILL, which nobody can catch."""
 
 import signal
 from pathlib import Path
@@ -21,7 +21,7 @@ RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
 
 
 def struck(folder: Path) -> Path:
-    """The script that kills a worker in step 2, a rank in step 6, and hits torchrun or itself in others."""
+    """The script that kills a worker in step 2, a rank in step 6, torchrun or itself in others."""
     worker = "import psutil, tests.helpers; tests.helpers.workers_of(psutil.Process())[0].kill()"
     lines = ["from runtime import preemption", *hit(folder / "2", 2, 1, worker)]
     asks = {4: "getppid(), SIGKILL", 8: "getppid(), SIGTERM", 10: "getpid(), SIGTERM"}
@@ -31,7 +31,7 @@ def struck(folder: Path) -> Path:
         lines += hit(folder / str(step), step, int(step != 6), kill)
         lines += ["    while not preemption.is_requested(): time.sleep(0.01)"]
     path = script_with(folder, SCRIPT, *lines) / SCRIPT
-    # Linux sends nothing to a rank whose torchrun dies, unless the script asks: torch does, where it forks.
+    # Linux sends nothing to a rank whose torchrun dies, unless asked: torch asks where it forks.
     path.write_text(f"import ctypes\n\nctypes.CDLL(None).prctl(1, 0)\n{path.read_text()}")
     return folder
 

@@ -33,7 +33,7 @@ PER_EPOCH = NUM_STEPS // 2
 
 
 def recording(folder: Path, script: str, *lines: str) -> Path:
-    """The script, with these lines, and each rank's samples of each step written to `<folder>/seen.txt`."""
+    """The script with these lines; each rank writes its samples by step to `<folder>/seen.txt`."""
     seen = folder / "seen.txt"
     return script_with(
         folder,
@@ -109,7 +109,7 @@ def test_a_run_goes_on_in_mid_epoch_on_another_number_of_ranks(
 
 
 def test_a_run_goes_on_in_mid_epoch_with_other_batches_on_more_ranks(options, tmp_path) -> None:
-    """Of the epoch's 64 rows 27 are used; 29 of 56 are left, of which 14 + 14 make batches of two ranks."""
+    """27 of the epoch's 64 rows are used; 29 of 56 are left, of which 14 + 14 serve two ranks."""
     run = tmp_path / "run"
     train("train.py", run, *options, "global_batch_size=9", "max_steps=3")
     train("train_ddp.py", run, *options, "global_batch_size=14", "resume=auto")

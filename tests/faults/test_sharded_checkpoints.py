@@ -1,4 +1,4 @@
-"""Checkpoints in shards, which all ranks write while they train, and the precision of gathered weights."""
+"""Checkpoints in shards, written by all ranks while they train; precision of gathered weights."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ SCRIPT = "train_fsdp.py"
 
 
 def script_that_writes(folder: Path, *lines: str) -> Path:
-    """The script, whose ranks run these lines before they write shards; `count` counts the writes from 1."""
+    """The script, whose ranks run these lines before they write shards for the `count`-th time."""
     return script_with(
         folder,
         SCRIPT,
@@ -50,7 +50,7 @@ def assert_all_shards_are_named(run: Path) -> None:
 
 
 def test_training_goes_on_while_shards_are_written(options, tmp_path) -> None:
-    """A write, which steps 4 and 8 ask for, ends only when step 8 has begun; the file that names its shards follows."""
+    """The write of step 4 ends once step 8 has begun; the file that names its shards follows."""
     run, seen = tmp_path / "run", tmp_path / "seen.json"
     named = run / "checkpoints" / "step-00000004.pt"
     folder = script_that_writes(
