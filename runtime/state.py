@@ -36,15 +36,9 @@ MUST_MATCH = (
     # These decide the optimizer's groups of weights.
     "optimizer.decay_norms_and_biases",
     *("model.freeze", "optimizer.backbone_lr_scale"),  # part: finetune
+    "optimizer.kwargs.",  # with some, such as amsgrad, an optimizer keeps other values
 )
-"""Keys whose values a resume may not change."""
-
-OPTIONAL_VALUES = {
-    "amsgrad": "max_exp_avg_sq",
-    "centered": "grad_avg",
-    "momentum": "momentum_buffer",
-}
-"""Keys of `optimizer.kwargs`, and what an optimizer keeps for each weight if they are neither false nor 0."""
+"""Beginnings of the keys whose values a resume may not change."""
 
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
 """Keys that decide what inputs the weights are for; they change with `checkpoint.fresh_epoch` only."""
@@ -174,11 +168,7 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
         # Any other key that one of them lacks is one of another version.
         and (key.startswith("optimizer.kwargs.") or (key in now and key in then))
     }
-    kept = {name for values in saved["optimizer"]["state"].values() for name in values}
-    missing = [key for key, name in OPTIONAL_VALUES.items() if name not in kept]
-    must_match = [*MUST_MATCH]
-    must_match += [f"optimizer.kwargs.{key}" for key in missing if cfg.optimizer.kwargs.get(key)]
-    wrong = [differing.pop(key) for key in must_match if key in differing]
+    wrong = [differing.pop(key) for key in [*differing] if key.startswith(MUST_MATCH)]
     if wrong:
         raise UserError(
             f"{saved['path']} was made with other settings ({'; '.join(wrong)}); use these again, or "

@@ -111,18 +111,12 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(options, tmp
     assert_all_shards_are_named(run)
 
 
-def test_values_that_the_checkpoint_lacks_for_an_option_of_the_optimizer_are_named(
-    options, tmp_path
-) -> None:
-    commands = []
-    for name, key, value in (("adamw", "amsgrad", "true"), ("rmsprop", "momentum", "0.5")):
-        run = [f"output_dir={tmp_path / name}", f"optimizer.name={name}", "resume=auto"]
-        first = ["train.py", *options, *run, "max_steps=1"]
-        commands += [first, [*first, "max_steps=2", f"+optimizer.kwargs.{key}={value}"]]
-    told = answers_to(commands, tmp_path)
-    assert [code for code, _ in told] == [0, 2, 0, 2], told
-    for (_, text), key in zip(told[1::2], ("amsgrad", "momentum"), strict=True):
-        assert f"optimizer.kwargs.{key}: None then" in text
+def test_a_resume_keeps_the_options_of_the_optimizer(options, tmp_path) -> None:
+    first = ["train.py", *options, f"output_dir={tmp_path / 'run'}", "resume=auto", "max_steps=1"]
+    second = [*first, "max_steps=2", "+optimizer.kwargs.amsgrad=true"]
+    told = answers_to([first, second], tmp_path)
+    assert [code for code, _ in told] == [0, 2], told
+    assert "optimizer.kwargs.amsgrad: None then" in told[1][1]
 
 
 def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm() -> None:
