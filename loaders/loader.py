@@ -101,7 +101,7 @@ class Loader(Protocol):
 
     # part: bad_samples
     def share_bad_samples(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
-        """Exchange the bad samples of all ranks; return their number by split, {} if none can be.
+        """Exchange the ranks' bad samples; return their number by split, {} if none can be bad.
 
         Args:
             gather: returns the values of all ranks.

@@ -4,9 +4,8 @@
     python train.py data=imagefolder data.root=photos data.resize=256 \\
         loader=packed loader.pack=data/packed
 
-A pack is a folder of NumPy files: the pixels of a split's images, one after the other, which are
-mapped into memory. A stopped command continues when started again. For `format=shards`, see
-`loaders.shards.pack`.
+A pack is a folder of NumPy files, mapped into memory: the pixels of a split, image after image. A
+stopped command continues when started again. For `format=shards`, see `loaders.shards.pack`.
 """
 
 import json

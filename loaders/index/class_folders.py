@@ -42,7 +42,7 @@ def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> 
         if empty and split == splits[0]:
             raise UserError(
                 f"{split} has {len(empty)} class folders without an image "
-                f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove these or add images"
+                f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
             )
         files += [path for found in by_class for path in found]
         counts.append([len(found) for found in by_class])

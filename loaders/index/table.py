@@ -245,7 +245,7 @@ def _classes(read: Table, kind: str, cells: Sequence[str], parts: Parts) -> Labe
     needed = 2 if kind == "classes" else 1
     if len(classes) < needed:
         raise UserError(
-            f"{read.name} has {len(classes)} classes ({', '.join(classes)}); it needs {needed}"
+            f"{read.name} has {len(classes)} classes ({', '.join(classes)}); use {needed} or more"
         )
     if kind == "classes":  # -1: of a line that is in neither split
         return Labels(np.array([number_of.get(cell, -1) for cell in cells]), classes)

@@ -17,7 +17,7 @@ def unlabelled_index(
     cannot be used.
 
     Args:
-        data: configuration of the trained run; `data.layout=cells` keeps the files' channels.
+        data: configuration of the training run; `data.layout=cells` keeps the files' channels.
         target: kind of targets that the model was trained on.
         channels: number of channels of the model's inputs; with 1, photos become grey.
 
