@@ -71,7 +71,7 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
         for index, split in zip(open_splits(cfg.data), SPLITS, strict=True):
             if index.fingerprint != made["splits"][split]["fingerprint"]:
                 raise UserError(
-                    f"{folder} was not made from the files of {cfg.data.root}/{split}; {FIX}"
+                    f"{folder} was made from other files than {cfg.data.root}/{split} has; {FIX}"
                 )
     train, val = (open_columns(folder / split, cfg.data.max_pixels) for split in SPLITS)
     return train, val
