@@ -11,7 +11,7 @@ from conf.errors import unknown_name
 from conf.schema import Config
 from loaders.loader import DataInfo, Loader
 
-# data.layout -> the function that builds its loaders, imported only when it is used; `images`: all layouts of images
+# data.layout -> function that builds its loaders, imported when used; `images`: all image layouts
 LOADERS = {
     "images": "loaders.image_loaders.build_loaders",
     "own": "loaders.own.build_loaders",
@@ -31,7 +31,7 @@ def build_loaders(
 
     Raises:
         UserError: the data is missing, or a value of the configuration does not fit it.
-        LimitError: the machine has run out of file handles; the message names the setting to change.
+        LimitError: the machine has run out of file handles; the message names a setting to change.
     """
     kind = cfg.data.layout if cfg.data.layout in LOADERS else "images"
     if kind not in LOADERS:  # of a project without images

@@ -1,4 +1,4 @@
-"""Batches: any nesting of dicts and tuples around tensors and lists, which have one entry for each sample."""
+"""Batches: any nesting of dicts and tuples around tensors and lists with one entry per sample."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +17,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def part(batch: Any, start: int, stop: int) -> Any:
-    """Return the samples `start` to `stop` of a batch; values that are no tensors stay as they are."""
+    """Return the samples `start` to `stop` of a batch; values without samples stay as they are."""
     if isinstance(batch, dict):
         return {key: part(value, start, stop) for key, value in batch.items()}
     if isinstance(batch, tuple):

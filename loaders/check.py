@@ -40,8 +40,8 @@ from loaders.read import read_image
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:
     """Return the number of files, and the reasons by path why files are broken.
 
-    Errors of the index that do not concern single files, such as images without a partner, are listed under
-    the path of the data set, and files in shards under their shard and number.
+    Errors of the index that do not concern single files, such as images without a partner, are
+    listed under the path of the data set, and files in shards under their shard and number.
     """
     problems: dict[str, str] = {}
     files: list[str] | None = None

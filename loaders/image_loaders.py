@@ -1,8 +1,8 @@
 """Batches of images, from any data set, through any backend.
 
-The index (`index/`) lists the samples, the plan (`plan/`, `augment/`) holds one row per sample and epoch, and
-a backend (`backends/`) executes the rows. All backends visit the same samples in the same order with the same
-augmentation.
+The index (`index/`) lists the samples, the plan (`plan/`, `augment/`) holds one row per sample and
+epoch, and a backend (`backends/`) executes the rows. All backends visit the same samples in the
+same order with the same augmentation.
 """
 
 from dataclasses import replace
@@ -63,8 +63,8 @@ def _describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[s
     """Describe the data, such as `photos: 900 training and 100 validation samples, 3 classes (cat,
     cow, dog)`, and what may be wrong."""
     lines = [
-        f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and {len(val_index):,} "
-        f"validation samples, {train_index.target.describe()}"
+        f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and "
+        f"{len(val_index):,} validation samples, {train_index.target.describe()}"
     ]
     moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]
     if moved and train_index.target.kind == "numbers":

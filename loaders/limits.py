@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 NO_SHARED_MEMORY = (  # part: workers
-    "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run --shm-size=8g; "
-    "Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set loader.num_workers=0, which loads "
-    "with threads and without shared memory"
+    "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run "
+    "--shm-size=8g; Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set "
+    "loader.num_workers=0, which loads with threads and without shared memory"
 )
 WORKER_DIED = (  # part: workers
-    "most likely the machine has no more memory: lower loader.num_workers, loader.prefetch_factor or "
-    "global_batch_size"
+    "most likely the machine has no more memory: lower loader.num_workers, "
+    "loader.prefetch_factor or global_batch_size"
 )
 OPEN_FILES = "raise the limit with ulimit -n 65536"
 OPEN_FILES += ", or lower loader.num_workers"  # part: workers
@@ -62,7 +62,7 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     mine = all_ranks = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         mine = len(os.sched_getaffinity(0))
-        # torchrun's own CPUs are those of all ranks; with --numa-binding, each rank has a part of them.
+        # torchrun's own CPUs are those of all ranks; with --numa-binding, each rank has a part.
         all_ranks = len(os.sched_getaffinity(os.getppid())) if num_ranks > 1 else mine
     quota, period = _quota_and_period(cgroup)
     if quota.isdecimal():  # else there is none
@@ -84,8 +84,8 @@ def _quota_and_period(cgroup: Path) -> tuple[str, str]:
 def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolExecutor:
     """Create a pool of threads, each of which runs torch's operations with `torch_num_threads`.
 
-    The calling thread keeps its own number: torch otherwise gives it, at its first large operation, the
-    number that any other thread has set last.
+    The calling thread keeps its own number: torch otherwise gives it, at its first large operation,
+    the number that any other thread has set last.
     """
     torch.get_num_threads()  # fixes the number of the calling thread
     return ThreadPoolExecutor(number, name, torch.set_num_threads, (torch_num_threads,))
@@ -94,8 +94,8 @@ def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolE
 def share_memory(tensor: Tensor) -> None:  # part: workers
     """Move a tensor to shared memory, in a worker process.
 
-    The DataLoader's queue would move it in a thread, where a full /dev/shm loses the batch and the training
-    process waits forever.
+    The DataLoader's queue would move it in a thread, where a full /dev/shm loses the batch and the
+    training process waits forever.
     """
     if get_worker_info() is not None:
         tensor.share_memory_()

@@ -20,7 +20,7 @@ class DataInfo:
     """Lines for the log: the data set, numbers of samples, classes."""
 
     target: Target | None = None
-    """Kind of the targets; None: nothing is known of them, and the task has to say its number of outputs itself."""
+    """Kind of the targets; None: unknown, and the task has to say its number of outputs itself."""
 
     in_channels: int = 1
     """Channels of the inputs, for models of images."""
@@ -34,7 +34,7 @@ class DataInfo:
     """Samples that training drops at the end of each epoch."""
 
     example: Any = None
-    """Inputs of a batch of one sample, with any values: a rank without a sample calls its part of a model with it."""
+    """Inputs of a batch of one sample, with any values: for the model on ranks without samples."""
 
     name_of: Callable[[int], str] = "sample {}".format
     """Name of a sample, for messages and tables."""
@@ -54,9 +54,9 @@ class DataInfo:
 class Loader(Protocol):
     """Iterates over this rank's batches of one split: `(inputs, targets)` on its device.
 
-    Both are any nesting of dicts and tuples around tensors and lists, see `loaders.batch`. A training loader has
-    the same number of batches on every rank. A loader whose order is a function of seed and epoch subclasses
-    `loaders.epoch.EpochLoader`, which has all of these names.
+    Both are any nesting of dicts and tuples around tensors and lists, see `loaders.batch`. A
+    training loader has the same number of batches on every rank. A loader whose order is a function
+    of seed and epoch subclasses `loaders.epoch.EpochLoader`, which has all of these names.
     """
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
@@ -101,7 +101,7 @@ class Loader(Protocol):
 
     # part: bad_samples
     def share_bad_samples(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
-        """Exchange the bad samples that each rank has found; return their number by split, {} if none can be bad.
+        """Exchange the ranks' bad samples; return their number by split, {} if none can be bad.
 
         Args:
             gather: returns the values of all ranks.

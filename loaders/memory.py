@@ -1,4 +1,4 @@
-"""Memory of batches on the CPU: a pool that later batches use again, and parts that fit into the cache."""
+"""Memory of batches on the CPU: a pool for reuse, and parts that fit into the cache."""
 
 import math
 import weakref
@@ -14,9 +14,9 @@ PART_BYTES = 4 << 20
 class BatchMemory:
     """Pool of uninitialised float32 tensors, for any number of threads.
 
-    New memory costs a page fault for each page, and malloc returns pieces above 32 MB to the system at once. With
-    the pool, loading 5-channel TIFFs enlarged to 220x220 (batches of 124 MB) is 1.9 times as fast, by the template's
-    `python -m benchmarks alternatives cases=cells`.
+    New memory costs a page fault for each page, and malloc returns pieces above 32 MB to the system
+    at once. With the pool, loading 5-channel TIFFs enlarged to 220x220 (batches of 124 MB) is 1.9
+    times as fast, by the template's `python -m benchmarks alternatives cases=cells`.
 
     Args:
         max_unused: number of unused pieces of each size that are kept.
@@ -39,10 +39,10 @@ class BatchMemory:
 
 
 def parts(images: Tensor) -> list[slice]:
-    """Yield the slices that make up a batch.
+    """Return the slices that make up a batch.
 
-    On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in the cache
-    and below 32 MB, from which on malloc asks the system for memory each time.
+    On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in
+    the cache and below 32 MB, from which on malloc asks the system for memory each time.
     """
     size = len(images)
     if images.is_cpu:

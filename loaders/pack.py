@@ -1,11 +1,11 @@
 """Images that were decoded and resized before training (`loader=packed`).
 
     python -m loaders.pack data=imagefolder data.root=photos data.resize=256 out=data/packed
-    python train.py data=imagefolder data.root=photos data.resize=256 loader=packed loader.pack=data/packed
+    python train.py data=imagefolder data.root=photos data.resize=256 \\
+        loader=packed loader.pack=data/packed
 
-A pack is a folder of NumPy files: the pixels of all images of a split, one image after the other, which are
-mapped into memory. A command that was stopped continues when it is started again. For `format=shards`, see
-`loaders.shards.pack`.
+A pack is a folder of NumPy files, mapped into memory: the pixels of a split, image after image. A
+stopped command continues when started again. For `format=shards`, see `loaders.shards.pack`.
 """
 
 import json
@@ -53,15 +53,15 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
     """Open the index of the training and of the validation split of the pack `loader.pack`.
 
     Raises:
-        UserError: the pack is missing or not finished, or was made with other settings or other data.
+        UserError: the pack is missing, not finished, or made with other settings or other data.
     """
     assert cfg.loader.pack is not None
     folder = Path(cfg.loader.pack)
     where = folder / "pack.json"
     if not where.is_file():
         raise UserError(
-            f"loader.pack={folder} is no finished pack; write it with python -m loaders.pack "
-            f"data={cfg.data.layout} data.root={cfg.data.root} out={folder}, or run that again to finish it"
+            f"loader.pack={folder} is no finished pack; write or finish it with python -m "
+            f"loaders.pack data={cfg.data.layout} data.root={cfg.data.root} out={folder}"
         )
     made = read_description(where.read_bytes(), FORMAT, cfg.data, str(where), FIX)
     splits = {"splits": {split: {"fingerprint": str} for split in SPLITS}}
@@ -71,7 +71,7 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
         for index, split in zip(open_splits(cfg.data), SPLITS, strict=True):
             if index.fingerprint != made["splits"][split]["fingerprint"]:
                 raise UserError(
-                    f"{folder} was made from other files than those of {cfg.data.root}/{split}; {FIX}"
+                    f"{folder} was made from other files than {cfg.data.root}/{split} has; {FIX}"
                 )
     train, val = (open_columns(folder / split, cfg.data.max_pixels) for split in SPLITS)
     return train, val
@@ -165,19 +165,19 @@ def _open(path: Path, length: int, dtype: str) -> np.memmap:
 
 
 def _check_space(folder: Path, arrays: dict[Path, tuple[int, str]]) -> None:
-    """Raise UserError if the disk has no space for arrays; it would end the process when a page is written."""
+    """Raise UserError if arrays do not fit on the disk; writing a page would end the process."""
     needed = sum(length * np.dtype(dtype).itemsize for length, dtype in arrays.values())
     written = sum(path.stat().st_blocks * 512 for path in arrays if path.exists())
     free = written + shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"out={folder.parent}: the images need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free; "
-            "choose another out=DIR, or run this again when there is space"
+            f"out={folder.parent}: the images need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB "
+            "are free; choose another out=DIR, or run this again when there is space"
         )
 
 
 def main() -> None:
-    """Command line: Hydra overrides of the data, `out=DIR`, `format`, and options of `format=shards`."""
+    """Command line: overrides of the data, `out=DIR`, `format`, and options of `format=shards`."""
     options, overrides = parse_options(
         __doc__, sys.argv[1:], out=None, format="arrays", shard_mb="", part="", quality=""
     )

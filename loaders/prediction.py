@@ -31,8 +31,8 @@ def build_prediction_loader(
         device, rank, world_size: see `build_loaders()`.
 
     Returns:
-        The loader, whose `sampler.bad` collects the files that cannot be decoded, and the files with bad
-        headers, which are not in its index: reasons by path.
+        The loader, whose `sampler.bad` collects the files that cannot be decoded, and the files
+        with bad headers, which are not in its index: reasons by path.
 
     Raises:
         UserError: there are no images, or they do not fit the model.

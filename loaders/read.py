@@ -66,7 +66,7 @@ def read_resized(
         sample, side: sample and side of the image.
         rectangle: y, x, height and width in pixels.
         size: (height, width) in pixels.
-        reduces: decode a JPEG at a fraction of its size where that is enough.  # part: partial_decoding
+        reduces: decode a JPEG at a fraction of its size if enough.  # part: partial_decoding
 
     Raises:
         BadFileError, OSError, MemoryError: as `read_image`.

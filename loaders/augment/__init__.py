@@ -1,9 +1,9 @@
 """Random changes of training samples: one object per augmentation, all of them in `AUGMENTATIONS`.
 
-An augmentation names the columns that it adds to a row of the plan, with neutral values that leave the
-image unchanged, and draws them. Every backend executes the rectangle and the flips; all other
-augmentations act on finished batches on the device, once for all backends: `apply` on images in [0, 1],
-`apply_to_both` on inputs and targets as the model sees them.
+An augmentation names the columns that it adds to a row of the plan, with neutral values that leave
+the image unchanged, and draws them. Every backend executes the rectangle and the flips; all other
+augmentations act on finished batches on the device, whatever the backend: `apply` on images in
+[0, 1], `apply_to_both` on inputs and targets as the model sees them.
 """
 
 from conf.schema import DataConfig
@@ -31,7 +31,7 @@ AUGMENTATIONS: tuple[Augmentation, ...] = (
 
 
 def active_augmentations(data: DataConfig) -> tuple[Augmentation, ...]:
-    """Return the augmentations that the configuration switches on, in the order in which they act."""
+    """Return the augmentations that the configuration switches on, in the order they act in."""
     return tuple(a for a in AUGMENTATIONS if a.active_keys(data))
 
 

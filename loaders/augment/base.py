@@ -1,4 +1,4 @@
-"""The base class of augmentations: the contract that the plan and `backends/transform.py` rely on."""
+"""The base class of augmentations, on which the plan and `backends/transform.py` rely."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ from conf.schema import DataConfig
 from loaders.targets import Target
 
 Random = Callable[[str, int], np.ndarray]
-"""(rows, n) float64 in [0, 1) from a column's name and n. Each name has its own random numbers: switching
-one augmentation on leaves the columns of the others unchanged."""
+"""(rows, n) float64 in [0, 1) from a column's name and n. Each name has its own random numbers, so
+switching on one augmentation leaves the columns of the others unchanged."""
 
 
 class Augmentation:
@@ -37,7 +37,7 @@ class Augmentation:
         """
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        """Change inputs or target images, (B, C, H, W) float32 in [0, 1] on the device, by their rows.
+        """Change inputs or target images, (B, C, H, W) float32 in [0, 1], as their rows say.
 
         The images may be changed in place, and may be a part of a batch. Masks are never passed.
         """
@@ -68,7 +68,7 @@ class Augmentation:
         return all(bool((rows[name] == neutral).all()) for name, _, neutral in self.columns)
 
     def active_keys(self, data: DataConfig) -> list[str]:
-        """Return those of its keys that are on: their values are not the defaults of `DataConfig`."""
+        """Return those of its keys whose values differ from the defaults of `DataConfig`."""
         off = DataConfig()
         return [key for key in self.keys if getattr(data, key) != getattr(off, key)]
 

@@ -1,5 +1,5 @@
-"""Random colours: brightness, contrast and saturation, and RandAugment (Cubuk et al. 2020, "RandAugment:
-Practical automated data augmentation with a reduced search space") without operations that move pixels."""
+"""Random brightness, contrast and saturation, and RandAugment (Cubuk et al. 2020, "RandAugment:
+Practical automated data augmentation with a reduced search space") without moving pixels."""
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ def colour(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the image smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13; the edge stays unchanged."""
+    """Blend the inner pixels with those smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13."""
     if min(images.shape[2:]) <= 2:
         return images
     inner = images[..., 1:-1, 1:-1]
@@ -79,7 +79,7 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
 
 
 class ColourJitter(Augmentation):
-    """Brightness, contrast and saturation, in this order, as torchvision's `adjust_*` functions do."""
+    """Changes brightness, contrast and saturation in this order, as torchvision's `adjust_*`."""
 
     keys = ("colour_jitter",)
     columns = (("brightness", "f4", 1.0), ("contrast", "f4", 1.0), ("saturation", "f4", 1.0))
@@ -117,8 +117,8 @@ def amount_of(operation: np.ndarray, magnitude: int, sign: np.ndarray) -> np.nda
 class RandAugment(Augmentation):
     """Operations drawn from `OPERATIONS`, one after the other, on inputs only.
 
-    Those that move pixels (shear, translate, rotate) are left out, because masks and target images would
-    have to move too; see `data.rotation` and `data.random_scale`.
+    Those that move pixels (shear, translate, rotate) are left out, because masks and target images
+    would have to move too; see `data.rotation` and `data.random_scale`.
     """
 
     keys = ("randaugment",)
@@ -132,8 +132,8 @@ class RandAugment(Augmentation):
     ) -> None:
         if target.kind == "images":
             raise UserError(
-                f"data.randaugment={list(data.randaugment)} changes the colours of inputs but not of target "
-                "images; use data.colour_jitter, which changes both, or null"
+                f"data.randaugment={list(data.randaugment)} changes the colours of inputs but not "
+                "of target images; use data.colour_jitter, which changes both, or null"
             )
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:

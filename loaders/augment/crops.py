@@ -16,8 +16,8 @@ class RandomCrop(Augmentation):
 
 
 class RandomResizedCrop(Augmentation):
-    """A rectangle with a random position, share of the area and aspect ratio (Szegedy et al. 2015, "Going
-    deeper with convolutions", section 6): the first of ten tries that fits, else the largest square."""
+    """A rectangle of random position, area and aspect ratio (Szegedy et al. 2015, "Going deeper
+    with convolutions", section 6): the first of ten tries that fits, else the largest square."""
 
     keys = ("random_resized_crop",)
 

@@ -13,12 +13,12 @@ from loaders.targets import Labels, Target
 
 
 class Mixing(Augmentation):
-    """Each sample is mixed with a partner, either as a whole (MixUp, Zhang et al. 2018, "mixup: beyond
-    empirical risk minimization") or by a rectangle of it (CutMix, Yun et al. 2019, "CutMix: regularization
-    strategy to train strong classifiers with localizable features"). With both, half of the samples each.
+    """Mixes each sample with a partner: MixUp (Zhang et al. 2018, "mixup: beyond empirical risk
+    minimization") blends them, CutMix (Yun et al. 2019, "CutMix: regularization strategy to train
+    strong classifiers with localizable features") pastes a rectangle of the partner.
 
-    The partner of a row is the one half a global batch further, modulo the batch. A rank has every
-    `world_size`-th row, so the partner lies half of the rank's own batch further, on any number of ranks.
+    With both, each mixes half of the samples. The partner of a row is half a global batch further,
+    modulo the batch; this is half of a rank's own batch, as a rank has every `world_size`-th row.
     Each row has its own weight and rectangle; the papers' programs draw them once for a batch.
 
     Labels become (B, classes) float32 probabilities; several labels, numbers and target images are
@@ -36,13 +36,13 @@ class Mixing(Augmentation):
     ) -> None:
         if data.mixup and target.kind == "masks":
             raise UserError(
-                f"data.mixup={data.mixup} cannot mix the classes of masks; use data.mixup=0, and data.cutmix=1, "
-                "for example"
+                f"data.mixup={data.mixup} cannot mix the classes of masks; use data.mixup=0, "
+                "and data.cutmix=1, for example"
             )
         if data.cutmix and target.kind == "numbers":
             raise UserError(
-                f"data.cutmix={data.cutmix} pastes parts of images, which does not fit numbers as targets; "
-                "use data.cutmix=0, and data.mixup=0.2, for example"
+                f"data.cutmix={data.cutmix} pastes parts of images, which does not fit numbers as "
+                "targets; use data.cutmix=0, and data.mixup=0.2, for example"
             )
         if global_batch_size % (2 * world_size):
             near = max(1, round(global_batch_size / (2 * world_size))) * 2 * world_size

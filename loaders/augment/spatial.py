@@ -45,8 +45,8 @@ class GaussianBlur(Augmentation):
 def _blurred(images: Tensor, kernels: Tensor) -> Tensor:
     """Convolve each of the (B, C, H, W) images with its own row of the (B, 2 * radius + 1) weights.
 
-    A sum of shifted images: a convolution would run in TF32 on a GPU, and its rounding depends on the number
-    of images on a CPU.
+    A sum of shifted images: a convolution would run in TF32 on a GPU, and on a CPU its rounding
+    depends on the number of images.
     """
     radius = kernels.shape[1] // 2
     blurred = F.pad(images, (radius,) * 4, mode="reflect")
@@ -61,8 +61,8 @@ def _blurred(images: Tensor, kernels: Tensor) -> Tensor:
 
 
 class Affine(Augmentation):
-    """A rotation about the centre and a change of scale. Pixels from outside of the image become 0 (`data.mean`)
-    in inputs and target images and `ignore_index` in masks."""
+    """A rotation about the centre and a change of scale. Pixels from outside the image become 0
+    (`data.mean`) in inputs and target images, and `ignore_index` in masks."""
 
     keys = ("rotation", "random_scale")
     columns = (("angle", "f4", 0.0), ("scale", "f4", 1.0))
@@ -101,9 +101,9 @@ class Affine(Augmentation):
 
 
 class RandomErasing(Augmentation):
-    """A rectangle of inputs becomes 0, which is `data.mean` (Zhong et al. 2020, "Random erasing data
-    augmentation"): its area is a share of the image's in `ERASED_SHARES`, its height by its width in
-    `ERASED_RATIOS`, both at most the image's."""
+    """Sets a rectangle of inputs to 0, which is `data.mean` (Zhong et al. 2020, "Random erasing
+    data augmentation"). Its share of the area is in `ERASED_SHARES` and its height / width in
+    `ERASED_RATIOS`, but both sides are at most those of the image."""
 
     keys = ("random_erasing",)
     columns = (

@@ -1,4 +1,4 @@
-"""NVIDIA DALI as the backend: one pipeline for the whole run, which is fed with the rows of the plan."""
+"""NVIDIA DALI as the backend: one pipeline for the whole run, fed with the rows of the plan."""
 
 import logging
 import os
@@ -26,8 +26,8 @@ try:
     from nvidia.dali import fn, pipeline_def, types
 except ModuleNotFoundError as error:
     raise UserError(
-        "loader=dali needs NVIDIA DALI, which exists for Linux only: pip install nvidia-dali-cuda120, "
-        "or use loader=pytorch"
+        "loader=dali needs NVIDIA DALI, which exists for Linux only: pip install "
+        "nvidia-dali-cuda120, or use loader=pytorch"
     ) from error
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 def planned_images(reads, cut, resize, flip, grey, decoding):  # type: ignore[no-untyped-def]
     """Decode rectangles of files, resize them with antialiasing and flip them.
 
-    Inputs by name: `files` (paths if `reads`, else contents); if `cut`, `start` and `shape` of the rectangles;
-    if `resize`, `size`; if `flip`, `mirror`.
+    Inputs by name: `files` (paths if `reads`, else contents); if `cut`, `start` and `shape` of the
+    rectangles; if `resize`, `size`; if `flip`, `mirror`.
     """
     encoded = fn.external_source(name="files", dtype=types.UINT8)
     if reads:
@@ -78,10 +78,10 @@ class PendingBatch(NamedTuple):
 class DALILoader(ImageLoader):
     """Decodes and augments on the GPU if `device` is one, else on the CPU.
 
-    Order and rectangles come from the plan; DALI's own shuffling is not used. Pairs are decoded in one call,
-    the targets after the inputs of the batch. DALI decodes the files for which it gives the same pixels as
-    `loader=pytorch` (`Header.dali_reads`). The threads of `loader=pytorch` load all others, images that need no
-    decoding, and masks, whose palettes DALI would convert to colours.
+    Order and rectangles come from the plan, not from DALI's own shuffling. Pairs are decoded in one
+    call, the targets after the inputs of the batch. DALI decodes the files for which it gives the
+    same pixels as `loader=pytorch` (`Header.dali_reads`). The threads of `loader=pytorch` load all
+    others, images that need no decoding, and masks, whose palettes DALI would convert to colours.
     """
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:

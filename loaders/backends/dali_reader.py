@@ -1,7 +1,7 @@
 """DALI's own file reader, shuffling and random crops (`loader=dali_reader`).
 
-This is DALI as its documentation shows it, without the plan: the order of the samples depends on the number of
-ranks, only nearby files are shuffled, and a run can only be resumed at the end of an epoch.
+This is DALI as its documentation shows it, without the plan: the order of the samples depends on
+the number of ranks, only nearby files are shuffled, and a run resumes only at the end of an epoch.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,10 @@ ON_RECTANGLE = ("random_crop", "hflip", "vflip")
 
 
 @pipeline_def
-def native_images(sides, decoding, resize, crop, data, seed, shard_id, num_shards):  # type: ignore[no-untyped-def]
-    """Read, decode and crop (samples, images[, targets]); the sides of a pair share all random
-    values."""
+def native_images(  # type: ignore[no-untyped-def]
+    sides, decoding, resize, crop, data, seed, shard_id, num_shards
+):
+    """Read, decode and crop (samples, images[, targets]); sides of a pair share random values."""
     # Without explicit seeds, DALI's random operators use the time.
     seeds = np.random.SeedSequence([seed, shard_id]).generate_state(4).tolist()
     x, y = (

@@ -22,7 +22,7 @@ class LoadedBatch(NamedTuple):
 
     rows: np.ndarray
     images: tuple[Tensor, ...]
-    """(B, height, width, C) of the index's dtype for each side; meaningless if any sample is bad."""
+    """(B, height, width, C) of the index's dtype, by side; meaningless if any sample is bad."""
     bad: dict[int, str]
     """Reasons why samples cannot be decoded."""
 
@@ -69,8 +69,8 @@ class PlanDataset(Dataset[LoadedBatch]):
     ) -> "Future[Any]":
         """Begin with a batch in the threads, and return the future result of `then` of it.
 
-        A free thread takes the next row, and the first one without a row waits for the others and calls `then`.
-        Once the future is cancelled, no thread takes a further row.
+        A free thread takes the next row; the first one that finds none waits for the others and
+        calls `then`. Once the future is cancelled, no thread takes a further row.
         """
         if self.pool is None:
             # Operations of a thread are not split among further threads, which would take longer.

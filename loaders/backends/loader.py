@@ -18,17 +18,17 @@ class ImageLoader(EpochLoader):
     """Iterates over this rank's batches of one split.
 
     A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W), and targets as
-    `target` says, see `loaders.targets.Target`; with `data.mixup` or `data.cutmix`, labels of training batches
-    are (B, classes) float32 probabilities. A backend implements `raw_batches()`.
+    `target` says, see `loaders.targets.Target`; with `data.mixup` or `data.cutmix`, labels of
+    training batches are (B, classes) float32 probabilities. A backend implements `raw_batches()`.
 
     Attributes:
         index: index of the split.
         device: device of the batches.
         target: kind of the targets; in prediction, the kind that the model was trained on.
         classes: names of the classes; empty if the targets have none.
-        read_size: (height, width) of the images that the backend delivers, usually that of the inputs. If all
-            rows enlarge rectangles of one size, it is the size of these, and the device enlarges the whole
-            batch: fewer bytes are copied to it. Masks have the inputs' size.
+        read_size: (height, width) of the images that the backend delivers, usually the inputs'.
+            If all rows enlarge rectangles of one size, it is their size, and the device enlarges
+            the whole batch, so that fewer bytes are copied to it. Masks have the inputs' size.
     """
 
     sampler: PlanSampler
@@ -67,7 +67,7 @@ class ImageLoader(EpochLoader):
     def finished_batches(self) -> Iterator[Batch]:
         """Yield the rows of each batch, and its inputs and targets."""
         if self.device.type == "cpu":  # part: workers|dali|synthetic
-            # Enlarging is worth all cores; the rest is not, because they are busy with the following batches.
+            # Only enlarging is worth all cores, which are busy with the following batches.
             enlarges = self.read_size != self.output_size
             num_threads = torch.get_num_threads() if enlarges else 1
             return transformed(self.raw_batches(), self.transform, num_threads)

@@ -21,7 +21,7 @@ from loaders.plan import PlanSampler
 
 
 class PyTorchLoader(ImageLoader):
-    """Batches that `loader.num_threads` threads load: of this process, or of each worker process of a DataLoader."""
+    """Loads batches in `loader.num_threads` threads of this process, or of each worker process."""
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
@@ -47,7 +47,7 @@ class PyTorchLoader(ImageLoader):
                 pin_memory=device.type == "cuda",
                 worker_init_fn=init_worker,
                 multiprocessing_context=worker_context("loaders.backends.dataset"),
-                # Its own generator: drawing from the global one would change dropout after a resume.
+                # Drawing from the global generator would change dropout after a resume.
                 generator=torch.Generator(),
             )
 
@@ -75,7 +75,7 @@ class PyTorchLoader(ImageLoader):
                 yield batch
 
     def _by_threads(self, then: Callable[[LoadedBatch], Any]) -> Iterator[Any]:
-        """Yield `then(batch)` of each batch, while threads load `loader.prefetch_factor` further ones."""
+        """Yield `then(batch)` of each batch while threads load `loader.prefetch_factor` more."""
         started = deque[Future[Any]]()
         try:
             for rows in self.sampler:

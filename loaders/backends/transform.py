@@ -1,4 +1,4 @@
-"""Turn a backend's uint8 or uint16 images into the float32 batch that the model sees, on the device."""
+"""Turn a backend's uint8 or uint16 images into the model's float32 batch, on the device."""
 
 import numpy as np
 import torch
@@ -11,15 +11,15 @@ from loaders.memory import BatchMemory, parts
 from loaders.plan import PlanSampler
 
 RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
-"""Rows of dtype `plan.ROW`, and for each side the images (B, H, W, C) of the index's dtype: cropped to the
-rows' rectangles, resized to `Loader.read_sizes()` and flipped, on any device."""
+"""Rows of dtype `plan.ROW`, and for each side the images (B, H, W, C) of the index's dtype: cropped
+to the rows' rectangles, resized to `Loader.read_sizes()` and flipped, on any device."""
 
 Batch = tuple[np.ndarray, tuple[Tensor, Tensor]]
 """Rows, and their inputs and targets on the device."""
 
 
 class BatchTransform:
-    """Converts a batch of images to float32 NCHW: enlarged, normalised and augmented as its rows say.
+    """Converts images to float32 NCHW, enlarged, normalised and augmented as their rows say.
 
     Raises:
         ValueError: `data.mean` or `data.std` does not fit the number of channels.
@@ -30,7 +30,7 @@ class BatchTransform:
         self.index, self.output_size, self.device = index, sampler.output_size, device
         last = cfg.loader.channels_last
         self.memory_format = torch.channels_last if last else torch.contiguous_format
-        # For the batch in use, the next one, and those that threads load ahead; of pairs, each has two tensors.
+        # For the batches in use, next and loaded ahead, each of two tensors if there are pairs.
         self.memory = BatchMemory(max_unused=2 * (2 + cfg.loader.prefetch_factor))
         low, high = cfg.data.value_range
         mean, std = np.array(cfg.data.mean or [0.0]), np.array(cfg.data.std or [1.0])
@@ -40,7 +40,7 @@ class BatchTransform:
                     f"data.{key} has {len(values)} values but the images of {index.name} have "
                     f"{index.channels} channels; give one value or {index.channels}"
                 )
-        # From intensities in [0, 1] to what the model sees, for inputs and targets, which have no mean and std.
+        # From [0, 1] to what the model sees: of inputs, and of targets, which have no mean and std.
         self.scales = [self._per_channel((high - low) / std), self._per_channel([high - low])]
         self.shifts = [self._per_channel((low - mean) / std), self._per_channel([low])]
 
@@ -66,7 +66,7 @@ class BatchTransform:
         return rows, (inputs, targets)
 
     def denormalize(self, inputs: Tensor) -> Tensor:
-        """Convert inputs of shape (B, C, H, W) to pictures: 1 or 3 channels with values in [0, 1]."""
+        """Convert inputs (B, C, H, W) to pictures: 1 or 3 channels with values in [0, 1]."""
         pictures = ((inputs.float() - self.shifts[0]) / self.scales[0]).clamp(0, 1)
         return pictures if self.index.channels in (1, 3) else pictures[:, :1]
 
@@ -116,7 +116,7 @@ class BatchTransform:
 
 
 def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor, out: Tensor) -> None:
-    """Write batch * scale + shift, with scale and shift of shape (1, C or 1, 1, 1), to `out`, which may be the batch."""
+    """Write batch * scale + shift to `out`, maybe `batch`; scale, shift: (1, C or 1, 1, 1)."""
     # Factors for a whole line of pixels: broadcasting fewer values is several times slower.
     line = (1, batch.shape[1], 1, batch.shape[3])
     is_channels_last = batch.is_contiguous(memory_format=torch.channels_last)

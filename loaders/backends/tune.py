@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 WINDOW_S = 1.0
 OPERATIONS = 1000
-"""Number of operations that stand for a training step: about as many as ResNet-50 and its optimizer give a GPU."""
+"""Operations of a simulated training step, about those of ResNet-50 and its optimizer on a GPU."""
 WORTHWHILE = 1.03
 """Minimum speed-up for which a larger number of workers or threads is chosen."""
 
 Setting = tuple[int, int]
-"""Number of worker processes, and of threads in each of them or, without workers, in the training process."""
+"""Number of worker processes, and of threads in each of them, or in this process if it is 0."""
 
 
 def with_fastest_parallelism(
@@ -34,10 +34,10 @@ def with_fastest_parallelism(
 ) -> Config:
     """Copy the configuration, with numbers in place of `loader.num_workers=auto`.
 
-    Each rank measures at about the same time as the other ranks of its machine, with which it shares the CPUs.
-    Between two batches it starts as many operations as a training step does: threads that load take Python's
-    interpreter lock from the thread that starts them, worker processes do not. The choice does not change the
-    batches.
+    Each rank measures at about the same time as the other ranks of its machine, with which it
+    shares the CPUs. Between two batches it starts as many operations as a training step does, since
+    threads that load compete with it for Python's interpreter lock and worker processes do not.
+    The choice does not change the batches.
     """
     cfg = copy.deepcopy(cfg)
     if cfg.loader.name == "synthetic":

@@ -1,4 +1,4 @@
-"""The order of an epoch, a rank's share of it, its place in it and its bad samples: for data of any kind."""
+"""The order of an epoch, a rank's share of it, its place in it and bad samples, for any data."""
 
 from loaders.epoch.cpu_prefetch import transformed
 from loaders.epoch.loader import EpochLoader

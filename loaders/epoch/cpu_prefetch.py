@@ -22,5 +22,5 @@ def transformed(
         if ready is not None:
             yield ready.result()
     finally:
-        # Without waiting: the garbage collector may end this generator, in any thread, also in the pool's.
+        # Without waiting: the garbage collector may end this generator in the pool's own thread.
         pool.shutdown(wait=False, cancel_futures=True)

@@ -19,7 +19,7 @@ class EpochLoader:
         sampler: sampler of this rank's rows.
         info: facts about the samples.
         batch_size: number of samples in a batch of this rank.
-        samplers: samplers of all splits, this loader's first; their bad samples are part of its state.  # part: bad_samples
+        samplers: those of all splits, this loader's first, for bad samples.  # part: bad_samples
         position: number of rows of the epoch that all ranks together have used.
         last_rows: rows of the batch that was yielded last.
     """
@@ -65,7 +65,7 @@ class EpochLoader:
             self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the epoch, for any number of ranks, and what the order of its rows depends on."""
+        """Return the place in the epoch, for any number of ranks, and what its order depends on."""
         return {
             "epoch": self.sampler.epoch,
             "position": self.position,
@@ -81,7 +81,7 @@ class EpochLoader:
 
     # part: bad_samples
     def share_bad_samples(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
-        """Exchange bad samples, see `loaders.Loader`; BadFileError if a split has more than `data.max_bad_samples` now."""
+        """Exchange bad samples, see `loaders.Loader`; raises as `EpochSampler.check_limit`."""
         for bad in gather([sampler.bad for sampler in self.samplers]):
             self._add_bad(bad)
         return {s.name.rpartition("/")[2]: s.num_bad for s in self.samplers}
@@ -98,8 +98,8 @@ class EpochLoader:
         with limits_explained():
             for rows, batch in self.finished_batches():
                 self.last_rows = rows
-                # Before the batch is yielded: a checkpoint written in the loop's body comes after the
-                # step that used it.
+                # Before the batch is yielded: a checkpoint written in the loop's body comes after
+                # the step that used it.
                 self.position += self.sampler.global_batch_size
                 yield batch
         self.position = self.sampler.count  # the epoch is finished for any batch size

@@ -1,7 +1,7 @@
-"""Random numbers and shuffled orders as functions of the position: any slice costs in proportion to its length.
+"""Random numbers and shuffled orders by position: the cost of any slice grows with its length.
 
-They mix a counter with a key as SplitMix64 does (Steele, Lea and Flood 2014, "Fast splittable pseudorandom
-number generators"): no number depends on how many were drawn before it.
+They mix a counter with a key as SplitMix64 does (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators"): no number depends on how many were drawn before it.
 """
 
 import zlib
@@ -39,9 +39,9 @@ def random_permutation(positions: np.ndarray, count: int, key: np.uint64) -> np.
     """Return the values at these positions of a permutation of range(count), (len(positions),)
     int64.
 
-    A Feistel network that permutes a rectangle of at least `count` cells, whose sides need not be powers
-    of two; values outside of [0, count) are permuted again (Black and Rogaway 2002, "Ciphers with arbitrary
-    finite domains").
+    A Feistel network permutes a rectangle of at least `count` cells, whose sides need not be powers
+    of two; values outside of [0, count) are permuted again (Black and Rogaway 2002, "Ciphers with
+    arbitrary finite domains").
     """
     side = np.uint64(max(1, int(np.ceil(np.sqrt(count)))))
     other = np.uint64(-(-count // int(side)))

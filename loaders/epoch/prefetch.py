@@ -29,8 +29,8 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 class CudaPrefetcher:
     """Copies and transforms batches on a side stream while the training computes.
 
-    The backend's own work on the device, such as DALI's, runs on the side stream too. The host is at most two
-    batches ahead of the training's stream, which bounds the memory where steps are slower than the loader.
+    The backend's own work on the device, such as DALI's, runs on the side stream too. The host is
+    at most two batches ahead of the training's stream, which bounds the memory if steps are slow.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CudaPrefetcher:
     def __iter__(self) -> Iterator[Batch]:
         stream, waiting = side_stream(self.device), iter(self.raw_batches)
         ready: tuple[Batch, torch.cuda.Event, RawBatch] | None = None
-        # For each yielded batch the event at which the training is done with it, and its source until then.
+        # Of each yielded batch: the event after which training is done with it, and its source.
         in_use: deque[tuple[torch.cuda.Event, RawBatch]] = deque()
         while True:
             if len(in_use) == 2:
@@ -54,7 +54,7 @@ class CudaPrefetcher:
                 training = torch.cuda.current_stream(self.device)
                 training.wait_event(is_ready)
                 for tensor in tensors_of(batch[1]):
-                    # Keeps its memory from being used again before the training's stream is done with it.
+                    # Keeps its memory from reuse before the training's stream is done with it.
                     tensor.record_stream(training)
                 yield batch
                 in_use.append((blocking_event(torch.cuda.current_stream(self.device)), source))
@@ -65,7 +65,7 @@ class CudaPrefetcher:
 
 
 def blocking_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Record an event that the host waits for in its sleep: other events keep a CPU busy, which loads no data then."""
+    """Record an event for which the host sleeps: busy waiting would take a CPU from the loader."""
     event = torch.cuda.Event(blocking=True)
     event.record(stream)
     return event

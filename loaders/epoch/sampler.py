@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)  # part: bad_samples
 ROWS_AT_ONCE = 8192
 """Planned at once, which costs less per row than batch by batch."""
 ORDER = f"shuffled() of {HALF_ROUNDS} half rounds"
-"""Function that orders the samples. Checkpoints hold this text: one with another cannot resume within an epoch."""
+"""Function that orders samples; a checkpoint with another text cannot resume within an epoch."""
 
 SAMPLE = np.dtype(
     [
@@ -31,14 +31,14 @@ class BadFileError(UserError, OSError):
 
 
 class EpochSampler:
-    """Yields this rank's rows of the current epoch, batch by batch; a row is a sample at a position of the epoch.
+    """Yields this rank's rows, batch by batch; a row is a sample at a position of the epoch.
 
     It is for rows what `torch.utils.data.DistributedSampler` is for positions: a rank has every
-    `world_size`-th row from `rank` on, in an order that `set_epoch` changes in the same way on every rank.
-    It is no subclass, because it yields batches of rows, starts at any row, and does not pad. In training
-    every rank has the same number of batches, and the tail of the epoch that does not fill a global batch is
-    dropped, also in an epoch that is resumed with another batch size. In evaluation every row is yielded
-    exactly once over all ranks: the last batches may be smaller, and a rank may have one batch less.
+    `world_size`-th row from `rank` on, in an order that `set_epoch` changes alike on every rank. It
+    is no subclass, because it yields batches of rows, starts at any row, and does not pad. In
+    training every rank has the same number of batches, and the tail of the epoch that does not fill
+    a global batch is dropped, also after a resume with another batch size. In evaluation every row
+    is yielded once over all ranks: the last batches may be smaller, and a rank may have one less.
 
     Args:
         name: name of the data set and split, such as `photos/train`.
@@ -54,7 +54,7 @@ class EpochSampler:
         start_row: row of the epoch at which the next iteration starts.
 
     Raises:
-        UserError: ranks cannot share a batch, or the split has fewer samples than a global batch (training) or than ranks.
+        UserError: ranks cannot share a batch, or the split is too small for a batch or all ranks.
     """
 
     left_out: tuple[str, ...] = ()  # part: bad_samples
@@ -118,7 +118,7 @@ class EpochSampler:
 
     @property
     def max_batches(self) -> int:
-        """Number of batches of rank 0 in a whole epoch; other ranks may have one less in evaluation."""
+        """Batches of rank 0 in a whole epoch; other ranks may have one less in evaluation."""
         return -(-self.num_rows // self.global_batch_size)
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class EpochSampler:
         """Refuse samples that cannot be read, by number with the reasons, or add them to `bad`.
 
         Raises:
-            BadFileError: `data.on_error` is `raise`, or there are more bad samples than `data.max_bad_samples` now.
+            BadFileError: `data.on_error=raise`, or bad samples now exceed `data.max_bad_samples`.
         """
         if self.data.on_error == "skip":  # part: bad_samples
             self._add_bad(failed)
@@ -155,8 +155,8 @@ class EpochSampler:
             raise BadFileError(reason)
 
     def _add_bad(self, failed: dict[int, str]) -> None:  # part: bad_samples
-        """Replace the rows of these samples by the next rows of this rank whose samples are good, in training; leave
-        them out in evaluation.
+        """In training, replace the rows of these samples by this rank's next good ones; in
+        evaluation, leave them out.
 
         The result depends on the order and the samples alone, not on when one was found.
         """
@@ -198,7 +198,7 @@ class EpochSampler:
             return rows[~is_bad]
         rows = rows.copy()
         for number in np.flatnonzero(is_bad):
-            # The following rows of this rank, modulo the epoch: one more than there are bad samples.
+            # The next rows of this rank, modulo the epoch: one more than there are bad samples.
             num_tried = min(len(bad) + 1, self.num_rows // self.world_size)
             following = rows["position"][number] + self.world_size * np.arange(num_tried)
             candidates = self.plan(following % self.num_rows)

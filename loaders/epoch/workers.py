@@ -1,4 +1,4 @@
-"""Worker processes of the DataLoader, which ignore signals that are meant for the training process."""
+"""Worker processes of the DataLoader, which ignore signals meant for the training process."""
 
 import multiprocessing
 import os
@@ -14,8 +14,8 @@ FORWARDED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 def worker_context(module: str) -> ForkServerContext:
     """Return a context whose processes are forked from a process without threads.
 
-    A fork of the training process could find locks held by threads that it does not have (of gloo, DALI or
-    TensorBoard). The fork server starts here, and imports `module`, which the workers need, in the background.
+    A fork of the training process could find locks held by threads that it does not have (of gloo,
+    DALI or TensorBoard). The fork server starts here, and imports `module` in the background.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", module])
@@ -29,7 +29,7 @@ def worker_context(module: str) -> ForkServerContext:
 
 
 def init_worker(worker_id: int) -> None:
-    """Block signals; the worker ends with the training process, or at a SIGTERM that the training process sends."""
+    """Block signals; the worker ends with the training process, or at a SIGTERM from it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
     if hasattr(signal, "sigtimedwait"):
         Thread(target=_end_with_training, daemon=True).start()

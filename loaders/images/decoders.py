@@ -1,4 +1,4 @@
-"""Decoding the bytes of image files without DALI, by a table of their kinds, and resizing the pixels."""
+"""Decoding of image files without DALI, by a table of their kinds, and resizing of the pixels."""
 
 import errno
 from collections.abc import Callable
@@ -21,7 +21,7 @@ PNG_PIXELS = slice(24, 29)  # place in a PNG
 PLAIN_RGB = b"\x08\x02\0\0\0"  # 8 bits, RGB, compression, filter, not interlaced
 
 FLIPPED = ((3, 4, 7, 8), (2, 3, 6, 7))
-"""The EXIF orientations with which an upright image is one whose lines, and whose columns, are flipped;
+"""EXIF orientations that need the lines, and those that need the columns, flipped to be upright;
 from 5 on, both are exchanged before."""
 
 # The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
@@ -45,7 +45,7 @@ def as_indexed(image: np.ndarray, header: np.void) -> np.ndarray:
 
 
 def _decode_rgb(content: bytes | bytearray, orientation: int) -> np.ndarray:
-    """Decode a photo, (height, width, 3) uint8, upright; grey, palette, CMYK and alpha become RGB."""
+    """Decode a photo upright, (H, W, 3) uint8; grey, palette, CMYK and alpha become RGB."""
     # Pillow reads some files that libjpeg and libspng refuse, and says what is damaged.
     if content.startswith(JPEG_START):
         with suppress(ValueError):
@@ -75,7 +75,7 @@ def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(np.flip(image, flipped))
 
 
-# `ImageSpec.content` -> the function that reads the header of such a file, and the one that decodes its bytes
+# `ImageSpec.content` -> the functions that read the header and decode the bytes of such a file
 KINDS: dict[str, tuple[Callable[..., Header], Callable[..., np.ndarray]]] = {
     "rgb": (read_photo_header, decode_photo),
     "stored": (read_tiff_header, decode_tiff),
@@ -92,7 +92,7 @@ def read_header(file: str | BinaryIO, content: str) -> Header:
 
     Raises:
         OSError: the file cannot be read or is no image.
-        ValueError: channels are to be kept as stored, and it is no TIFF of one image of 8 or 16 bits.
+        ValueError: content is `stored`, and it is no TIFF of one image of 8 or 16 bits.
     """
     read, _ = KINDS[content]
     return read(file)

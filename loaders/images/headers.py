@@ -37,8 +37,8 @@ class Header(NamedTuple):
     raw_offset: int = -1  # part: cells
     """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
     dali_reads: bool = False
-    """True for the kinds of files that DALI was tested to decode to the same pixels, such as whole 8-bit JPEGs
-    and PNGs."""
+    """True for the kinds of files that DALI was tested to decode to the same pixels, such as whole
+    8-bit JPEGs and PNGs."""
     highest: int = -1  # part: masks
     """Masks: the highest index but for `data.ignore_index`."""
     num_bytes: int = -1
@@ -63,7 +63,7 @@ def read_photo_header(path: str) -> Header:
         if not start.startswith(JPEG_START):
             return _header_by_pillow(path)
         file.seek(-len(JPEG_END), os.SEEK_END)
-        # Without it the JPEG may be cut short, of which DALI decodes the upper lines without an error.
+        # Without it the JPEG may be cut short, and DALI decodes its upper lines without an error.
         is_whole = file.read() == JPEG_END
     header = None
     if JPEG_TAGS not in start:  # which may hold an orientation

@@ -1,8 +1,8 @@
 """Decoding of no more pixels of a photo than a rectangle of it needs.
 
-A JPEG that is much larger than what is asked for is decoded at 1/2, 1/4 or 1/8 of its size: libjpeg then computes
-fewer pixels of each block of 8x8, and a pixel of the reduced image is about the mean of a square of the whole one.
-What is left to the asked-for size is resized as usual. A PNG is decoded down to the last line of the rectangle.
+A JPEG that is much larger than needed is decoded at 1/2, 1/4 or 1/8 of its size: libjpeg computes
+fewer pixels of each block of 8x8, each about the mean of a square of the whole image. The result is
+resized to the size needed as usual. A PNG is decoded down to the last line of the rectangle.
 """
 
 import math
@@ -18,12 +18,12 @@ from loaders.images.decoders import FLIPPED, as_indexed, is_plain_rgb_png, resiz
 from loaders.images.headers import JPEG_START, PNG_START
 
 Box = tuple[float, float, float, float]
-"""Top, left, bottom and right edge of a rectangle, in pixels of an image; fractions are parts of pixels."""
+"""Top, left, bottom and right edge of a rectangle, in pixels and fractions of pixels."""
 
 FACTORS = (8, 4, 2)  # decoding at 5/8 to 7/8 takes longer than at full size
 MARGIN = 1.25
-"""Against whole decoding, 18 photographs of 1 to 18 megapixels at 224x224 differ by 0.45 of 255 on average
-and 17 at most; with a margin of 1 by 0.91 and 57, of 2 by 0.33 and 17. DALI's resizing differs by 0.09 and 13."""
+"""18 photographs of 1 to 18 megapixels at 224x224 differ from whole decoding by 0.45 of 255 (mean)
+and 17 (maximum); margin 1: 0.91 and 57; margin 2: 0.33 and 17; DALI's resizing: 0.09 and 13."""
 # Places in a PNG: its header with the checksum, and in it the height.
 PNG_HEADER, PNG_CHECKSUM, PNG_HEIGHT = slice(12, 29), slice(29, 33), slice(20, 24)
 
@@ -35,7 +35,7 @@ def decode_partly(
     size: tuple[int, int],
     reduces: bool,
 ) -> np.ndarray | None:
-    """Decode and resize a rectangle of a photo, (height, width, channels) uint8; None: all pixels are needed.
+    """Decode and resize a rectangle of a photo, (H, W, C) uint8; None: all pixels are needed.
 
     Args:
         content: content of the file.
@@ -80,9 +80,9 @@ def _decode_reduced(
 def upper_png_lines(content: bytes | bytearray, num_lines: int) -> bytearray | None:
     """Return the PNG with a height of `num_lines` in its header, where libspng stops.
 
-    A crop needs only the lines above its lower edge: without the others `loader=pytorch` is 1.4 times as fast on
-    1280x720 PNG pairs cropped to 256 (36 pairs/s against 26 on two cores, `benchmarks alternatives cases=deblur`).
-    libspng would not see damage in the rest of the last chunk, so all checksums are compared here.
+    A crop needs only the lines above its lower edge: with these alone `loader=pytorch` is 1.4 times
+    as fast on 1280x720 PNG pairs cropped to 256 (`benchmarks alternatives cases=deblur`: 36 instead
+    of 26 pairs/s on two cores). All checksums are compared: libspng would not see later damage.
 
     Returns:
         None if all lines are needed or a checksum is wrong.
@@ -119,7 +119,7 @@ def factor_for(shape: tuple[int, int], size: tuple[int, int]) -> int:
 
 
 def reduced_shape(shape: tuple[int, int], factor: int) -> tuple[int, int]:
-    """Return (height, width) of an image of this shape that was decoded at 1 / `factor` of its size."""
+    """Return (height, width) of an image of this shape decoded at 1 / `factor` of its size."""
     return -(-shape[0] // factor), -(-shape[1] // factor)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from loaders.images.headers import ORIENTATION, Header
 
 DALI_TIFFS = (1, 5, 8, 32946), (1, 2)
-"""Compression (none, LZW, deflate) and colours (grey from black, RGB), by their numbers in TIFFs."""
+"""Compression (none, LZW, deflate) and colours (grey from black, RGB) by their numbers in TIFFs."""
 
 
 def read_tiff_header(file: str | BinaryIO) -> Header:

@@ -3,7 +3,7 @@
     python -m loaders.index data=imagefolder data.root=photos out=data/index
     python train.py data=imagefolder data.root=photos data.index=data/index
 
-If the first command was stopped, start it again: it reads only the headers that it has not read yet.
+If the first command was stopped, start it again: it reads only the headers that are still missing.
 """
 
 import sys

@@ -32,7 +32,7 @@ def caltech256(data: DataConfig) -> tuple[Index, Index]:
 
 
 def _unpack_caltech256(folder: Path) -> None:
-    """Unpack the archive, which is downloaded if it is missing; `folder` only exists once it is complete."""
+    """Unpack the archive, downloading it if it is missing; `folder` exists only once complete."""
     from torchvision.datasets.utils import download_and_extract_archive
 
     unfinished = folder.with_name("download.unfinished")

@@ -34,15 +34,15 @@ def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> 
         unknown = set(folders_in(split)) - set(classes)
         if unknown:
             raise UserError(
-                f"{split} has classes that {splits[0]} does not have: {first_few(sorted(unknown))}; "
-                "remove them or add training images"
+                f"{split} has classes that {splits[0]} does not have: "
+                f"{first_few(sorted(unknown))}; remove them or add training images"
             )
         by_class = [images_below(split / name) for name in classes]
         empty = [name for name, found in zip(classes, by_class, strict=True) if not found]
         if empty and split == splits[0]:
             raise UserError(
-                f"{split} has {len(empty)} class folders without an image ({', '.join(IMAGE_ENDINGS)}): "
-                f"{first_few(empty)}; remove the folders or add images"
+                f"{split} has {len(empty)} class folders without an image "
+                f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
             )
         files += [path for found in by_class for path in found]
         counts.append([len(found) for found in by_class])

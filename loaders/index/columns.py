@@ -1,7 +1,7 @@
 """The index of a data set as columns in files, which `python -m loaders.index` writes once.
 
-A start maps the columns into memory, shared by all processes of the machine, and reads of them what it
-needs. Facts about whole columns are written with them.
+A start maps the columns into memory, shared by all processes of the machine, and reads only what it
+needs of them. Facts about whole columns are written with them.
 """
 
 import json
@@ -50,7 +50,7 @@ FACTS = {
     "left_out": [str],
 }
 MORE_FACTS = {"target": {}, "folders": [str], "known": {"is_raw": bool, "fingerprint": str}}
-"""Kinds of the values in facts.json, see `conf.facts.check_kind`: attributes of an index, and others."""
+"""Kinds of values in facts.json, see `conf.facts.check_kind`: an index's attributes, and others."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class StoredIndex(Index):
         if not is_possible.all():
             wrong = np.arange(len(self))[samples][~is_possible][0]
             raise UserError(
-                f"{self.folder}: size, header or label of sample {wrong} of {self.name} is impossible; bring the "
-                "folder back, or write it again"
+                f"{self.folder}: size, header or label of sample {wrong} of {self.name} is "
+                "impossible; bring the folder back, or write it again"
             )
 
 
@@ -132,7 +132,7 @@ def read_description(
 
 
 def write_index(indexes: dict[str, Index], data: DataConfig, out: Path) -> None:
-    """Write the index of each split into the folder `out`; what is there of an older one is replaced.
+    """Write the index of each split into the folder `out`, in place of an older one.
 
     Raises:
         UserError: `out` holds something else, or the data set is not made of image files.
@@ -186,7 +186,7 @@ def folders_below(index: Index, root: str) -> list[str]:
             os.path.abspath(p) for p in (root, *(f.folder for f in index.files))
         )
         raise UserError(
-            f"data.root={root}: files of {index.name} lie outside of it, in {folders}; use data.root={top}"
+            f"data.root={root}: {index.name} has files outside, in {folders}; use data.root={top}"
         )
     return folders
 
@@ -222,7 +222,7 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
 
 
 def share(index: Index, folder: Path) -> Index:
-    """Write the columns of an index to a folder, and return the index that worker processes map into memory."""
+    """Write the columns of an index to a folder; return the index that workers map into memory."""
     folders = [paths.folder or os.curdir for paths in index.files]
     root = os.path.commonpath(folders) if folders else ""
     write_columns(index, folder, root)
@@ -230,13 +230,13 @@ def share(index: Index, folder: Path) -> Index:
 
 
 def check_sizes(sizes: np.ndarray, max_pixels: int, where: str) -> None:
-    """Raise UserError unless all of the (M, 2) heights and widths, one at least, are those of images of up to
-    `max_pixels` pixels."""
+    """Raise UserError unless the (M, 2) heights and widths, one at least, are all those of images
+    of up to `max_pixels` pixels."""
     is_possible = (sizes >= 1) & (sizes <= max_pixels)
     if not (len(sizes) and is_possible.all() and (sizes.prod(axis=1) <= max_pixels).all()):
         raise UserError(
-            f"{where}: no images of up to {max_pixels:,} pixels have the sizes {shown(sizes.tolist())}; "
-            "bring it back, or write the folder again"
+            f"{where}: no images of up to {max_pixels:,} pixels have the sizes "
+            f"{shown(sizes.tolist())}; bring it back, or write the folder again"
         )
 
 

@@ -35,7 +35,7 @@ def build_index(data: DataConfig) -> tuple[Index, Index]:
     files of the data set.
 
     Raises:
-        UserError: the data is missing (the message says how to get it), or does not have that layout.
+        UserError: the data is missing (the message says how to get it), or has another layout.
     """
     if data.index is not None:  # part: index
         return open_index(data)

@@ -6,7 +6,7 @@ from conf.errors import UserError
 
 
 def refuse_to_fill(root: Path, *own: str) -> None:
-    """Raise UserError if a download into `root` would be mixed with other files than the `own` ones."""
+    """Raise UserError if a download into `root` would mix with files other than the `own` ones."""
     others = (
         {path.name for path in root.iterdir()} - {*own, "download.lock"} if root.is_dir() else ()
     )

@@ -77,8 +77,8 @@ def images_below(folder: Path) -> list[str]:
     for current, folders, names in os.walk(folder, onerror=_fail, followlinks=True):
         if len(Path(current).parts) - len(folder.parts) > MAX_DEPTH:
             raise UserError(
-                f"{current} lies more than {MAX_DEPTH} folders below {folder}; remove the link in it that leads "
-                "to a parent folder"
+                f"{current} lies more than {MAX_DEPTH} folders below {folder}; remove the link "
+                "in it that leads to a parent folder"
             )
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [
@@ -181,9 +181,9 @@ def file_index(
     if len(wrong):
         other = kinds[wrong[0]]
         raise UserError(
-            f"{len(wrong)} of {len(files[0])} images of {name} are of another kind than {files[0][0]} "
-            f"with {channels} channels of {bits} bits, such as {files[0][wrong[0]]} with "
-            f"{other['channels']} channels of {other['bits']} bits; use images of one kind"
+            f"{len(wrong)} of {len(files[0])} images of {name} are of another kind than "
+            f"{files[0][0]} with {channels} channels of {bits} bits, such as {files[0][wrong[0]]} "
+            f"with {other['channels']} channels of {other['bits']} bits; use images of one kind"
         )
     return Index(
         name=name,

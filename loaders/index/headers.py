@@ -15,7 +15,7 @@ from conf.schema import DataConfig
 from loaders.images import HEADER, Header, read_header, read_mask, reason_of
 
 Scan = Callable[[list[str]], tuple[np.ndarray, dict[str, str]]]
-"""The headers of files by their paths, and reasons why some cannot be used, as of `scan_headers`."""
+"""Returns the headers of files, and reasons why some cannot be used, as `scan_headers` does."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,7 +47,7 @@ def scan_headers(
         files: paths of the files.
 
     Returns:
-        (N,) of dtype `HEADER`, zeros where a header cannot be used; and the reasons for that, by path.
+        (N,) of dtype `HEADER`, zeros where a header cannot be used; and the reasons why, by path.
     """
     headers, broken = np.zeros(len(files), HEADER), {}
     read = partial(header_or_reason, data=data, content=content)

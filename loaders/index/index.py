@@ -1,4 +1,4 @@
-"""The samples of a split as columns: found and checked once by a layout, before any backend runs."""
+"""The samples of a split as columns, found and checked once by a layout before any backend runs."""
 
 import functools
 import hashlib
@@ -19,8 +19,8 @@ from loaders.targets import ImageSpec, ImageTarget, Target, describe_target
 class Index:
     """The samples of one split.
 
-    Their pixels are in `pixels` or in `files`. Samples have one side, the input, or two: the input (side 0) and a
-    target image (side 1).
+    Their pixels are in `pixels` or in `files`. Samples have one side, the input, or two: the input
+    (side 0) and a target image (side 1).
     """
 
     name: str
@@ -89,7 +89,7 @@ class Index:
 
     @functools.cached_property
     def is_raw(self) -> bool:
-        """True if the inputs have one size and are in memory, other than a pack, or uncompressed in files."""
+        """True if inputs have one size and are in memory unresized, or uncompressed in files."""
         if len(self.sides) > 1 or len(self.distinct_sizes) > 1:
             return False
         if self.files and self.keep_channels:  # part: cells
@@ -132,8 +132,8 @@ class Index:
         if self.shards is not None:  # part: shards
             place = self.shards.place(sample, side)
             return BadFileError(
-                f"{place} ({path}) cannot be decoded ({reason}); pack the data again, or remove a copy of it "
-                "from data.cache_dir"
+                f"{place} ({path}) cannot be decoded ({reason}); pack the data again, or remove a "
+                "copy of it from data.cache_dir"
             )
         return BadFileError(f"{path} cannot be decoded ({reason}); repair or remove it")
 

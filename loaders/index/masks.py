@@ -48,19 +48,19 @@ def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int
         if above:
             raise UserError(
                 f"{len(above)} of {len(files)} masks have indices up to {top}, above those of "
-                f"data.num_classes={data.num_classes}: {first_few(above)}; raise it, correct the masks, or "
-                "set data.ignore_index to the index of pixels without a class"
+                f"data.num_classes={data.num_classes}: {first_few(above)}; raise it, correct the "
+                "masks, or set data.ignore_index to the index of pixels without a class"
             )
         return data.num_classes
     if top == 255:
         raise UserError(
-            f"the masks have indices up to 255, such as {files[int(highest.argmax())]}; if these are "
-            "pixels without a class, set data.ignore_index=255; if they are the second of two classes, "
-            "store it as 1; otherwise set data.num_classes=256"
+            f"the masks have indices up to 255, such as {files[int(highest.argmax())]}; if these "
+            "are pixels without a class, set data.ignore_index=255; if they are the second of two "
+            "classes, store it as 1; otherwise set data.num_classes=256"
         )
     if top < 1:
         raise UserError(
-            f"the {len(files)} masks below {data.root} hold no class above 0; set data.num_classes if "
-            "there are others"
+            f"the {len(files)} masks below {data.root} hold no class above 0; set data.num_classes "
+            "if there are others"
         )
     return top + 1

@@ -35,8 +35,8 @@ def mnist(data: DataConfig) -> tuple[Index, Index]:
         reason = reason_of(error, str(raw))
         if is_unpacked():
             raise UserError(
-                f"MNIST in {raw} cannot be read ({reason}); remove what is damaged there, and it is "
-                "unpacked or downloaded again"
+                f"MNIST in {raw} cannot be read ({reason}); remove what is damaged there, and it "
+                "is unpacked or downloaded again"
             ) from error
         raise UserError(
             f"MNIST is not in {data.root} and could not be downloaded ({reason}); put "

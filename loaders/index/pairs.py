@@ -68,8 +68,8 @@ def _pairs_below(folder: Path, data: DataConfig) -> Sides:
     unpaired += [targets[stem] for stem in sorted(targets.keys() - inputs.keys())]
     if unpaired:
         raise UserError(
-            f"{len(unpaired)} images in {folder} have no partner: {first_few(unpaired)}; add the partners or "
-            "remove these"
+            f"{len(unpaired)} images in {folder} have no partner: {first_few(unpaired)}; add the "
+            "partners or remove these"
         )
     if not inputs:
         raise UserError(
@@ -92,7 +92,7 @@ def _size_factor(files: Sides, headers: tuple[np.ndarray, ...]) -> int:
         raise UserError(
             f"the images of {len(wrong)} pairs do not have the same size"
             + (f" times {factor}" if factor > 1 else "")
-            + f", such as {files[0][i]} ({sizes[0]}) and {files[1][i]} ({sizes[1]}); a target must be "
-            "as large as its input, or larger by one whole factor in all pairs"
+            + f", such as {files[0][i]} ({sizes[0]}) and {files[1][i]} ({sizes[1]}); a target must "
+            "be as large as its input, or larger by one whole factor in all pairs"
         )
     return max(1, factor)  # 0: no pair is good

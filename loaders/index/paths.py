@@ -14,7 +14,7 @@ from loaders.epoch import BadFileError
 
 @dataclass(frozen=True, eq=False)
 class Paths(Sequence[str]):
-    """The paths of N files, as an array that is smaller than as many strings and that processes can share."""
+    """The paths of N files, in an array that is smaller than N strings and that processes share."""
 
     folder: str
     """Below which all of them lie, with the separator at its end; empty: the working directory."""
@@ -71,5 +71,5 @@ def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:
             for size, time in (then, now)
         )
         raise BadFileError(
-            f"{path} has changed ({old} when it was indexed, {new} now); start again to index it again"
+            f"{path} has changed ({old} when it was indexed, {new} now); start again to reindex it"
         )

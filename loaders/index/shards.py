@@ -11,7 +11,7 @@ import numpy as np
 from conf.errors import UserError
 
 SPAN = np.dtype([("shard", "i4"), ("start", "i8"), ("length", "u4"), ("crc32", "u4")])
-"""Place of a file's content: number of the shard, first byte, number of bytes, and their checksum."""
+"""Place of a file's content: number of the shard, first byte, number of bytes, their checksum."""
 
 MAX_OPEN = 64
 """Shards of a split that a process keeps open."""
@@ -134,8 +134,8 @@ class Shards:
     def _existing(self, number: int) -> int:
         if not 0 <= number < len(self.files.names):
             raise UserError(
-                f"{self.root}: a span names shard {number} of {len(self.files.names)}; bring the index back, or "
-                "pack again into another place"
+                f"{self.root}: a span names shard {number} of {len(self.files.names)}; bring the "
+                "index back, or pack again into another place"
             )
         return number
 

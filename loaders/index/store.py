@@ -1,4 +1,4 @@
-"""The files that an index, a pack, the index of shards and the header cache consist of: columns as NumPy files, and JSON.
+"""The files of an index, a pack, the index of shards and the header cache: NumPy columns and JSON.
 
 They may come from somebody else and are used only if they are what this version writes.
 """
@@ -69,8 +69,8 @@ def open_column(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...
     if path.is_symlink() or not path.is_file():
         raise UserError(f"{path} is a link or no regular file; {fix}")
     try:
-        # Unlike np.load, this opens no archives and no pickles. Copy-on-write, because torch warns of arrays
-        # that cannot be written to.
+        # Unlike np.load, this opens no archives and no pickles. Copy-on-write, because torch warns
+        # of arrays that cannot be written to.
         array = np.lib.format.open_memmap(path, "c").view(np.ndarray)
     except Exception as error:  # damaged headers make NumPy raise errors of any type
         raise UserError(f"{path} is no whole NumPy file ({shown(error)}); {fix}") from None
@@ -78,7 +78,7 @@ def open_column(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...
     is_right = array.dtype.kind == "S" if dtype is np.bytes_ else array.dtype == dtype
     if not is_right or array.ndim != len(shape) or not all(fitting):
         raise UserError(
-            f"{path} holds an array of shape {array.shape} and dtype {shown(array.dtype)}, not of shape "
-            f"{shape} and dtype {shown(np.dtype(dtype))}; {fix}"
+            f"{path} holds an array of shape {array.shape} and dtype {shown(array.dtype)}, not of "
+            f"shape {shape} and dtype {shown(np.dtype(dtype))}; {fix}"
         )
     return array

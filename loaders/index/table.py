@@ -52,8 +52,8 @@ def read_table(data: DataConfig) -> Table:
     """Read the table that `data.table` names.
 
     Raises:
-        UserError: there is no such file or no folder `data.root`, pyarrow is missing for a Parquet file, or
-            the file lacks columns or has no lines.
+        UserError: there is no such file or no folder `data.root`, pyarrow is missing for a Parquet
+            file, or the file lacks columns or has no lines.
     """
     if data.table is None:
         raise UserError("data=table needs data.table=FILE, a CSV or Parquet file")
@@ -82,8 +82,8 @@ def _used_columns(header: list[str], data: DataConfig) -> list[str]:
     missing = [name for name in needed if name not in header]
     if missing:
         raise UserError(
-            f"{data.table} has no column {', '.join(missing)}; its columns are {', '.join(header)}: set "
-            "data.path_column and data.label_columns to some of these"
+            f"{data.table} has no column {', '.join(missing)}; set data.path_column and "
+            f"data.label_columns to some of its columns, {', '.join(header)}"
         )
     return list(dict.fromkeys([*needed, *({SPLIT_COLUMN} & set(header))]))
 
@@ -151,7 +151,7 @@ def _check_cells(read: Table, data: DataConfig) -> None:
     ]
     if empty:
         raise UserError(
-            f"{read.name} has {len(empty)} empty cells: {first_few(empty)}; fill them in or remove the lines"
+            f"{read.name} has {len(empty)} empty cells: {first_few(empty)}; fix or remove the lines"
         )
     first: dict[str, str] = {}
     paths = map(os.path.normpath, read.cells[data.path_column])
@@ -222,7 +222,7 @@ def _target(
         return _classes(read, kind, columns[0], parts)
     if kind == "classes":
         raise UserError(
-            f"data.label_columns names {len(columns)} columns, but classes stand in one; name one column"
+            f"data.label_columns names {len(columns)} columns, but classes are in one; name one"
         )
     for name, cells in zip(names, columns, strict=True):
         wrong = [cell not in ("0", "1", "0.0", "1.0") for cell in cells]
@@ -245,7 +245,7 @@ def _classes(read: Table, kind: str, cells: Sequence[str], parts: Parts) -> Labe
     needed = 2 if kind == "classes" else 1
     if len(classes) < needed:
         raise UserError(
-            f"{read.name} has {len(classes)} classes ({', '.join(classes)}); it needs {needed} or more"
+            f"{read.name} has {len(classes)} classes ({', '.join(classes)}); use {needed} or more"
         )
     if kind == "classes":  # -1: of a line that is in neither split
         return Labels(np.array([number_of.get(cell, -1) for cell in cells]), classes)

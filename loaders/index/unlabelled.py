@@ -17,13 +17,13 @@ def unlabelled_index(
     cannot be used.
 
     Args:
-        data: configuration of the run that trained the model; `data.layout=cells` keeps the files' channels.
+        data: configuration of the training run; `data.layout=cells` keeps the files' channels.
         target: kind of targets that the model was trained on.
         channels: number of channels of the model's inputs; with 1, photos become grey.
 
     Raises:
-        UserError: `data.root` is not a folder, there is no image, or the images have other channels than the
-            model takes.
+        UserError: `data.root` is not a folder or has no image, or the images have other channels
+            than the model takes.
     """
     root = Path(data.root)
     if not root.is_dir():
@@ -48,7 +48,7 @@ def unlabelled_index(
     index = file_index(root.name, (files,), (headers,), Unlabelled(target), keep_channels)
     if index.channels != channels:
         raise UserError(
-            f"the images of data.root={root} have {index.channels} channels, but the model was trained on "
-            f"{channels}; use images of the kind that it was trained on"
+            f"the images of data.root={root} have {index.channels} channels, but the model was "
+            f"trained on {channels}; use images of the kind that it was trained on"
         )
     return index, broken

@@ -1,9 +1,9 @@
 """Your own data, as ordinary map-style Datasets: `data=own data.name=NAME`.
 
-Yours: one file in this folder with a function, and one line in `OWN`. The function takes `cfg.data` and returns the
-training and the validation Dataset and, if the task asks for it, the kind of the targets (`loaders.targets`). An
-item is `(inputs, targets)`: tensors, numbers, texts, or dicts and tuples of these. A Dataset may have a `collate_fn`,
-which makes a batch of a list of items.
+Yours: one file in this folder with a function, and one line in `OWN`. The function takes `cfg.data`
+and returns the training and the validation Dataset and, if the task asks for it, the kind of the
+targets (`loaders.targets`). An item is `(inputs, targets)`: tensors, numbers, texts, or dicts and
+tuples of these. A Dataset may have a `collate_fn`, which makes a batch of a list of items.
 """
 
 import torch

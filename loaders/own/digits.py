@@ -1,4 +1,4 @@
-"""The embedded digits as an ordinary Dataset with torchvision's random transforms: an example to copy."""
+"""The embedded digits as a Dataset with torchvision's random transforms: an example to copy."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ from loaders.own.seeded import LoadedBatch, SeededDataset
 from loaders.targets import Labels, Target
 
 Read = Callable[[DataConfig], tuple]
-"""Returns the training Dataset, the validation Dataset and, if it likes, the kind of the targets."""
+"""Returns the training Dataset, the validation Dataset and, optionally, the kind of targets."""
 
 
 LEAVES = (Tensor, int, float, str, bytes, type(None))
@@ -29,7 +29,7 @@ LEAVES = (Tensor, int, float, str, bytes, type(None))
 
 
 class OwnLoader(EpochLoader):
-    """Iterates over this rank's batches of a Dataset: `(inputs, targets)` as it makes them, on the device.
+    """Iterates over this rank's batches of a Dataset: its `(inputs, targets)`, on the device.
 
     `loader.num_workers` processes load them; without worker processes, the training process does.
     """
@@ -57,7 +57,7 @@ class OwnLoader(EpochLoader):
                 pin_memory=device.type == "cuda",
                 worker_init_fn=init_worker,
                 multiprocessing_context=worker_context("loaders.own"),
-                # Its own generator: drawing from the global one would change dropout after a resume.
+                # Drawing from the global generator would change dropout after a resume.
                 generator=torch.Generator(),
             )
 
@@ -135,22 +135,22 @@ def make_loaders(
     name = cfg.data.name
     if cfg.loader.name != "pytorch" or cfg.loader.num_workers == "auto":
         raise UserError(
-            f"loader.name={cfg.loader.name} loader.num_workers={cfg.loader.num_workers} is for images; with "
-            "data=own use loader=pytorch and a number of workers"
+            f"loader.name={cfg.loader.name} loader.num_workers={cfg.loader.num_workers} is for "
+            "images; with data=own use loader=pytorch and a number of workers"
         )
     with limits_explained():
         datasets = read(cfg.data)
     if not isinstance(datasets, tuple) or len(datasets) not in (2, 3):
         raise UserError(
-            f"the function of data.name={name} returned {type(datasets).__name__}; return (train, val) or "
-            "(train, val, kind of the targets)"
+            f"the function of data.name={name} returned {type(datasets).__name__}; return "
+            "(train, val) or (train, val, kind of the targets)"
         )
     train, val, target = (*datasets, None)[:3]
     for data in (train, val):
         if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             raise UserError(
-                f"data.name={name}: {type(data).__name__} has no __getitem__ and __len__; for data that "
-                "streams, write a loader (docs/own_data.md)"
+                f"data.name={name}: {type(data).__name__} has no __getitem__ and __len__; for data "
+                "that streams, write a loader (docs/own_data.md)"
             )
     batches = cfg.global_batch_size, rank, world_size
     samplers = [
@@ -179,8 +179,8 @@ def pictures(inputs: Any) -> Tensor | None:
 def _check_leaf(name: str, value: Any) -> None:
     if not isinstance(value, LEAVES):
         raise UserError(
-            f"{name}: a batch has a value of type {type(value).__name__}; use tensors, numbers and texts in "
-            "dicts, tuples and lists"
+            f"{name}: a batch has a value of type {type(value).__name__}; use tensors, numbers "
+            "and texts in dicts, tuples and lists"
         )
 
 

@@ -33,10 +33,10 @@ class LoadedBatch(NamedTuple):
 
 
 class SeededDataset(Dataset[LoadedBatch]):
-    """Dataset whose items are batches of rows; each row's seed is that of the generators of Python, NumPy and torch.
+    """Dataset whose items are batches of rows; each row's seed is set in Python, NumPy and torch.
 
-    So ordinary random transforms draw the same numbers in any process. The generators of the calling process,
-    which draw dropout masks, are left as they were.
+    So ordinary random transforms draw the same numbers in any process. The generators of the
+    calling process, which draw dropout masks, are left as they were.
     """
 
     def __init__(self, data: Any, name: str) -> None:
@@ -76,13 +76,13 @@ class SeededDataset(Dataset[LoadedBatch]):
         if other:
             described += f", sample {samples[other]} is {shapes[other]}"
         return (
-            f"{self.name}: the samples fit into no batch ({_told(error)}): {described}; return the same "
-            "dicts, tuples and shapes of tensors for each sample, or give the Dataset a collate_fn"
+            f"{self.name}: the samples fit into no batch ({_told(error)}): {described}; return the "
+            "same dicts, tuples and tensor shapes for each sample, or give the Dataset a collate_fn"
         )
 
 
 def collate(items: list[Any]) -> Any:
-    """Collate by `default_collate`; tuples stay tuples, since a list has an entry for each sample."""
+    """Collate by `default_collate`; tuples stay tuples, since a list has one entry per sample."""
     return _with_tuples(items[0], default_collate(items))
 
 

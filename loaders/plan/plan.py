@@ -37,7 +37,7 @@ def neutral_rows(samples: np.ndarray) -> np.ndarray:
 
 
 def has_random_shapes(data: DataConfig, train: bool) -> bool:
-    """Return True if the shapes of the rows' rectangles are random, and not those of `crop_shapes`."""
+    """Return True if the rows' rectangles have random shapes, not those of `crop_shapes`."""
     return train and data.random_resized_crop is not None
 
 
@@ -53,14 +53,14 @@ def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
     sizes = np.unique(sizes if index.resized else resized_sizes(data, sizes), axis=0)
     if len(sizes) > 1:
         raise UserError(
-            f"the images of {index.name} have different sizes, from {sizes.min(axis=0).tolist()} to "
-            f"{sizes.max(axis=0).tolist()} (height, width); set data.crop=[H,W] or data.resize=[H,W]"
+            f"the images of {index.name} have different sizes, from {sizes.min(axis=0).tolist()} "
+            f"to {sizes.max(axis=0).tolist()} (height, width); set data.crop or data.resize=[H,W]"
         )
     return int(sizes[0, 0]), int(sizes[0, 1])
 
 
 def resized_sizes(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
-    """Return the heights and widths of images of these sizes after `data.resize`, (N, 2) in pixels."""
+    """Return (N, 2) heights and widths in pixels of images of these sizes after `data.resize`."""
     if data.resize is None:
         return sizes
     if not isinstance(data.resize, int):
@@ -96,8 +96,8 @@ def distinct_shapes(index: Index, data: DataConfig) -> np.ndarray:
     if len(too_small):
         (height, width), (needed_height, needed_width) = sizes[too_small[0]], shapes[too_small[0]]
         raise UserError(
-            f"images of {index.name} are smaller than the crop: one is {height}x{width} but data.crop "
-            f"needs {needed_height}x{needed_width} of it (height x width); use a smaller data.crop or a "
-            "larger data.resize"
+            f"images of {index.name} are smaller than the crop: one is {height}x{width} but "
+            f"data.crop needs {needed_height}x{needed_width} of it (height x width); use a smaller "
+            "data.crop or a larger data.resize"
         )
     return shapes

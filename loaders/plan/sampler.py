@@ -32,8 +32,8 @@ class PlanSampler(EpochSampler):
             `index.distinct_sizes`; None: they are random.
 
     Raises:
-        UserError: as `EpochSampler`, images are smaller than the crop, or an augmentation does not fit targets
-            or batches.
+        UserError: as `EpochSampler`, images are smaller than the crop, or an augmentation does not
+            fit targets or batches.
     """
 
     advice = "; python -m loaders.check lists all of them"  # part: bad_samples
@@ -52,8 +52,8 @@ class PlanSampler(EpochSampler):
         super().__init__(index.name, len(index), data, seed, *batches, train)
         if train and data.shuffle == "window" and index.shards is None:  # part: shards
             raise UserError(
-                f"data.shuffle=window needs shards, and {index.name} has none; use data.shuffle=full, "
-                "or write shards with python -m loaders.pack format=shards"
+                f"data.shuffle=window needs shards, and {index.name} has none; use "
+                "data.shuffle=full, or write shards with python -m loaders.pack format=shards"
             )
         self.augmentations = active_augmentations(data) if train else ()
         for augmentation in self.augmentations:
@@ -66,8 +66,8 @@ class PlanSampler(EpochSampler):
         self.left_out = index.left_out  # part: bad_samples
         if index.left_out and rank == 0:  # part: bad_samples
             log.warning(
-                "%s: %d files are left out, because their headers cannot be used (data.max_bad_samples="
-                "%d; python -m loaders.check shows the reasons): %s",
+                "%s: %d files are left out, because their headers cannot be used "
+                "(data.max_bad_samples=%d; python -m loaders.check shows the reasons): %s",
                 *(index.name, len(index.left_out), data.max_bad_samples),
                 first_few(index.left_out),
             )

@@ -15,7 +15,7 @@ def block_shuffle(
     """Return the samples at these positions of an epoch that needs few shards at a time,
     (len(positions),) int64.
 
-    Shards are shuffled, then samples within windows of them. The memory is in proportion to the number of shards.
+    Shards are shuffled, then samples within windows of them. The memory is O(number of shards).
 
     Args:
         positions: each in [0, number of samples), in any order.
@@ -35,8 +35,8 @@ def block_shuffle(
     samples = np.asarray(shards.order[shards.starts[shard_order[place]] + mixed - begins[place]])
     if ((samples < 0) | (samples >= len(shards.order))).any():
         raise UserError(
-            f"{shards.root}: order.npy names samples that are not there; bring it back, or pack again into another "
-            "place"
+            f"{shards.root}: order.npy names samples that are not there; bring it back, or pack "
+            "again into another place"
         )
     return samples
 

@@ -1,4 +1,4 @@
-"""Copies of remote shards and of their index on the disk of this machine, shared by its processes."""
+"""Copies of remote shards and their index on this machine's disk, shared by its processes."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ COLUMNS_AT_ONCE, SHARDS_AT_ONCE = 16, 8
 """Number of files of each kind that a process copies at once."""
 
 TAIL_BYTES = 16 << 10
-"""Maximum number of bytes behind the last image of a shard: its labels, and the end of the tar file."""
+"""Maximum bytes after the last image of a shard: its labels, and the end of the tar file."""
 
 
 def copy_columns(storage: Storage, columns: dict[str, dict[str, int]], folder: Path) -> None:
@@ -38,8 +38,8 @@ def copy_columns(storage: Storage, columns: dict[str, dict[str, int]], folder: P
         storage.fetch(name, path)
         if {"size": path.stat().st_size, "crc32": checksum(path)} != columns[name]:
             raise UserError(
-                f"{without_credentials(storage.root)}: {name} is not the file that was packed with the shards; "
-                "restore it, or pack again into another place"
+                f"{without_credentials(storage.root)}: {name} is not the file that was packed with "
+                "the shards; restore it, or pack again into another place"
             )
 
     with one_process_at_a_time(folder):
@@ -73,8 +73,8 @@ def room_for_copies(sizes: np.ndarray, data: DataConfig, folder: Path) -> int:
             free += copy.stat().st_size
     if free < needed:
         raise UserError(
-            f"data.cache_dir={data.cache_dir} has {free / 1e9:.3g} GB of free space, but {found}; use another "
-            f"folder, or {fix}"
+            f"data.cache_dir={data.cache_dir} has {free / 1e9:.3g} GB of free space, but {found}; "
+            f"use another folder, or {fix}"
         )
     return int(needed if data.cache_gb is None else 1e9 * data.cache_gb)
 
@@ -82,8 +82,8 @@ def room_for_copies(sizes: np.ndarray, data: DataConfig, folder: Path) -> int:
 class Copies(ShardFiles):
     """The shards of a split as files of this machine; each is copied whole when it is first needed.
 
-    One process of the machine copies a shard, the others wait for it. When the copies exceed `max_bytes`, the
-    least recently used ones are removed.
+    One process of the machine copies a shard, the others wait for it. When the copies exceed
+    `max_bytes`, the least recently used ones are removed.
 
     Args:
         storage: storage of the shards.
@@ -168,8 +168,8 @@ class Copies(ShardFiles):
                     self.storage.fetch(name, partial)
                     if (size := partial.stat().st_size) < self.sizes[number]:
                         raise StorageError(
-                            f"{name} has {size:,} bytes, but its index needs {self.sizes[number]:,}; "
-                            "pack it again"
+                            f"{name} has {size:,} bytes, but its index needs "
+                            f"{self.sizes[number]:,}; pack it again"
                         )
                     partial.rename(path)
                 finally:

@@ -4,7 +4,7 @@
 
     shards.json                       written last: settings, and the columns with their checksums
     train/000000.tar ..., val/...     the files of the samples, as WebDataset names them
-    index/train/*.npy ..., .../val    the columns of `loaders.index`, and where in the shards each file lies
+    index/train/*.npy ..., .../val    columns of `loaders.index`, and where in the shards files lie
     pieces/train/000000.bin ...       the part of the columns that belongs to each complete shard
 
 Remote columns are copied into `data.cache_dir` at the start, remote shards when they are needed.
@@ -54,8 +54,8 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
     """Open the index of the training and of the validation split from the shards below `data.root`.
 
     Raises:
-        UserError: the shards are missing, incomplete, damaged, packed with other settings or by another
-            version, or there is no space for their copies.
+        UserError: the shards are missing, incomplete, damaged, packed with other settings or by
+            another version, or there is no space for their copies.
         StorageError: their storage cannot be used.
     """
     storage, shown = open_storage(data.root, data), without_credentials(data.root)
@@ -63,7 +63,7 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
         text = storage.read(DESCRIPTION)
     except MissingError as error:
         raise UserError(
-            f"data.root={shown} holds no complete shards: {DESCRIPTION} is missing; write them with "
+            f"data.root={shown} holds no complete shards: {DESCRIPTION} is missing; write them by "
             f"python -m loaders.pack data={data.layout} data.root=FOLDER format=shards out={shown}"
         ) from error
     columns = _columns_of(text, data, shown)
@@ -99,8 +99,8 @@ def _open_split(
     index = open_columns(folder, max_pixels, shards=shards, reopen=reopen)
     if (len(spans.order), len(spans.sides)) != (len(index), len(index.sides)):
         raise UserError(
-            f"{folder}: the spans do not fit {len(index):,} samples of {len(index.sides)} images; pack again "
-            "into another place"
+            f"{folder}: the spans do not fit {len(index):,} samples of {len(index.sides)} images; "
+            "pack again into another place"
         )
     return index
 
@@ -142,8 +142,8 @@ def _open_spans(columns: Path) -> _Spans:
     fits = len(starts) > 1 and starts[0] == 0 and starts[-1] == len(order)
     if not (paths and fits and (np.diff(starts) > 0).all()):
         raise UserError(
-            f"{columns}: starts.npy does not divide {len(order):,} samples among shards; pack again into "
-            "another place"
+            f"{columns}: starts.npy does not divide {len(order):,} samples among shards; pack "
+            "again into another place"
         )
     last = order[starts[1:] - 1]
     if (last < 0).any() or (last >= len(order)).any():

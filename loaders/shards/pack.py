@@ -1,12 +1,12 @@
 """Write a data set as shards: tar files in WebDataset's format, and their index.
 
-    python -m loaders.pack data=imagefolder data.root=photos format=shards out=s3://bucket/photos part=3/64
+    python -m loaders.pack data=imagefolder data.root=photos format=shards out=s3://photos part=3/64
 
-Files are copied unchanged. With `quality=90` they are resized by `data.resize` and encoded again: photos as
-JPEG, with `quality=lossless` as PNG; masks always as PNG, TIFFs with any number of channels as TIFF.
+Files are copied unchanged, or with `quality=90` resized by `data.resize` and encoded again: photos
+as JPEG (`quality=lossless`: PNG), masks always as PNG, TIFFs with any number of channels as TIFF.
 
-After each complete shard its piece of the index is stored: a restart continues with the shards that have no
-piece. The process that stores the last piece joins all of them.
+After each complete shard its piece of the index is stored: a restart continues with the shards that
+have no piece. The process that stores the last piece joins all of them.
 """
 
 import json
@@ -57,7 +57,7 @@ R = TypeVar("R")
 BEGUN = "begun.json"
 PIECE = np.dtype([("span", SPAN), ("header", HEADER)])
 LOSSLESS = "lossless"
-NO_FILES = "data={} data.root={} has no image files to write into shards; set data.root to a folder of images"
+NO_FILES = "data={} data.root={} has no image files to pack; set data.root to a folder of images"
 SIDE_NAMES = ("input", "target")
 OF_FILES = ("table", "path_column")
 """Keys of `data` that locate labels, which the shards contain."""
@@ -78,7 +78,7 @@ class Part(NamedTuple):
 def part_of(
     text: str | None, environment: "os._Environ[str] | dict[str, str]" = os.environ
 ) -> Part:
-    """Parse `part=3/64`; without it, take the part from a Slurm array or torchrun, or else all shards.
+    """Parse `part=3/64`; without it, take the part of a Slurm array or torchrun, else all shards.
 
     Raises:
         UserError: the part is not possible, as that of a Slurm array with gaps.
@@ -137,8 +137,8 @@ class Split:
         quality: quality of JPEGs, 1 to 100; `lossless`: PNG; None: copy the files.
 
     Attributes:
-        order, starts: see `Shards`. Training samples are shuffled, which mixes the classes in a shard;
-            validation samples keep the order of the index.
+        order, starts: see `Shards`. Training samples are shuffled, which mixes the classes in a
+            shard; validation samples keep the order of the index.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ def pack_shards(
 def _write_index(
     split: Split, storage: Storage, shown: str, pool: ThreadPoolExecutor
 ) -> dict[str, dict[str, int]]:
-    """Join the pieces of a split to columns and store them; return their names, sizes and checksums."""
+    """Join a split's pieces to columns and store them; return their names, sizes and checksums."""
     shape, columns = (len(split.index), len(split.index.sides)), {}
     names = [piece_name(split.split, number) for number in range(len(split))]
     with TemporaryDirectory(prefix="shards-") as temporary:

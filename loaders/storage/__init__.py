@@ -13,19 +13,19 @@ def open_storage(root: str, data: DataConfig, stall_s: float = 10.0) -> Storage:
     """Open the storage that a root names.
 
     Args:
-        root: a folder, or an address that begins with `file://`, `http://`, `https://`, `s3://` or `gs://`.
+        root: a folder, or a `file://`, `http://`, `https://`, `s3://` or `gs://` address.
         data: the configuration; `retry_s` is used.
         stall_s: seconds without a byte after which an attempt fails and the next one begins.
 
     Raises:
-        UserError: another scheme, an address without its credentials, or a package that is not installed.
+        UserError: another scheme, missing credentials, or a package that is not installed.
     """
     if local_folder(root) is not None:
         return Folder(root)
     if MASK in root:
         raise UserError(
-            f"{root}: user, password and query of an address are not stored with a run; set data.root "
-            "with them again"
+            f"{root}: user, password and query of an address are not stored with a run; set "
+            "data.root with them again"
         )
     from loaders.storage.bucket import Bucket
 

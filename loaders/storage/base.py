@@ -20,8 +20,8 @@ class MissingError(UserError):
 class Storage(ABC):
     """Files under a root, for any number of threads and processes.
 
-    Names are relative to the root, with `/` between their parts. All methods raise `StorageError` if the
-    storage fails for `data.retry_s`, and `UserError` if it denies the request.
+    Names are relative to the root, with `/` between their parts. All methods raise `StorageError`
+    if the storage fails for `data.retry_s`, and `UserError` if it denies the request.
     """
 
     root: str
@@ -33,8 +33,8 @@ class Storage(ABC):
 
     @abstractmethod
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file to a local path. Raises `MissingError` if there is none, and OSError if the copy cannot be
-        written."""
+        """Copy a file to a local path. Raises `MissingError` if there is none, and OSError if the
+        copy cannot be written."""
 
     @abstractmethod
     def write(self, name: str, content: bytes | Path) -> None:

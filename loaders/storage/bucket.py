@@ -34,25 +34,25 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 15
 
 CHUNK_BYTES = 4 << 20
 
-WITH_LOGIN = "set data.root with USER:PASSWORD@ before the host, or with its query; a run does not store them"
+WITH_LOGIN = "put USER:PASSWORD@ before the host in data.root, or add its query; runs store neither"
 CREDENTIALS = {
     "http": WITH_LOGIN,
     "https": WITH_LOGIN,
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true: a public bucket)",
+    "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true: a public bucket)",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS (GOOGLE_SKIP_SIGNATURE=true: a public bucket)",
 }
 """How to set credentials, by scheme."""
 
 STATUS = r"status code: (\d{3}[\w -]*\w)"
 METADATA = ("169.254.169.254", "metadata.google")
-"""Servers that obstore asks for credentials when it has found none elsewhere; only clouds have them."""
+"""Servers of clouds that obstore asks for credentials when it has found none elsewhere."""
 
 
 class Bucket(Storage):
     """A web server or bucket.
 
     Args:
-        root: such as `s3://bucket/prefix`; obstore takes credentials of buckets from the environment.
+        root: such as `s3://bucket/prefix`; obstore takes its credentials from the environment.
         retry_s: seconds for which a failing request is retried.
         stall_s: seconds without a byte after which an attempt fails.
 
@@ -66,8 +66,8 @@ class Bucket(Storage):
         self.scheme = root.partition("://")[0]
         if self.scheme not in CREDENTIALS:
             raise UserError(
-                f"{without_credentials(root)}: {self.scheme}:// is not supported; use a folder or one of "
-                + ", ".join(f"{scheme}://" for scheme in CREDENTIALS)
+                f"{without_credentials(root)}: {self.scheme}:// is not supported; use a folder or "
+                "one of " + ", ".join(f"{scheme}://" for scheme in CREDENTIALS)
             )
 
     def __reduce__(self) -> Any:
@@ -97,7 +97,7 @@ class Bucket(Storage):
 
     @contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:
-        """Turn obstore's errors into `MissingError`, `UserError` or `StorageError`, without credentials."""
+        """Turn obstore's errors into those of `loaders.storage`, without credentials."""
         address = f"{without_credentials(self.root).rstrip('/')}/{name}"
         try:
             yield
@@ -109,8 +109,8 @@ class Bucket(Storage):
             if fix := self._fix(error):
                 raise UserError(f"{address}: {_summary(error)}; {fix}") from None
             raise StorageError(
-                f"{address}: {_summary(error)}, for data.retry_s={self.retry_s:g}; check that the server "
-                "answers, or increase data.retry_s"
+                f"{address}: {_summary(error)}, for data.retry_s={self.retry_s:g}; check that the "
+                "server answers, or increase data.retry_s"
             ) from None
 
     def _fix(self, error: Exception) -> str:

@@ -14,7 +14,7 @@ class Target:
         kind: name of the kind, for `Task.target_kind` and messages.
         dtype: dtype of the targets in a batch.
         channels: number of values of a target; of an image, at each pixel.
-        interpolation: how target images are resized, `linear` or `nearest`; `none`: they are no images.
+        interpolation: how target images are resized, `linear` or `nearest`; `none`: no images.
     """
 
     kind: ClassVar[str] = ""
@@ -27,8 +27,8 @@ class Target:
 
     def take(self, samples: np.ndarray) -> "Target":
         """Return the targets of some samples, given as (N,) bool or as their positions."""
-        values = getattr(self, "values", None)
-        return self if values is None else replace(self, values=values[samples])  # type: ignore[call-arg]
+        own = getattr(self, "values", None)
+        return self if own is None else replace(self, values=own[samples])  # type: ignore[call-arg]
 
     def describe(self) -> str:
         """Return a description for the log."""

@@ -17,7 +17,7 @@ class ImageSpec(NamedTuple):
     interpolation: str = "linear"
     """`linear` or `nearest`."""
     content: str = "rgb"
-    """Conversion of the files' pixels: to `rgb` (8 bits), `stored` (none), or to `indices` (of classes)."""
+    """Conversion of the files' pixels: to `rgb` (8 bits), `stored` (none), `indices` (classes)."""
 
     @property
     def per_pixel(self) -> int:

@@ -7,7 +7,7 @@ from loaders.targets.base import Target
 
 @dataclass(frozen=True)
 class Unlabelled(Target):
-    """Nothing is known of the samples: they are there to be predicted. In a batch (B,): their numbers."""
+    """No targets: the samples are there to be predicted. In a batch (B,): the samples' numbers."""
 
     kind = "unknown"
     dtype = "int64"
