@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import FrameType
 
 EXIT_CODE = 75
-"""Exit code of a run that saved after a signal and can be started again with `resume=auto` (EX_TEMPFAIL)."""
+"""Exit code (EX_TEMPFAIL) of a run that saved after a signal and can go on with `resume=auto`."""
 
 REQUEUE_MARKER = "requeue"
 """File in the folder of a run that has to be started again."""
@@ -26,7 +26,7 @@ def is_requested() -> bool:
 
 
 def has_arrived() -> bool:
-    """Return True if such a signal has arrived, handled or not: a main thread that waits for a device handles none.
+    """Return True if such a signal has arrived, even if a waiting main thread has not handled it.
 
     For one thread besides the main thread.
     """
@@ -37,7 +37,7 @@ def has_arrived() -> bool:
 
 
 def listen() -> None:
-    """Record these signals instead of ending the process; a second Ctrl-C raises KeyboardInterrupt."""
+    """Record these signals instead of ending; a second Ctrl-C raises KeyboardInterrupt."""
     global _numbers
     for number in SIGNALS:
         signal.signal(number, _remember)
