@@ -1,4 +1,4 @@
-"""Checks of the configuration: ranges, which schema.py declares, combinations, and the number of ranks."""
+"""Checks of the configuration: ranges (declared in schema.py), combinations, number of ranks."""
 
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -21,8 +21,8 @@ def check_ranges(config: Any, prefix: str = "") -> None:
             check_ranges(value, f"{prefix}{field.name}.")
         elif allowed and not (is_optional and value is None) and not allowed.contains(value):
             raise UserError(
-                f"{prefix}{field.name}={as_override(value)} is not possible; use {allowed.description}"
-                + (", or null" if is_optional else "")
+                f"{prefix}{field.name}={as_override(value)} is not possible; "
+                f"use {allowed.description}{', or null' if is_optional else ''}"
             )
 
 
@@ -46,8 +46,8 @@ def check_combinations(cfg: Config) -> None:
         )
     if data.mean and data.std and len({len(data.mean), len(data.std), 1}) > 2:  # part: images
         raise UserError(
-            f"data.mean={as_override(data.mean)} and data.std={as_override(data.std)} differ in length; use one "
-            "number for each channel in both"
+            f"data.mean={as_override(data.mean)} and data.std={as_override(data.std)} differ "
+            "in length; use one number for each channel in both"
         )
     if loader.name == "packed" and loader.pack is None:  # part: packed
         raise UserError(
@@ -55,11 +55,11 @@ def check_combinations(cfg: Config) -> None:
         )
     if "://" in data.root and data.index is not None:  # part: shards
         raise UserError(
-            f"data.index={data.index} is an index of files; with shards, which have their own, leave it out"
+            f"data.index={data.index} is an index of files; leave it out: shards have their own"
         )
     if cfg.overwrite and cfg.resume is not None:
         raise UserError(
-            f"overwrite=true would remove the checkpoint of resume={cfg.resume}; leave out one of them"
+            f"overwrite=true would remove the checkpoint of resume={cfg.resume}; leave out one"
         )
 
 
@@ -79,6 +79,6 @@ def check_micro_batches(cfg: Config, world_size: int) -> None:  # part: accumula
     per_rank = cfg.global_batch_size // world_size
     if per_rank % cfg.accumulate_steps:
         raise UserError(
-            f"accumulate_steps={cfg.accumulate_steps} does not divide the {per_rank} samples that each "
-            f"rank has of global_batch_size={cfg.global_batch_size}; use 1 or another divisor"
+            f"accumulate_steps={cfg.accumulate_steps} does not divide the {per_rank} samples that "
+            f"each rank has of global_batch_size={cfg.global_batch_size}; use 1 or another divisor"
         )

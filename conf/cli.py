@@ -1,4 +1,4 @@
-"""The command line: the configuration from overrides, the options of tools, and how errors are shown."""
+"""The command line: configuration from overrides, options of tools, and display of errors."""
 
 import sys
 import traceback
@@ -70,8 +70,8 @@ def to_config(composed: Any) -> Config:
 def user_errors(
     before_end: Callable[[Exception, str | None], None] = lambda error, message: None,
 ) -> Iterator[None]:
-    """End the process with exit code 2 and at most three lines for an error that the user can fix, with exit
-    code 1 and its traceback for a bug.
+    """End the process on an error: with exit code 2 and at most three lines if the user can fix it,
+    with exit code 1 and the traceback for a bug.
 
     Args:
         before_end: is called with the error and, if the user can fix it, the lines.
@@ -88,7 +88,7 @@ def user_errors(
 
 
 def explain(error: Exception) -> str | None:
-    """Return the message with the fix in at most three lines, for an error that the user can fix; None for a bug."""
+    """Return a message of at most three lines if the user can fix the error; None for a bug."""
     if isinstance(error, UserError):
         text = str(error)
     elif isinstance(error, HydraException | OmegaConfBaseException):
@@ -112,8 +112,8 @@ def _explain_config(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         key = error.override.partition("=")[0]
         return (
-            f"{error.override}: not a KEY=VALUE that Hydra can read; write lists without spaces, and other "
-            f"text in quotes within quotes: '{key}=\"VALUE\"'"
+            f"{error.override}: not a KEY=VALUE that Hydra can read; write lists without spaces, "
+            f"and other text in quotes within quotes: '{key}=\"VALUE\"'"
         )
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -143,7 +143,7 @@ def known_keys(group: Any = Config, prefix: str = "") -> list[str]:
 
 
 class RefuseCredentials(Callback):  # part: credentials
-    """Hook of Hydra that keeps the credentials of overrides out of the files that Hydra itself writes."""
+    """Hook of Hydra that keeps credentials in overrides out of the files that Hydra writes."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         if config.hydra.output_subdir is not None:
@@ -156,6 +156,6 @@ class RefuseCredentials(Callback):  # part: credentials
                 # Hydra only warns of errors in its hooks.
                 with user_errors():
                     raise UserError(
-                        f"{override}: Hydra would store user, password and query of this address (-m, "
-                        f"hydra.output_subdir); put it into an environment variable: {key}='${{oc.env:NAME}}'"
+                        f"{override}: Hydra would store its credentials (-m, hydra.output_subdir); "
+                        f"put it into an environment variable: {key}='${{oc.env:NAME}}'"
                     )

@@ -9,7 +9,7 @@ MASK = "***"
 
 ADDRESS = re.compile(
     r"(\w\w:/+)"  # a path that was made of an address has one slash
-    r"([^/?#\n]*@|[^/?#:\s]*:(?!\d*(?:[/?#\s]|$))\S*@)?"  # a user; the second kind: a password with /, ? or #
+    r"([^/?#\n]*@|[^/?#:\s]*:(?!\d*(?:[/?#\s]|$))\S*@)?"  # user; or user and password with /?#
     r"([^\s?#]*)"
     r"([?#](?:\S*[^\s:;,)'\"])?)?"  # not the punctuation of a sentence behind it
 )

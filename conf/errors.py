@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Error that the user can fix: its message names the key or file, the value seen and the fix."""
+    """Error that the user can fix: its message names the key or file, the value and the fix."""
 
 
 def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:

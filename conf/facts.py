@@ -30,7 +30,7 @@ def parse_json(content: bytes, kind: Any, where: str, fix: str) -> dict[str, Any
 
 
 def check_kind(facts: Any, kind: dict[str, Any], where: str, fix: str) -> None:
-    """Raise UserError unless `facts` is a dict with values of these kinds, see `fits`; other keys are ignored."""
+    """Raise UserError unless `facts` is a dict whose values fit `kind`; ignore other keys."""
     if not isinstance(facts, dict):
         raise UserError(f"{where} holds no JSON object but {shown(facts)}; {fix}")
     for key, wanted in kind.items():

@@ -30,8 +30,8 @@ def parse_options(
         key, equals, value = argument.partition("=")
         if not equals or argument.startswith("-"):
             raise UserError(
-                f"{' '.join(arguments[: number + 1])}: {argument} is not key=value, without dashes and "
-                "without spaces in lists; --help shows examples"
+                f"{' '.join(arguments[: number + 1])}: {argument} is not key=value, without dashes "
+                "and without spaces in lists; --help shows examples"
             )
         if key in given:
             given[key] = value

@@ -11,7 +11,7 @@ START, END = "<!-- configuration keys -->", "<!-- end of configuration keys -->"
 
 
 def documented_keys(schema: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, default, meaning) of every key in the text of a schema, in its order; groups after the top level."""
+    """Yield (key, default, meaning) of each key in a schema's text; groups follow the top level."""
     classes = {
         node.name: node.body for node in ast.parse(schema).body if isinstance(node, ast.ClassDef)
     }

@@ -1,7 +1,7 @@
 """The typed configuration: keys, types, defaults, meanings and ranges.
 
-Hydra checks the YAML files and the command line against these classes: a wrong key or type fails at the start.
-The YAML files in this folder only hold values.
+Hydra checks the YAML files and the command line against these classes: a wrong key or type fails
+at the start. The YAML files in this folder only hold values.
 """
 
 import math
@@ -98,46 +98,46 @@ RANDAUGMENT = Allowed(  # part: colour
 @dataclass
 class DataConfig:
     layout: str = MISSING
-    """Layout of the data set on disk: `imagefolder` (one folder per class), `pairs` (two folders with images
-    of the same names), `cells` (class folders of TIFFs with any number of channels), `table` (a
-    file that lists images and labels), `masks` (two folders with images and the classes of their pixels),
-    `caltech256`, `mnist_mini` (embedded), `mnist`, or `own` (ordinary Datasets)."""
+    """Layout of the data set on disk: `imagefolder` (one folder per class), `pairs` (two folders
+    with images of the same names), `cells` (class folders of TIFFs with any number of channels),
+    `table` (a file of images and labels), `masks` (two folders with images and the classes of their
+    pixels), `caltech256`, `mnist_mini` (embedded), `mnist`, or `own` (ordinary Datasets)."""
 
     name: str | None = None
     """own: key of `loaders.own.OWN`."""
 
     root: str = MISSING
-    """Folder of the data set, relative to the folder that the script is started in, or place of its shards:
-    a folder, `http(s)://`, `s3://` or `gs://`."""
+    """Folder of the data set, relative to the folder that the script is started in, or place of its
+    shards: a folder, `http(s)://`, `s3://` or `gs://`."""
 
     cache_dir: str = "data/cache"  # part: header_cache
     """Folder of derived files: image sizes and copies of shards."""
 
     cache_gb: float | None = key(None, FROM_0)  # part: shards
-    """Gigabytes (1e9 bytes) for copies of shards of a web server or bucket in `cache_dir`/shards, for all runs of
-    the machine; the least recently used copies are removed first. null: as many as this run needs, two windows
-    and two shards with `shuffle=window`, all shards with `shuffle=full`."""
+    """Gigabytes (1e9 bytes) for copies of shards of a web server or bucket in `cache_dir`/shards,
+    for all runs of the machine; the least recently used are removed first. null: as many as this
+    run needs, two windows and two shards with `shuffle=window`, all shards with `shuffle=full`."""
 
     retry_s: float = key(300.0, FROM_0)  # part: shards
-    """Seconds for which requests to a web server or bucket are repeated when it fails or does not answer, before
-    the run ends; an object that is forbidden or missing ends it at once."""
+    """Seconds for which requests to a web server or bucket are repeated when it fails or does not
+    answer, before the run ends; an object that is forbidden or missing ends it at once."""
 
     index: str | None = None  # part: index
-    """Folder that `python -m loaders.index ... out=DIR` wrote: training starts without listing the data set;
-    null: list it at each start."""
+    """Folder that `python -m loaders.index ... out=DIR` wrote: training starts without listing the
+    data set; null: list it at each start."""
 
     check_files: bool = True  # part: header_cache
-    """Compare the size and modification time of every file with the index at the start; false: only when the
-    file is read."""
+    """Compare the size and modification time of every file with the index at the start; false: only
+    when the file is read."""
 
     val_fraction: float = key(0.1, BETWEEN_0_AND_1)
-    """Share of the samples used for validation, if there are no folders `train` and `val` (or `test`)."""
+    """Share of samples for validation, if there are no folders `train` and `val` (or `test`)."""
 
     val_count: int | None = key(None, FROM_1)  # part: images
     """Number of samples used for validation, instead of `val_fraction`."""
 
     split_seed: int = key(0, FROM_0)  # part: images
-    """Seed of the split; separate from `seed`, for runs with different seeds to have the same split."""
+    """Seed of the split; separate from `seed`, so that runs with other seeds share the split."""
 
     input_dir: str = "input"  # part: pairs
     """pairs, masks: folder of the inputs."""
@@ -146,8 +146,8 @@ class DataConfig:
     """pairs, masks: folder of the targets, with the same relative paths."""
 
     table: str | None = None  # part: table
-    """table: CSV or Parquet file with one line per sample. An optional column `split` holds `train`, `val` or
-    `test`; without lines of `val`, those of `test` are used for validation."""
+    """table: CSV or Parquet file with one line per sample. An optional column `split` holds
+    `train`, `val` or `test`; without lines of `val`, those of `test` are used for validation."""
 
     path_column: str = "path"  # part: table
     """table: column with the images' paths, relative to `root`."""
@@ -156,18 +156,18 @@ class DataConfig:
     """table: columns with the labels."""
 
     label_kind: str = "auto"  # part: table
-    """table: `classes` (names or integers in one column), `several` (columns of 0 and 1, or names separated by
-    `;` in one column, a `;` alone for none), `numbers`, or `auto`: inferred from the cells."""
+    """table: `classes` (names or integers in one column), `several` (columns of 0 and 1, or one of
+    names separated by `;`, a `;` alone for none), `numbers`, or `auto`: inferred from the cells."""
 
     num_classes: int | None = None  # part: masks
     """masks: number of classes; null: one more than the highest index in the masks."""
 
     ignore_index: int = -100  # part: masks|header_cache
-    """masks: index of pixels that belong to no class, often 255; -100, which no mask holds: none."""
+    """masks: index of pixels without a class, often 255; -100, which no mask holds: none."""
 
     shuffle: str = key("full", one_of("full", "window"))  # part: shards
-    """Training order: `full` (any sample may follow any other) or, for shards, `window`: the shards are
-    shuffled, and then the samples within each window of `shuffle_window` shards."""
+    """Training order: `full` (any sample may follow any other) or, for shards, `window`: the shards
+    are shuffled, and then the samples within each window of `shuffle_window` shards."""
 
     shuffle_window: int = key(8, FROM_1)  # part: shards
     """Number of shards in a window with `shuffle=window`."""
@@ -176,30 +176,30 @@ class DataConfig:
     """Largest number of pixels of an image; protects against decompression bombs."""
 
     on_error: str = key("raise", one_of("raise", "skip"))  # part: bad_samples
-    """Action for a file that cannot be decoded: `raise` (stop and name it) or `skip` (training takes the next
-    good sample of its shard instead, evaluation leaves it out; with a bad header it is no sample at all)."""
+    """Action if a file cannot be decoded: `raise` (stop and name it) or `skip` (training takes the
+    next good sample of its shard, evaluation leaves it out; with a bad header, the index does)."""
 
     max_bad_samples: int = key(10, FROM_0)  # part: bad_samples
-    """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes, before the
-    run stops; `summary.json` counts them."""
+    """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes,
+    before the run stops; `summary.json` counts them."""
 
     resize: Any = key(None, SIZE)  # part: images
-    """Size before the crop, in pixels: null (keep), an int (length of the shorter side) or [height, width]."""
+    """Size before the crop, in pixels: null (keep), an int (shorter side) or [height, width]."""
 
     reduced_decoding: bool = True  # part: partial_decoding
-    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size if the cropped region is much larger than the output (packing
-    and loader=pytorch). Its pixels then differ from those of full decoding by 0.5 of 255 on average."""
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size if the crop is much larger than the output
+    (packing and loader=pytorch). Pixels then differ from full decoding by 0.5 of 255 on average."""
 
     crop: Any = key(None, SIZE)  # part: images
-    """Size of the model's input in pixels, [height, width] or an int for a square; null: the whole (resized)
-    image."""
+    """Size of the model's input in pixels, [height, width] or an int for a square; null: the whole
+    (resized) image."""
 
     random_crop: bool = False  # part: images
     """Crop at a random position in training; false: at the centre, as in evaluation."""
 
     random_resized_crop: Any = key(None, SHARES)  # part: images
-    """Crop a random share of the image's area in training, [low, high] in (0, 1], with an aspect ratio
-    in [3/4, 4/3], and resize it to `crop`; null: off."""
+    """Crop a random share of the image's area in training, [low, high] in (0, 1], with an aspect
+    ratio in [3/4, 4/3], and resize it to `crop`; null: off."""
 
     hflip: float = key(0.0, SHARE)  # part: images
     """Probability of a left-right flip in training."""
@@ -208,31 +208,31 @@ class DataConfig:
     """Probability of an upside-down flip in training."""
 
     colour_jitter: list[float] = key([0.0, 0.0, 0.0], JITTER)  # part: colour
-    """Strength of [brightness, contrast, saturation] in training: factors are uniform in 1 ± strength."""
+    """Strengths s of [brightness, contrast, saturation] in training: uniform factors in 1 ± s."""
 
     randaugment: Any = key(None, RANDAUGMENT)  # part: colour
-    """RandAugment in training, [operations, magnitude 0 to 30], such as [2, 9]: operations drawn from
-    brightness, contrast, colour, sharpness, posterize, solarize, autocontrast, equalize and none; null: off."""
+    """RandAugment in training: [operations, magnitude 0 to 30], as [2, 9], drawn from brightness,
+    contrast, colour, sharpness, posterize, solarize, autocontrast, equalize and none; null: off."""
 
     gaussian_blur: list[float] = key([0.0, 0.1, 2.0], BLUR)  # part: spatial
     """Blur of inputs in training: [probability, smallest, largest standard deviation in pixels]."""
 
     rotation: float = key(0.0, ANGLE)  # part: spatial
-    """Largest angle of a rotation about the centre in training, in degrees: uniform in ± this. Target images and
-    masks are rotated with their inputs. New pixels are `mean`, in masks `ignore_index`."""
+    """Largest angle of a rotation about the centre in training, in degrees: uniform in ± this.
+    Target images and masks are rotated, too. New pixels are `mean`, in masks `ignore_index`."""
 
     random_scale: Any = key(None, SCALES)  # part: spatial
-    """Enlarge about the centre by a factor in [low, high] in training, together with the rotation; null: off."""
+    """Enlarge about the centre by factors in [low, high] in training, with rotation; null: off."""
 
     random_erasing: float = key(0.0, SHARE)  # part: spatial
-    """Probability that a rectangle of an input, 2 to 33 % of its area, becomes `mean` in training."""
+    """Probability that in training a rectangle of 2 to 33 % of an input's area becomes `mean`."""
 
     mixup: float = key(0.0, FROM_0)  # part: mixing
-    """Alpha of MixUp, such as 0.2: each training sample is mixed with another one of its batch, by weights from
-    Beta(alpha, alpha); labels become probabilities. 0: off. Not for masks."""
+    """Alpha of MixUp, such as 0.2: each training sample is mixed with another one of its batch, by
+    weights from Beta(alpha, alpha); labels become probabilities. 0: off. Not for masks."""
 
     cutmix: float = key(0.0, FROM_0)  # part: mixing
-    """Alpha of CutMix: a rectangle of each training image is replaced by that of another one of its batch, and
+    """Alpha of CutMix: a rectangle of each training image comes from another one of its batch, and
     labels are mixed by area. 0: off; with `mixup`, half of the samples each. Not for numbers."""
 
     value_range: list[float] = key([0.0, 1.0], VALUE_RANGE)
@@ -242,7 +242,7 @@ class DataConfig:
     """Mean per channel, in units of `value_range`, that is subtracted from the inputs; null: 0."""
 
     std: list[float] | None = key(None, STD)  # part: images
-    """Standard deviation per channel, in units of `value_range`, that divides the inputs; null: 1."""
+    """Standard deviation per channel, in units of `value_range`, that divides inputs; null: 1."""
 
 
 @dataclass
@@ -251,8 +251,8 @@ class LoaderConfig:
     """Backend: `pytorch`, `dali`, `dali_reader`, `packed` or `synthetic`."""
 
     num_workers: Any = key(0, WORKERS)  # part: workers
-    """pytorch, packed: worker processes per rank; 0: threads of the training process. `auto`: a measurement of
-    some seconds chooses workers and threads (dali: threads)."""
+    """pytorch, packed: worker processes per rank; 0: threads of the training process. `auto`: a
+    measurement of some seconds chooses workers and threads (dali: threads)."""
 
     prefetch_factor: int = key(2, FROM_1)
     """pytorch, packed: batches that the threads, or each worker, prepare ahead."""
@@ -280,31 +280,31 @@ class ModelConfig:
     """Key of `models.MODELS`."""
 
     arch: str | None = None
-    """Architecture, with the models `torchvision` and `timm`: a name of `torchvision.models.list_models()` that
-    classifies images, or of `timm.list_models()`."""
+    """Architecture, with the models `torchvision` and `timm`: a name of
+    `torchvision.models.list_models()` that classifies images, or of `timm.list_models()`."""
 
     channels_last: bool = False
     """Weights and activations in channels_last; faster for convolutions under AMP on CUDA."""
 
     compile: bool = False
-    """Fuse operations with torch.compile: the first steps take up to minutes, a CPU needs a C++ compiler."""
+    """Fuse operations with torch.compile; may take minutes at first; CPUs need a C++ compiler."""
 
     kwargs: dict[str, Any] = key({})
     """Further arguments of the model's constructor, such as `batch_norm`."""
 
     weights: str | None = None  # part: finetune
-    """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the folder of a run;
-    null: random. Tensors that fit are loaded; a resumed run ignores it."""
+    """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the
+    folder of a run; null: random. Tensors that fit are loaded; a resumed run ignores it."""
 
     freeze: str | None = None  # part: finetune
-    """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it stay fixed.
-    null: train all layers."""
+    """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it
+    stay fixed. null: train all layers."""
 
 
 @dataclass
 class OptimizerConfig:
     name: str = MISSING
-    """Class of `torch.optim`, in any case: `adamw`, `sgd`, `radam`, `muon` (matrices only) and others."""
+    """Class of `torch.optim`, in any case: `adamw`, `sgd`, `radam`, `muon` (matrices only), ..."""
 
     kwargs: dict[str, Any] = key({})
     """Further arguments of the class, such as `momentum`."""
@@ -325,8 +325,8 @@ class OptimizerConfig:
     """Steps of the warm-up, instead of `warmup_epochs`."""
 
     schedule: str = key("cosine", one_of("cosine", "linear", "constant", "step"))
-    """Learning rate after the warm-up: `cosine` or `linear` (to 0 at the end of the last epoch), `constant`, or
-    `step` (times `step_factor` after every `step_epochs` epochs)."""
+    """Learning rate after the warm-up: `cosine` or `linear` (to 0 at the end of the last epoch),
+    `constant`, or `step` (times `step_factor` after every `step_epochs` epochs)."""
 
     step_epochs: int = key(30, FROM_1)
     """step: epochs between two changes of the learning rate."""
@@ -335,14 +335,14 @@ class OptimizerConfig:
     """step: factor of each change."""
 
     backbone_lr_scale: float = key(1.0, ABOVE_0)  # part: finetune
-    """Learning rate of all layers but the head, divided by `lr`; 0.1, for example, for fine-tuning."""
+    """Learning rate of all layers but the head, divided by `lr`; such as 0.1 for fine-tuning."""
 
 
 @dataclass
 class TaskConfig:
     name: str = MISSING
-    """Task, by the targets of the data: `classification` (one label), `multilabel` (several), `regression`
-    (numbers), `restoration` (images) or `segmentation` (masks)."""
+    """Task, by the targets of the data: `classification` (one label), `multilabel` (several),
+    `regression` (numbers), `restoration` (images) or `segmentation` (masks)."""
 
     loss: str = MISSING
     """`cross_entropy` for classification and segmentation; `bce` for multilabel; `mse` or `l1` for
@@ -355,8 +355,8 @@ class TaskConfig:
 @dataclass  # part: loss_weights
 class LossConfig:
     weights: Any = None
-    """Weights of the classes, for classes with few images or pixels: null (equal), `auto` (inverse to their
-    frequency in the training labels) or one number for each class."""
+    """Weights of the classes, for classes with few images or pixels: null (equal), `auto` (inverse
+    to their frequency in the training labels) or one number for each class."""
 
 
 @dataclass
@@ -365,10 +365,10 @@ class CheckpointConfig:
     """Steps between two checkpoints, in addition to those at the end of each epoch; null: none."""
 
     every_minutes: float | None = key(None, ABOVE_0)
-    """Minutes between two checkpoints, in addition to those at the end of each epoch; null: none."""
+    """Minutes between two checkpoints, in addition to those at the end of epochs; null: none."""
 
     keep: int = key(2, FROM_1)
-    """Number of newest checkpoints to keep; if one is damaged, the run resumes from the one before it."""
+    """Number of newest checkpoints to keep; if one is damaged, a run resumes from an older one."""
 
     best: bool = True
     """Keep the checkpoint of the epoch with the best value of the task's main metric, too."""
@@ -377,14 +377,14 @@ class CheckpointConfig:
     """Action when a checkpoint cannot be written (a full disk): `raise` or `warn`."""
 
     fresh_epoch: bool = False
-    """Resume although the data or its plan differ from the checkpoint's, from the beginning of its epoch."""
+    """Resume even if the data or its plan have changed, from the beginning of the epoch."""
 
 
 @dataclass  # part: amp
 class AmpConfig:
     dtype: str = key("auto", one_of("auto", "float16", "bfloat16"))
-    """`float16` (with loss scaling), `bfloat16` (without: it has the range of float32) or `auto`: float16 on
-    CUDA, bfloat16 on a CPU."""
+    """`float16` (with loss scaling), `bfloat16` (without: it has the range of float32) or `auto`:
+    float16 on CUDA, bfloat16 on a CPU."""
 
     init_scale: float = key(65536.0, ABOVE_0)
     """First loss scale; halved at each overflow, doubled after 2,000 steps without one."""
@@ -402,8 +402,8 @@ class DistributedConfig:
     """`auto` (NCCL on CUDA, gloo on the CPU), `nccl` or `gloo`."""
 
     sync_batchnorm: bool = True
-    """BatchNorm with the statistics of the global batch, on CUDA. Each such layer exchanges sums and waits for
-    the GPU; false: each rank normalises by its own part, and rank 0's statistics are kept."""
+    """BatchNorm with statistics of the global batch, on CUDA. Each such layer exchanges sums and
+    waits for the GPU; false: ranks normalise by their own parts, rank 0's statistics are kept."""
 
     timeout_s: float = key(600.0, ABOVE_0)
     """Seconds after which a collective that some rank has not joined fails on the other ranks."""
@@ -439,8 +439,8 @@ class ProfileConfig:
             lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1,
         ),
     )
-    """[skip, record], such as [10,5]: after so many steps of the process, write a trace of so many further ones
-    on each rank, for Perfetto; null: none."""
+    """[skip, record], such as [10,5]: after so many steps of the process, write a trace of so many
+    further ones on each rank, for Perfetto; null: none."""
 
 
 @dataclass
@@ -471,7 +471,7 @@ class Config:
     """Number of passes over the training split."""
 
     max_steps: int | None = key(None, FROM_1)
-    """Number of optimizer steps after which the run ends early; the schedule stays that of `epochs`."""
+    """Number of optimizer steps after which the run ends; the schedule stays that of `epochs`."""
 
     global_batch_size: int = key(64, FROM_1)
     """Number of samples per optimizer step over all devices."""
@@ -480,32 +480,32 @@ class Config:
     """Number of parts of a batch whose gradients are added up (`train_accumulate.py`)."""
 
     max_bad_steps: int = key(25, FROM_1)
-    """Number of consecutive steps without a finite gradient norm, which are skipped, after which the run ends."""
+    """Number of steps in a row without a finite gradient norm, all skipped, that end the run."""
 
     clip_grad_norm: float = key(float("inf"), CLIP)
     """Largest L2 norm of all gradients together; larger gradients are scaled down."""
 
     resume: str | None = None
-    """Checkpoint to resume from: `auto` (the newest one in `output_dir`, if any), or the path of a checkpoint or
-    another run, unless this run has a checkpoint of its own; null: a fresh run."""
+    """Checkpoint to resume from: `auto` (the newest one in `output_dir`, if any), or the path of a
+    checkpoint or another run, unless this run has a checkpoint of its own; null: a fresh run."""
 
     overwrite: bool = False
-    """Remove checkpoints and TensorBoard events of an earlier run in `output_dir`; false: refuse to start."""
+    """Remove checkpoints and TensorBoard events in `output_dir`; false: refuse to start if any."""
 
     device: str = key("auto", DEVICE)
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`."""
 
     fp32_precision: str | None = key(None, one_of("ieee", "tf32"))
-    """Precision of matrix products and convolutions in float32 on CUDA: `ieee` (float32) or `tf32` (10 bits of
-    mantissa, several times as fast); null: PyTorch's defaults, convolutions in tf32, products in ieee."""
+    """Precision of float32 matrix products and convolutions on CUDA: `ieee` (float32) or `tf32` (10
+    bits of mantissa, several times as fast); null: as in PyTorch, tf32 for convolutions alone."""
 
     cudnn_benchmark: bool = True
-    """Time cuDNN's algorithms for each new shape of a convolution and use the fastest one; false for inputs of many
-    sizes, each of which is timed. With `deterministic`, it has no effect."""
+    """Time cuDNN's algorithms for each new shape of a convolution and use the fastest; false for
+    inputs of many sizes, each of which is timed. With `deterministic`, it has no effect."""
 
     deterministic: bool = False
-    """Use deterministic algorithms on CUDA: the same bits in each run on the same GPU, at lower speed. Operations
-    without such an algorithm raise an error."""
+    """Use deterministic algorithms on CUDA: the same bits in each run on the same GPU, at lower
+    speed. Operations without such an algorithm raise an error."""
 
     seed: int = key(0, SEED)
     """Seed of the initial weights and, with the epoch, of the plan of the data."""
@@ -517,11 +517,11 @@ def run_stamp() -> str:
 
 
 def script() -> str:
-    """Return the name of the script, such as `train`; Hydra does not know it when a multirun starts."""
+    """Return the name of the script, such as `train`; Hydra does not know it before a multirun."""
     return Path(sys.argv[0]).stem
 
 
-# Cached: `name` is the same wherever it is read. Under torchrun, runtime/ replaces it by one time for all ranks.
+# Cached: `name` is the same wherever it is read. Under torchrun, runtime/ gives all ranks the same.
 OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
 OmegaConf.register_new_resolver("script", script, replace=True)
 

@@ -1,7 +1,7 @@
 """The models by name. Your own: one file in this folder and one line in `MODELS`.
 
 A model is called with (in_channels, num_outputs, **kwargs), and with `arch` if `model.arch` is set,
-and takes images. It returns `num_outputs` numbers for each image, or for each pixel, as the task needs them.
+and takes images. It returns `num_outputs` numbers for each image, or for each pixel.
 """
 
 import inspect
@@ -30,7 +30,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Module:
-    """Build the model `cfg.name` on the CPU with new weights; with `cfg.compile` it is compiled at its first call.
+    """Build `cfg.name` on the CPU with new weights; with `cfg.compile`, its first call compiles it.
 
     Args:
         cfg: the group `model` of the configuration.

@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 def fitting_weights(
     model: nn.Module, cfg: ModelConfig, saved: dict[str, Tensor], with_head: bool = True
 ) -> dict[str, Tensor]:
-    """Return the tensors of `saved` that fit the model, and log which parameters are loaded and which are not.
+    """Return the tensors of `saved` that fit the model; log the parameters with and without one.
 
-    A first convolution that differs in its input channels alone gets the mean over the file's channels: the
-    response to an image whose channels are equal stays the same.
+    A first convolution that differs only in its input channels gets the mean over the file's
+    channels: the response to an image whose channels are equal stays the same.
 
     Args:
         model: model on any device.
@@ -69,7 +69,7 @@ def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tenso
     """Read what `cfg.weights` names, as `read_weights()`, or load `imagenet` weights of the model.
 
     Raises:
-        UserError: as `read_weights()`, or the model has no such weights, or they could not be downloaded.
+        UserError: as `read_weights()`, or such weights do not exist or could not be downloaded.
     """
     if cfg.weights != "imagenet":
         return read_weights(str(cfg.weights))
@@ -78,14 +78,14 @@ def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tenso
     if cfg.name == "timm":  # part: timm
         return timm_weights(cfg, in_channels), {}
     raise UserError(
-        f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file or the folder "
-        "of a run, or use model=torchvision or model=timm"
+        f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file or "
+        "the folder of a run, or use model=torchvision or model=timm"
     )
 
 
 def head_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the head's modules: the model's `head_name`, a name or a tuple of names, or else its
-    last layer with parameters."""
+    """Return the names of the head's modules: the model's `head_name`, one name or a tuple, or else
+    its last layer with parameters."""
     if named := getattr(model, "head_name", ""):
         return (named,) if isinstance(named, str) else tuple(named)
     with_parameters = (
@@ -108,7 +108,7 @@ def first_convolution(model: nn.Module) -> str:
 
 
 def freeze_as(cfg: ModelConfig, model: nn.Module) -> None:
-    """Train the head alone if `cfg.freeze` is `backbone`; raise UserError if it is neither that nor null."""
+    """Train the head alone if `cfg.freeze` is `backbone`; raise UserError for other names."""
     if cfg.freeze not in (None, "backbone"):
         raise unknown_name("model.freeze", cfg.freeze, ["backbone", "null"])
     if cfg.freeze == "backbone":
@@ -130,7 +130,7 @@ def _train_head(model: nn.Module, mode: bool = True) -> nn.Module:
     nn.Module.train(model, mode)
     head = head_of(model)
     for name, module in model.named_modules():
-        # The modules around the head keep the mode: it is how a model tells training from evaluation.
+        # The modules around the head keep the mode: a model may ask for it, as `self.training`.
         is_around = any(is_in(part, [name]) for part in head)
         if not is_in(name, head) and not is_around and name:
             module.training = False

@@ -16,8 +16,8 @@ class NAFNet(nn.Module):
     with scale > 1 the correction is added to the input enlarged by bicubic interpolation.
     ``width``: channels at full resolution, doubled at each level. ``num_blocks``: blocks of each
     level, from full resolution to the lowest; all but the lowest run as many again on the way up.
-    Raises UserError when one of them is below 1, or ``num_outputs`` is not ``in_channels``: it keeps
-    the channels of its input.
+    Raises UserError when one of them is below 1, or ``num_outputs`` is not ``in_channels``: the
+    outputs have the channels of the inputs.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class NAFNet(nn.Module):
         super().__init__()
         if num_outputs != in_channels:
             raise UserError(
-                f"model=nafnet returns images of {in_channels} channels as its inputs are, but the task "
-                f"needs {num_outputs} outputs; use model=unet for masks or model=resnet18 for labels"
+                f"model=nafnet returns images of {in_channels} channels, as its inputs; the task "
+                f"needs {num_outputs} outputs: use model=unet for masks, model=resnet18 for labels"
             )
         if width < 1 or scale < 1 or min(num_blocks, default=0) < 1:
             raise UserError(f"{width=}, {num_blocks=}, {scale=}: use 1 or more for each number")

@@ -19,8 +19,8 @@ def timm_model(
     """Build timm's model `arch` with new weights; its head is what timm's `get_classifier()`
     returns.
 
-    Inputs: (N, in_channels, H, W); many transformers have only one size, which `img_size=` in `kwargs` sets.
-    Outputs: (N, num_outputs).
+    Inputs: (N, in_channels, H, W); many transformers take one size only, set by `img_size=` in
+    `kwargs`. Outputs: (N, num_outputs).
 
     Raises:
         UserError: timm is not installed, has no such architecture, or it does not take `kwargs`.
@@ -29,20 +29,20 @@ def timm_model(
     if arch is None or not timm.is_model(arch):
         raise unknown_name("model.arch", str(arch), timm.list_models())
     try:
-        model: nn.Module = timm.create_model(
+        model: Any = timm.create_model(
             arch, pretrained=False, num_classes=num_outputs, in_chans=in_channels, **kwargs
         )
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise UserError(f"model.kwargs={kwargs} does not fit model.arch={arch}: {error}") from error
-    head: Any = model.get_classifier()  # type: ignore[operator]
+    head = model.get_classifier()
     layers = head if isinstance(head, tuple) else (head,)  # distilled models have two
-    model.head_name = tuple(name for name, layer in model.named_modules() if layer in layers)  # type: ignore[assignment]
+    model.head_name = tuple(name for name, layer in model.named_modules() if layer in layers)
     return model
 
 
 def timm_weights(cfg: "ModelConfig", in_channels: int) -> dict[str, Tensor]:
-    """Load timm's weights of `cfg.arch`, fitted to `cfg.kwargs` and to the channels; timm downloads them the
-    first time.
+    """Load timm's weights of `cfg.arch`, fitted to `cfg.kwargs` and to the channels; timm downloads
+    them the first time.
 
     Raises:
         UserError: timm has no weights of this model, or they could not be downloaded.
@@ -54,8 +54,8 @@ def timm_weights(cfg: "ModelConfig", in_channels: int) -> dict[str, Tensor]:
     except Exception as error:  # of the hub, its connection and its cache: of many types
         reason = str(error).partition("\n")[0] or repr(error)
         raise UserError(
-            f"model.weights=imagenet: timm could not load weights of model.arch={cfg.arch} ({reason}); start "
-            "once with a network, copy the folder HF_HOME of a machine that has one, or give a file"
+            f"model.weights=imagenet: timm could not load model.arch={cfg.arch} ({reason}); start "
+            "once with a network, copy the folder HF_HOME of a machine with one, or give a file"
         ) from error
     facts = model.pretrained_cfg
     log.info(

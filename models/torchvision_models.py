@@ -15,8 +15,8 @@ def torchvision_model(
     """Build torchvision's model `arch` with new weights; its first convolution is replaced when
     `in_channels` is not 3.
 
-    Inputs: (N, in_channels, H, W); each architecture has its smallest H and W, and some only one size.
-    Outputs: (N, num_outputs). The new convolution draws its weights with the spread of the one it replaces.
+    Inputs: (N, in_channels, H, W); each architecture has its smallest H and W, some take one size
+    only. Outputs: (N, num_outputs). The new convolution's weights have the spread of the old ones.
 
     Raises:
         UserError: torchvision has no such architecture, or it does not take `kwargs`.
@@ -65,6 +65,6 @@ def torchvision_weights(arch: str) -> dict[str, Tensor]:
         return weights.get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"model.weights=imagenet: {file} is not there, or not whole, and could not be downloaded "
+            f"model.weights=imagenet: {file} is not there or damaged and could not be downloaded "
             f"({error}); download {weights.url} and put it there"
         ) from error

@@ -1,5 +1,5 @@
-"""U-Net, after Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image Segmentation",
-MICCAI 2015, with padding, BatchNorm and fewer channels.
+"""U-Net, after Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image
+Segmentation", MICCAI 2015, with padding, BatchNorm and fewer channels.
 """
 
 import torch
@@ -11,12 +11,12 @@ from models.small_cnn import conv_block
 
 
 class UNet(nn.Module):
-    """Levels of two 3x3 convolutions, each at half the resolution of the one above, and the way back up,
-    on which each level sees its own features of the way down again; then a linear layer at each pixel.
+    """Levels of two 3x3 convolutions, each at half the resolution of the one above, and the way
+    back up, where each level sees its features of the way down; then a linear layer at each pixel.
 
-    Inputs: (N, in_channels, H, W) of any size. Outputs: (N, num_outputs, H, W). ``width``: channels at full
-    resolution, doubled at each of the further ``num_levels``. With ``batch_norm=False`` no layer looks at
-    the other images of a batch. Raises UserError when a number is below 1.
+    Inputs: (N, in_channels, H, W) of any size. Outputs: (N, num_outputs, H, W). ``width``: channels
+    at full resolution, doubled at each of the further ``num_levels``. With ``batch_norm=False`` no
+    layer looks at the other images of a batch. Raises UserError when a number is below 1.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors by name from a `.safetensors` or `.pt` file, or the folder of a run.
 
     Returns:
-        The tensors, and the values of `FACTS` that a run has written with them; {} for any other file.
+        The tensors, and the values of `FACTS` that a run wrote with them; {} for any other file.
 
     Raises:
         UserError: there is no such file, or it holds no weights.
@@ -27,8 +27,8 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         path = weights_in(path)
     if not path.is_file():
         raise UserError(
-            f"model.weights={source}: there is no such file; give imagenet, a .safetensors or .pt file, "
-            "or the folder of a run"
+            f"model.weights={source}: there is no such file; give imagenet, a .safetensors or .pt "
+            "file, or the folder of a run"
         )
     facts: dict[str, Any] = {}
     try:
@@ -44,8 +44,8 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except Exception as error:  # damaged bytes and foreign classes raise errors of any type
         reason = str(error).partition("\n")[0] or repr(error)
         raise UserError(
-            f"model.weights={source}: {path} cannot be read ({reason}); give a .safetensors file, or a .pt "
-            "file that holds tensors by name"
+            f"model.weights={source}: {path} cannot be read ({reason}); give a .safetensors file, "
+            "or a .pt file that holds tensors by name"
         ) from error
     if isinstance(saved, dict) and "shards" in saved:  # part: fsdp
         raise UserError(
@@ -78,6 +78,6 @@ def weights_in(run: Path) -> Path:
             if path.is_file():
                 return path
     raise UserError(
-        f"{run} has no weights; expected {run}/checkpoints/model.safetensors, which a run writes at the "
-        "end of its first epoch"
+        f"{run} has no weights; expected {run}/checkpoints/model.safetensors, which a run writes "
+        "at the end of its first epoch"
     )

@@ -8,8 +8,8 @@ def amp_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of autocast's low precision.
 
     Args:
-        name: `float16`, `bfloat16`, or `auto`: float16 on CUDA; on a CPU bfloat16, since most CPUs take
-            many times as long in float16.
+        name: `float16`, `bfloat16`, or `auto`: float16 on CUDA; on a CPU bfloat16, since most CPUs
+            take many times as long in float16.
         device: device that computes.
     """
     if name == "auto":
@@ -18,9 +18,9 @@ def amp_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def gather_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let FSDP gather the weights of a model in autocast's dtype; to be called before the model is sharded.
+    """Let FSDP gather a model's weights in autocast's dtype; to be called before it is sharded.
 
-    Autocast casts gathered float32 weights, and keeps the copies for backward: of all layers, on each rank. Does
-    nothing without FSDP, and for blocks with BatchNorm.
+    Autocast casts gathered float32 weights, and keeps the copies for backward: of all layers, on
+    each rank. Does nothing without FSDP, and for blocks with BatchNorm.
     """
     model.gather_dtype = dtype  # type: ignore[assignment]

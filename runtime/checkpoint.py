@@ -1,8 +1,8 @@
 """Checkpoint files: verified when read, written in the background and replaced as a whole.
 
-`<run>/checkpoints/step-00000123.pt`, the newest `checkpoint.keep` of them; `last.pt` and `best.pt` are
-links to two of them, and `model.safetensors` holds the weights of the best one, with the facts that a user of
-the model needs as metadata, such as the names of the classes.
+`<run>/checkpoints/step-00000123.pt`, the newest `checkpoint.keep` of them; `last.pt` and `best.pt`
+are links to two of them, and `model.safetensors` holds the weights of the best one, with the facts
+that a user of the model needs as metadata, such as the names of the classes.
 """
 
 import json
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 FORMAT = 1
-"""Number of the form that checkpoints have; to be raised with each change that older ones do not fit."""
+"""Version of the checkpoints' format; to be raised with each change that older ones do not fit."""
 
 WHAT_TO_GIVE = "give the folder of a run, one of its checkpoints/step-*.pt, or auto"
 
@@ -58,10 +58,10 @@ class CheckpointWriter:
         """Begin to write a state, after `wait()`.
 
         Args:
-            state: tensors on the host. `state["step"]` names the file; `state["facts"]` are the metadata of the
-                weights.
-            is_best: the state is the best so far. Unless they are in shards, `state["weights"]` are published, or
-                else the model's.
+            state: tensors on the host. `state["step"]` names the file; `state["facts"]` are the
+                metadata of the weights.
+            is_best: the state is the best so far. Unless they are in shards, `state["weights"]`
+                are published, or else the model's.
         """
         self.thread = threading.Thread(target=self._write, args=(state, is_best))
         self.thread.start()
@@ -139,8 +139,8 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
         folder: folder of the run's own checkpoints.
 
     Returns:
-        None if there is nothing to resume. Another run's checkpoint comes without its best metrics: the
-        weights that reached them are in that run's folder.
+        None if there is nothing to resume. Another run's checkpoint comes without its best metrics:
+        the weights that reached them are in that run's folder.
 
     Raises:
         UserError: `resume` names no checkpoint, only damaged ones, or one of another version.
@@ -168,14 +168,15 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             continue
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise UserError(
-                f"resume={resume}: {file} is no checkpoint of this version; {WHAT_TO_GIVE}, or start "
-                f"another run from the weights in {file}"
+                f"resume={resume}: {file} is no checkpoint of this version; {WHAT_TO_GIVE}, "
+                f"or start another run from the weights in {file}"
             )
         if file.parent.resolve() != folder.resolve():
             state["run"] |= {"best": float("-inf"), "best_metrics": {}}
         return state | {"path": str(file)}
     raise UserError(
-        f"resume={resume}: there is no checkpoint that can be read ({len(files)} found); {WHAT_TO_GIVE}"
+        f"resume={resume}: there is no checkpoint that can be read ({len(files)} found); "
+        f"{WHAT_TO_GIVE}"
     )
 
 

@@ -12,9 +12,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 class EMA(AveragedModel):
     """Copy of a model whose weights and buffers follow those of the model.
 
-    In each update average <- average + (1 - d) * (weight - average), where d is `decay`, but after n updates
-    at most (1 + n) / (10 + n), for the average to forget the random start (as TensorFlow's
-    ExponentialMovingAverage with `num_updates`). The first update copies.
+    In each update average <- average + (1 - d) * (weight - average), where d is `decay`, but after
+    n updates at most (1 + n) / (10 + n), for the average to forget the random start (as
+    TensorFlow's ExponentialMovingAverage with `num_updates`). The first update copies.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -27,7 +27,7 @@ class EMA(AveragedModel):
     def update_parameters(self, model: nn.Module) -> None:
         """Let the average follow the model, without waiting for the device.
 
-        The method of PyTorch copies the number of updates to the device in each step, and waits for that.
+        PyTorch's method copies the number of updates to the device in each step, and waits for it.
         """
         n = self.num_updates
         decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0

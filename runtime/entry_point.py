@@ -15,10 +15,10 @@ from conf.schema import Config
 
 
 def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
-    """Call `main` with the dataclass `Config`, whose values are checked; to be used below `@hydra.main`.
+    """Call `main` with the dataclass `Config`, checked; to be used below `@hydra.main`.
 
-    An error that the user can fix ends the process with exit code 2 and at most three lines, any other one
-    with exit code 1 and its traceback.
+    An error that the user can fix ends the process with exit code 2 and at most three lines, any
+    other one with exit code 1 and its traceback.
     """
 
     @functools.wraps(main)
@@ -48,7 +48,7 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def before_end(error: Exception, message: str | None) -> None:
-    """Remove the folder of the run if it is empty after a user's error; under torchrun, end this rank."""
+    """Remove the run's folder if a user's error left it empty; under torchrun, end this rank."""
     if message is not None and HydraConfig.initialized():
         with suppress(OSError):  # it is not empty
             Path(HydraConfig.get().runtime.output_dir).rmdir()

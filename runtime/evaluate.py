@@ -29,16 +29,16 @@ def evaluate(
     A loader without batches gives zeros and no samples. The mode of the model is restored.
 
     Args:
-        model: model, wrapped or not. The model inside DataParallel and DistributedDataParallel is called: the
-            wrapper's collectives would wait for ranks that have fewer batches.
+        model: model, wrapped or not. The model inside DataParallel and DistributedDataParallel is
+            called: the wrapper's collectives would wait for ranks that have fewer batches.
         task: task whose `sums()` are added up.
         loader: iterable of (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
         num_batches: minimum number of calls of the model, equal on ranks that share its weights.
 
     Returns:
-        Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and targets of up
-        to 16 samples of the first batch.
+        Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and
+        targets of up to 16 samples of the first batch.
     """
     if isinstance(model, DataParallel | DistributedDataParallel):  # part: dp|ddp
         model = model.module

@@ -1,4 +1,4 @@
-"""Facts about the data that a model is trained on, which are written with its weights and compared."""
+"""Facts about the data that a model is trained on, written with its weights and compared."""
 
 from itertools import zip_longest
 from pathlib import Path

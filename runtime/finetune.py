@@ -1,4 +1,4 @@
-"""Fine-tuning: a run that starts from weights (`model.weights`), and a rate of its own for the backbone."""
+"""Fine-tuning: a run that starts from weights (`model.weights`), and the backbone's own rate."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def start_from(cfg: "Config", model: nn.Module, loader: Loader, group: SingleProcess) -> None:
-    """Load those of `cfg.model.weights` that fit into the model, and the head only if its outputs are the same.
+    """Load the `cfg.model.weights` that fit the model; the head only if its outputs are the same.
 
     Raises:
         UserError: as `initial_weights()` and `fitting_weights()`.

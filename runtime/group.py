@@ -23,8 +23,8 @@ class SingleProcess:
     def any_rank(self, flags: Sequence[bool]) -> list[bool]:
         """Return for each flag if it is set on any rank; every rank calls it in every step.
 
-        With several ranks, it returns the result of the previous call, and at first an empty list: no rank
-        waits for another.
+        With several ranks, it returns the result of the previous call, and at first an empty list:
+        no rank waits for another.
         """
         return list(flags)
 
@@ -37,7 +37,7 @@ class SingleProcess:
         return [value]
 
     def broadcast_from_rank0(self, read: Callable[[], T]) -> T:
-        """Call `read` on rank 0, and return its result or raise its error on every rank; tensors on the CPU only."""
+        """Return rank 0's result of `read`, or raise its error, on all ranks; CPU tensors only."""
         return read()
 
     def mean(self, tensor: Tensor) -> Tensor:
@@ -45,17 +45,17 @@ class SingleProcess:
         return tensor
 
     def for_writing(self, model: nn.Module) -> "SingleProcess":  # part: fsdp
-        """Return these processes for the thread that writes the model's checkpoints; every rank calls it.
+        """Return these processes for the thread that writes checkpoints; every rank calls it.
 
-        Where the model is sharded, that thread exchanges messages, which must not mix with those of the training.
+        With a sharded model, its messages to other ranks must not mix with those of the training.
         """
         return self
 
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
-        """Write the tensors that are sharded over the ranks to a folder in `folder`; every rank calls it.
+        """Write the sharded tensors to a new folder in `folder`; every rank calls it.
 
         Returns:
-            What is left of the nested values, with facts about those tensors as `shards` if there were any.
+            What is left of the nested values, with facts about those tensors, if any, as `shards`.
 
         Raises:
             OSError: on all ranks, where one of them could not write.

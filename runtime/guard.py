@@ -21,13 +21,13 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class NonFiniteGuard:
     """Skips steps with a non-finite gradient norm, without waiting for the device in each step.
 
-    The norm is that of the gradients averaged over all ranks, which therefore skip the same steps. On a GPU a
-    fused optimizer skips the step itself (by `found_inf`, as with a GradScaler), and BatchNorm's running
-    statistics are restored on the device; the host reads the norms every `log.every_steps` steps and in
-    `settle()`. On a CPU, where reading does not wait, and with other optimizers, the gradients are removed.
+    The norm is that of gradients averaged over all ranks, which thus skip the same steps. On a GPU
+    a fused optimizer skips the step (by `found_inf`, as with a GradScaler), BatchNorm's statistics
+    are restored on the device, and the host reads the norms at log points and in `settle()`. On a
+    CPU, where reading does not wait, and with other optimizers, the gradients are removed.
 
-    A GradScaler raises its scale until gradients overflow. A step is therefore bad only if the norm is not finite
-    at a scale of 1 or less.
+    A GradScaler raises its scale until gradients overflow. A step is therefore bad only if the norm
+    is not finite at a scale of 1 or less.
 
     Attributes:
         num_bad_steps: number of bad steps so far.
@@ -112,7 +112,7 @@ class NonFiniteGuard:
             )
             if self.bad_in_a_row >= self.max_bad_steps:
                 raise UserError(
-                    f"{message}; max_bad_steps={self.max_bad_steps} in a row were skipped: check these files, "
-                    "or lower optimizer.lr, or set clip_grad_norm, and go on from a checkpoint with resume=auto"
+                    f"{message}; max_bad_steps={self.max_bad_steps} in a row were skipped: check "
+                    "these files, lower optimizer.lr or set clip_grad_norm, and use resume=auto"
                 )
             log.warning(message)

@@ -9,11 +9,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> None:
-    """Keep memory that a step has freed in the process, for the next step; without glibc, do nothing.
+    """Keep freed memory in the process, for the next step; without glibc, do nothing.
 
-    By default malloc may return it to the system, and the next step then has a page fault for every 4 KB of
-    activations: training on a CPU took 4 % longer with the default model and 18 % with a ResNet-18, measured by
-    the template's `python -m benchmarks loop_overhead`.
+    By default malloc may return it to the system, and the next step then has a page fault for every
+    4 KB of activations: training on a CPU took 4 % longer with the default model and 18 % with a
+    ResNet-18, measured by the template's `python -m benchmarks loop_overhead`.
     """
     if sys.platform != "linux":
         return
@@ -24,6 +24,6 @@ def keep_freed_memory() -> None:
 
 
 def end_with_parent() -> None:  # part: ranks
-    """Make Linux send SIGTERM to this process when its parent dies; on other systems, do nothing."""
+    """Make Linux send SIGTERM to this process when its parent dies; elsewhere, do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

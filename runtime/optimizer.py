@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 
 FUSED = ("adam", "adamw", "sgd")
-"""Optimizers with one kernel for all weights on every device, which can also skip a step on the device."""
+"""Optimizers with one kernel for all weights on every device, which can also skip a step."""
 
 log = logging.getLogger(__name__)  # part: fsdp
 
@@ -35,13 +35,13 @@ def build_optimizer(
 ) -> tuple[Optimizer, "Schedule"]:
     """Build the optimizer and its schedule, which is stepped once per optimizer step.
 
-    Frozen weights are left out. The learning rate rises linearly from 1 % of its peak during the warm-up and then
-    follows `optimizer.schedule`, such as a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and Hutter
-    2017, "SGDR").
+    Frozen weights are left out. The learning rate rises linearly from 1 % of its peak during the
+    warm-up and then follows `optimizer.schedule`, such as a cosine to 0 at the last step of
+    `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR").
 
     Raises:
-        UserError: torch.optim has no such class, it does not take these arguments or weights, or the warm-up is
-            as long as the training.
+        UserError: torch.optim has no such class, it does not take these arguments or weights, or
+            the warm-up is as long as the training.
     """
     options = cfg.optimizer
     total_steps = cfg.epochs * steps_per_epoch
@@ -85,8 +85,8 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
     own = {"lr", "weight_decay"}
     if unknown := sorted(options.kwargs.keys() - (accepted - own)):
         raise UserError(
-            f"optimizer.kwargs has {', '.join(unknown)}, which optimizer.name={options.name} does not take; "
-            f"use only: {', '.join(sorted(accepted - own))}"
+            f"optimizer.kwargs has {', '.join(unknown)}, which optimizer.name={options.name} does "
+            f"not take; use only: {', '.join(sorted(accepted - own))}"
         )
     arguments: dict[str, Any] = {"lr": options.lr}
     if "weight_decay" in accepted:
@@ -107,7 +107,7 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
         optimizer = OPTIMIZERS[name](groups, **arguments | options.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"optimizer.name={options.name} with optimizer.kwargs={options.kwargs} does not fit: {error}"
+            f"optimizer.name={options.name} does not fit optimizer.kwargs={options.kwargs}: {error}"
         ) from error
     if name == "sgd" and optimizer.defaults["momentum"]:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -129,7 +129,7 @@ def parameter_groups(model: nn.Module, options: "OptimizerConfig") -> list[dict[
 
 
 class Schedule(LambdaLR):
-    """Schedule that a resumed run follows from its first step on, also if its `epochs` have changed.
+    """Schedule that a resumed run follows from its first step on, even if its `epochs` changed.
 
     The rate depends on the number of the step alone, as no other of PyTorch's schedulers does it.
     """

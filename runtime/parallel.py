@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def visible_gpus(cfg: Config, device: torch.device, num_gpus: int | None = None) -> list[int]:
-    """Return the indices of all visible GPUs, first that of `device`, on which DataParallel gathers outputs.
+    """Return the indices of all visible GPUs, first `device`, where DataParallel gathers outputs.
 
     With fewer than two GPUs, log that DataParallel does not help.
 
@@ -21,20 +21,20 @@ def visible_gpus(cfg: Config, device: torch.device, num_gpus: int | None = None)
         num_gpus: number of visible GPUs; by default, those that CUDA finds.
 
     Raises:
-        UserError: the run is on the CPU though GPUs are visible, which DataParallel would take, or the
-            model is compiled.
+        UserError: the run is on the CPU though GPUs are visible, which DataParallel would take, or
+            the model is compiled.
     """
     if cfg.model.compile:
         raise UserError(
-            "model.compile=true does not work with DataParallel, whose copies of the model would all "
-            "compute with the weights of the first; use train_ddp.py"
+            "model.compile=true does not work with DataParallel, whose copies of the model would "
+            "all compute with the weights of the first; use train_ddp.py"
         )
     if num_gpus is None:
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus and device.type != "cuda":
         raise UserError(
-            f"device={device}, but train_dp.py uses all {num_gpus} visible GPUs; set CUDA_VISIBLE_DEVICES= "
-            "(empty) to train on the CPU, or use train.py"
+            f"device={device}, but train_dp.py uses all {num_gpus} visible GPUs; set "
+            "CUDA_VISIBLE_DEVICES= (empty) to train on the CPU, or use train.py"
         )
     if num_gpus < 2:
         log.info("DataParallel with %d GPUs is no faster than train.py", num_gpus)

@@ -5,7 +5,7 @@ import threading
 from types import FrameType
 
 EXIT_CODE = 75
-"""Exit code of a run that saved after a signal and can be started again with `resume=auto` (EX_TEMPFAIL)."""
+"""Exit code (EX_TEMPFAIL) of a run that saved after a signal and can go on with `resume=auto`."""
 
 REQUEUE_MARKER = "requeue"
 """File in the folder of a run that has to be started again."""
@@ -21,7 +21,7 @@ def is_requested() -> bool:
 
 
 def listen() -> None:
-    """Record these signals instead of ending the process; a second Ctrl-C raises KeyboardInterrupt."""
+    """Record these signals instead of ending; a second Ctrl-C raises KeyboardInterrupt."""
     for number in SIGNALS:
         signal.signal(number, _remember)
 

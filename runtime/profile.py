@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 class ProfiledTiming(Timing):
     """Timing of a run that also writes a trace of its steps, which Perfetto opens, on each rank.
 
-    The ranges of a step are `data wait`, `forward`, `loss and backward` (with clipping), `optimizer` and `record`;
-    what is between the steps of two epochs has none. The `forward` of a compiled model includes loss and backward.
-    A run that ends with an error or by a signal while it records writes no trace.
+    The ranges of a step are `data wait`, `forward`, `loss and backward` (with clipping),
+    `optimizer` and `record`; what is between the steps of two epochs has none. A compiled model's
+    `forward` includes loss and backward. A run that fails or stops while it records has no trace.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ProfiledTiming(Timing):
             self._stop()
         if self.num_steps <= self.num_skipped and self.rank == 0:
             log.warning(
-                "profile.steps=[%d,%d]: this process made only %d steps, none of which were recorded",
+                "profile.steps=[%d,%d]: this process made only %d steps and recorded none",
                 *(self.num_skipped, self.num_recorded, self.num_steps),
             )
         super().end()

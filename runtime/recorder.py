@@ -140,7 +140,7 @@ class Recorder:
             log.info("step %d: %s", step_number, line)
 
     def count_bad_samples(self) -> None:  # part: bad_samples
-        """Exchange the bad samples that each rank has found; `data.max_bad_samples` is for all of them together."""
+        """Exchange the bad samples that ranks found; `data.max_bad_samples` limits all together."""
         self.num_bad_samples = self.loader.share_bad_samples(self.group.gather)
 
     def log_inputs(self, inputs: Any, step_number: int) -> None:

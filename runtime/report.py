@@ -24,11 +24,12 @@ def opening_lines(
     size = sum(parameter.numel() for parameter in model.parameters())
     name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
     arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
+    ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
     return [
         *loader.info.description,
         f"{name}{f'({arguments})' if arguments else ''} with {size:,} parameters; {place}",
-        f"{cfg.epochs} epochs of {len(loader)} steps of {cfg.global_batch_size} samples on {world_size} "
-        f"rank{'s' if world_size > 1 else ''}, {loader.info.num_dropped} samples dropped per epoch",
+        f"{cfg.epochs} epochs of {len(loader)} steps of {cfg.global_batch_size} samples on "
+        f"{ranks}, {loader.info.num_dropped} samples dropped per epoch",
     ]
 
 
@@ -65,7 +66,7 @@ def settings(cfg: Config) -> Any:
 
 
 def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
-    """Return the values that were set on the command line, by key, except the run's folder and name."""
+    """Return the values set on the command line, by key, except the run's folder and name."""
     if not HydraConfig.initialized():
         return {}
     typed = OmegaConf.structured(cfg)

@@ -50,9 +50,9 @@ RESERVED_KEYS = {
 
 
 class Run:
-    """A training run: resumes, counts, logs and saves its steps, skips bad ones, and exits after a signal.
+    """A training run: resumes, counts, logs and saves steps, skips bad ones, exits after a signal.
 
-    Values stay on the device until a log point (every `log.every_steps` steps). Rank 0 alone writes.
+    Values stay on the device until a log point, every `log.every_steps` steps. Only rank 0 writes.
 
     Attributes:
         step_number: optimizer steps since the start of the run, over all resumes.
@@ -73,8 +73,8 @@ class Run:
         Args:
             cfg: configuration of the run.
             device: device of this process.
-            state: parts by name that are saved and restored, before they are wrapped: every script then has
-                the same keys. At least `model`, `optimizer`, `scheduler` and `loader`.
+            state: parts by name that are saved and restored, before they are wrapped: every script
+                then has the same keys. At least `model`, `optimizer`, `scheduler` and `loader`.
             group: processes of the run; default: this one.
             clock: function that returns a time in seconds.
 
@@ -118,13 +118,13 @@ class Run:
         preemption.listen()  # part: preemption
 
     def resume(self) -> None:
-        """Load the checkpoint that `cfg.resume` names, or else initial weights if the configuration names some.
+        """Load the checkpoint that `cfg.resume` names, or else initial weights, if any are named.
 
         Call it before the model is wrapped.
 
         Raises:
-            UserError: no such file can be read, the checkpoint is of another model or of other data, its plan
-                differs, or no weight fits.
+            UserError: no such file can be read, the checkpoint is of another model or other data,
+                its plan differs, or no weight fits.
         """
         cfg = self.cfg
         # Rank 0 reads for all ranks, whose disks may differ.
@@ -154,7 +154,8 @@ class Run:
         lacks_validation = self._is_at_max_steps() and self.step_number != self.validated_step
         if not epochs or (self._has_ended() and not lacks_validation):
             limits = f"epochs={self.cfg.epochs} max_steps={self.cfg.max_steps}"
-            limits += f" early_stopping.patience={self.cfg.early_stopping.patience}"  # part: early_stopping
+            patience = self.cfg.early_stopping.patience  # part: early_stopping
+            limits += f" early_stopping.patience={patience}"  # part: early_stopping
             log.info(
                 "nothing to do: the run has ended after epoch %d (step %d); to train on, raise %s",
                 *(self.num_epochs, self.step_number, limits),
@@ -170,7 +171,7 @@ class Run:
         loader: Loader,
         num_micro_batches: int = 1,  # part: accumulate
     ) -> Iterator[tuple[Any, Any]]:
-        """Yield the training batches of the epoch until `max_steps`, and measure the time of each step.
+        """Yield the training batches of the epoch until `max_steps`, and time each step.
 
         Each is yielded in `num_micro_batches` equal parts, one after the other.  # part: accumulate
         The wait for a batch is measured, too.
@@ -209,7 +210,7 @@ class Run:
 
         Args:
             grad_norm: L2 norm of all gradients, equal on all ranks.
-            scaler: scaler of mixed precision; a step that it skips is no bad step while its scale is above 1.
+            scaler: scaler of mixed precision; a step that it skips at a scale above 1 is not bad.
 
         Raises:
             UserError: `max_bad_steps` steps in a row were bad.
@@ -218,7 +219,7 @@ class Run:
         self.guard.check(grad_norm, scaler)
 
     def record_micro_batch(self, loss: Tensor) -> None:  # part: accumulate
-        """Record the loss of a batch that does not end its optimizer step, divided by the number of parts."""
+        """Record the loss of a batch that does not end its step, divided by the number of parts."""
         self.recorder.add_loss(loss)
 
     def step(self, loss: Tensor, grad_norm: Tensor) -> None:
@@ -260,7 +261,7 @@ class Run:
         self._save(-value if task.best_mode == "min" else value)
 
     def finish(self) -> None:
-        """Wait for the last checkpoint; write `summary.json`, unless no step was made, and log the closing lines."""
+        """Wait for the last checkpoint, write `summary.json` if any step was made, log results."""
         self.best, self.best_metrics = self.writer.wait()
         self.timing.end()
         results = {
@@ -307,7 +308,7 @@ class Run:
         self.writer.best = self.best, self.best_metrics
 
     def _is_time_to_save(self) -> bool:
-        """Return True once for each interval, by rank 0's clock; the ranks may agree a step later."""
+        """Return True once for each interval, by rank 0's clock; ranks may agree a step later."""
         minutes = self.cfg.checkpoint.every_minutes
         if self.group.rank != 0 or minutes is None:
             return False
@@ -321,7 +322,7 @@ class Run:
         """Save and exit as the ranks have agreed.
 
         Args:
-            flags: whether to save, and whether any rank was signalled; empty: the ranks have not yet agreed.
+            flags: whether to save, and whether a rank was signalled; empty: not yet agreed.
             is_step: save in this step in any case.
         """
         if is_step or any(flags):
@@ -345,11 +346,11 @@ class Run:
     def _save(self, value: float | None = None) -> None:
         """Save the current state.
 
-        Every rank calls this. After an earlier write has ended, each rank copies what it writes to the host, and
-        writes in the background.
+        Every rank calls this. After an earlier write has ended, each rank copies what it writes to
+        the host, and writes in the background.
 
         Args:
-            value: value of the metric that chooses the best epoch, higher is better; None if there was no validation.
+            value: value of the task's best metric, higher is better; None without validation.
         """
         self.guard.settle()
         self.recorder.count_bad_samples()  # part: bad_samples

@@ -28,8 +28,8 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
     """Lock the folder for this run until the process ends; rank 0 calls it.
 
     Raises:
-        UserError: another run writes to it, or an earlier run's checkpoints or events are there and the
-            configuration does not say whether to resume or to remove them.
+        UserError: another run writes to it, or an earlier run's checkpoints or events are there and
+            the configuration does not say whether to resume or to remove them.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     timeout_s = 0.0
@@ -42,8 +42,8 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
     events = list(run_dir.glob("events.out.tfevents.*"))
     if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):
         raise UserError(
-            f"output_dir={run_dir} holds a run already; resume=auto goes on with it, overwrite=true "
-            "removes its checkpoints and events first, or choose another output_dir"
+            f"output_dir={run_dir} holds a run already; resume=auto goes on with it, "
+            "overwrite=true removes its checkpoints and events first, or choose another output_dir"
         )
     rest = [run_dir / SUMMARY, *checkpoints.glob("*")]
     rest.append(run_dir / REQUEUE_MARKER)  # part: preemption
@@ -70,8 +70,8 @@ def lock_run_dir(run_dir: Path, timeout_s: float = 0.0) -> None:
         lock.acquire(poll_interval=1)
     except Timeout as error:
         raise UserError(
-            f"output_dir={run_dir} belongs to a run that is still going; wait for its end, or choose another "
-            "output_dir"
+            f"output_dir={run_dir} belongs to a run that is still going; wait for its end, "
+            "or choose another output_dir"
         ) from error
     except (OSError, NotImplementedError) as error:
         log.warning("%s cannot be locked (%s): start no second run there", run_dir, error)

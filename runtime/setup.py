@@ -30,14 +30,14 @@ def setup(cfg: "Config", local_rank: int | None = None) -> torch.device:
         Device; a GPU is made current.
 
     Raises:
-        UserError: there is no such device, with `device=auto` a GPU that this PyTorch cannot use, or
-            torchrun has started several processes of a script for one.
+        UserError: there is no such device, with `device=auto` a GPU that this PyTorch cannot use,
+            or torchrun has started several processes of a script for one.
     """
     if local_rank is None and os.environ.get("WORLD_SIZE", "1") != "1":
         script = Path(sys.argv[0]).name
         raise UserError(
-            f"{script} is for one process, but torchrun has started {os.environ['WORLD_SIZE']}; start it "
-            f"with python {script}, or use a script of several processes"
+            f"{script} is for one process, but torchrun has started {os.environ['WORLD_SIZE']}; "
+            f"start it with python {script}, or use a script of several processes"
         )
     device = resolve_device(cfg.device, local_rank or 0)
     if device.type == "cpu":
@@ -74,16 +74,16 @@ def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER)
 
 
 def _check_that_no_gpu_is_unused(driver: Path) -> None:
-    """Raise UserError if there is a driver and GPUs are not hidden: PyTorch only warns that it cannot use them."""
+    """Raise UserError if there is a driver and GPUs are not hidden; PyTorch would only warn."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if is_hidden or not driver.exists():
         return
     version = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", driver.read_text())
     built_for = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "has no CUDA"
     raise UserError(
-        f"there is an NVIDIA driver {version[1] if version else ''}, but torch {torch.__version__}, which "
-        f"{built_for}, finds no GPU that it can use: set device=cpu to train on the CPU, else install a newer "
-        "driver or a torch for this one, see docs/installation.md"
+        f"there is an NVIDIA driver {version[1] if version else ''}, but torch "
+        f"{torch.__version__}, which {built_for}, finds no GPU that it can use: set device=cpu to "
+        "train on the CPU, else install a newer driver or a torch for it, see docs/installation.md"
     )
 
 
@@ -109,8 +109,8 @@ def set_numerics(cfg: "Config") -> None:
     Args:
         cfg: `fp32_precision`, `cudnn_benchmark` and `deterministic`.
     """
-    # torch.backends' older names set the newer `fp32_precision` of matmul, conv and rnn as well; the other
-    # way round, torch.compile fails, which reads the older ones. Null gives PyTorch's defaults.
+    # torch.backends' older names set the newer `fp32_precision` of matmul, conv and rnn, too; the
+    # other way round, torch.compile, which reads the older ones, fails. Null: PyTorch's defaults.
     torch.backends.cuda.matmul.allow_tf32 = cfg.fp32_precision == "tf32"
     torch.backends.cudnn.allow_tf32 = cfg.fp32_precision != "ieee"
     if cfg.deterministic:

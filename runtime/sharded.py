@@ -1,4 +1,4 @@
-"""Sharded tensors of `train_fsdp.py` in checkpoints; other scripts do not load the modules for them."""
+"""Sharded tensors of `train_fsdp.py` in checkpoints; other scripts do not load their modules."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from conf.errors import UserError
 
 
 def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor that is whole on all ranks if `example` is sharded, else the tensor."""
+    """Return this rank's shard of a whole tensor if `example` is sharded, else the tensor."""
     if not hasattr(example, "to_local") or hasattr(tensor, "to_local"):
         return tensor
     from runtime.distributed import split_like
@@ -17,7 +17,7 @@ def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
 
 
 def read_part(saved: dict[str, Any], key: str, example: Tensor) -> Any:
-    """Read `saved[key]` of a checkpoint, with this rank's shards of its sharded tensors; every rank calls it.
+    """Read `saved[key]` with this rank's shards of its sharded tensors; every rank calls it.
 
     Args:
         saved: checkpoint with its `path`.
@@ -31,8 +31,8 @@ def read_part(saved: dict[str, Any], key: str, example: Tensor) -> Any:
         return saved[key]
     if not hasattr(example, "to_local"):
         raise UserError(
-            f"{saved['path']} is in shards, which train_fsdp.py alone resumes from; make whole files of the "
-            "checkpoints of its run: python -m runtime.whole run=DIR"
+            f"{saved['path']} is in shards, which train_fsdp.py alone resumes from; make whole "
+            "files of the checkpoints of its run: python -m runtime.whole run=DIR"
         )
     from runtime.distributed import read_shards
 

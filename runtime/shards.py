@@ -1,4 +1,4 @@
-"""Files of the tensors that `train_fsdp.py` leaves sharded: a folder `shards-*` for each checkpoint that names it."""
+"""Files of tensors that `train_fsdp.py` leaves sharded: a folder `shards-*` per checkpoint."""
 
 import logging
 import shutil

@@ -29,7 +29,7 @@ COMPARED = (
     *("global_batch_size", "clip_grad_norm"),
     "accumulate_steps",  # part: accumulate
 )
-"""Keys and groups of the configuration that decide how training goes on, besides the plan of the data."""
+"""Keys and groups that decide how training goes on, besides the plan of the data."""
 
 MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
@@ -41,7 +41,7 @@ MUST_MATCH = (
 """Beginnings of the keys whose values a resume may not change."""
 
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
-"""Keys that decide what inputs the weights are for; they change with `checkpoint.fresh_epoch` only."""
+"""Keys that decide what inputs the weights are for; `checkpoint.fresh_epoch` may change them."""
 
 
 def on_host(state: Any, rank: int) -> Any:
@@ -79,7 +79,7 @@ def load_into(part: Any, saved: Any) -> None:
     if isinstance(part, Optimizer):
         parameters = [p for options in part.param_groups for p in options["params"]]
         saved = saved | {
-            # The configuration decides its options, the script how it computes, the schedule the rate.
+            # The configuration decides its options, the script its kernels, the schedule the rate.
             "param_groups": part.state_dict()["param_groups"],
             "state": {
                 number: {
@@ -111,14 +111,14 @@ def restore(
 
     Args:
         cfg: configuration of this run.
-        state: parts by name; one that the checkpoint lacks keeps its first state, an average starts with the
-            weights.
+        state: parts by name; one that the checkpoint lacks keeps its first state, an average starts
+            with the weights.
         saved: checkpoint that `read_checkpoint()` returned; it is changed.
         group: processes of the run.
 
     Raises:
-        UserError: the checkpoint is of another model, optimizer, task or inputs or of other classes, its
-            plan differs, or other weights of the model were learning.
+        UserError: the checkpoint is of another model, optimizer, task or inputs or of other
+            classes, its plan differs, or other weights of the model were learning.
     """
     path, loader = saved["path"], state["loader"]
     example = next(state["model"].parameters())  # part: fsdp
@@ -171,21 +171,21 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
     wrong = [differing.pop(key) for key in [*differing] if key.startswith(MUST_MATCH)]
     if wrong:
         raise UserError(
-            f"{saved['path']} was made with other settings ({'; '.join(wrong)}); use these again, or "
-            "start another run from its weights"
+            f"{saved['path']} was made with other settings ({'; '.join(wrong)}); use these again, "
+            "or start another run from its weights"
         )
     wrong = [differing[key] for key in INPUT_KEYS if key in differing]
     if wrong and not cfg.checkpoint.fresh_epoch:
         raise UserError(
-            f"{saved['path']} was made with other inputs ({'; '.join(wrong)}); use these again, or set "
-            "checkpoint.fresh_epoch=true if other inputs are intended"
+            f"{saved['path']} was made with other inputs ({'; '.join(wrong)}); use these again, "
+            "or set checkpoint.fresh_epoch=true if other inputs are intended"
         )
     if differing:
         log.warning("settings that have changed: %s", "; ".join(differing.values()))
 
 
 def _compared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of the keys in `COMPARED` and `MUST_MATCH`, and of those below them, by key."""
+    """Return the values of keys in `COMPARED` and `MUST_MATCH`, and of those below them, by key."""
     values: dict[str, Any] = {}
     for name, value in config.items():
         key = prefix + name
@@ -197,7 +197,7 @@ def _compared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _fit_to_plan(cfg: "Config", loader: Loader, saved: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose plan of the data differs, or start its epoch again with `fresh_epoch`."""
+    """Refuse a checkpoint of another plan of the data; with `fresh_epoch`, restart its epoch."""
     then, now = (state.get("plan", {}) for state in (saved["loader"], loader.state_dict()))
     differing = [
         f"{key}: {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key]

@@ -30,8 +30,8 @@ def record_event(device: torch.device) -> torch.cuda.Event | None:
 class Timing:
     """Seconds by part of a run, without gaps.
 
-    The host runs ahead of a GPU. The GPU's steps are counted where the host waits for it, and its wait for data
-    is the time in which the GPU, not the host, has no batch to work on.
+    The host runs ahead of a GPU. The GPU's steps are counted where the host waits for it, and its
+    wait for data is the time in which the GPU, not the host, has no batch to work on.
 
     Attributes:
         seconds: so far, by part.
@@ -56,8 +56,8 @@ class Timing:
         self.seconds = {"start_up": time.time() - begin}
         self.num_images = 0
         self.mark = clock()
-        # For each wait for a batch since the device was last known to be finished: seconds on the host, begin
-        # and end on the device.
+        # For each wait for a batch since the device was last known to be finished: seconds on the
+        # host, begin and end on the device.
         self.waits: list[tuple[float, Any, Any]] = []
 
     def lap(self, part: str) -> float:
@@ -77,7 +77,7 @@ class Timing:
             self.waits.append((seconds, begin, end))
 
     def step(self, num_images: int) -> None:
-        """Begin a step after its `data_wait`; `num_images` is the size of its batch over all ranks."""
+        """Begin a step after its `data_wait`; `num_images` is the size of the global batch."""
         if "first_step" in self.seconds:
             self.num_images += num_images
 
@@ -113,7 +113,7 @@ class Timing:
 
     @property
     def images_per_s(self) -> float:
-        """Training images of all ranks per second of training, without the first step, evaluation and saving.
+        """Training images of all ranks per second, without first step, evaluation and saving.
 
         To be read after `finished()`; 0 until a second step has ended.
         """
@@ -132,10 +132,10 @@ class Timing:
 
 
 def verdict(data_wait_share: float, cfg: Config) -> str:
-    """Name the bottleneck of a training run and settings to try; `python -m benchmarks bottleneck` measures it.
+    """Name the bottleneck and settings to try; `python -m benchmarks bottleneck` measures it.
 
     Args:
-        data_wait_share: share of the training time in which the device waited for a batch, in [0, 1].
+        data_wait_share: share of the training time in which the device waited for data, in [0, 1].
         cfg: configuration, whose settings are not recommended again.
     """
     waits = f"{data_wait_share:.0%} of the time waiting for data"

@@ -38,7 +38,7 @@ class TrainedRun:
 
     @property
     def target(self) -> Target:
-        """Kind of the targets, with the names of classes or numbers in the order of the model's outputs."""
+        """Kind of the targets, with the names of classes or numbers in the order of the outputs."""
         return target_of(self.facts["target"], f"{self.weights_file}: target")
 
     @property
@@ -67,7 +67,7 @@ class TrainedRun:
         except RuntimeError as error:
             raise UserError(
                 f"{self.weights_file} holds another model than model.name={self.cfg.model.name} "
-                f"({str(error).splitlines()[-1].strip()}); leave model.name and model.kwargs as they were"
+                f"({str(error).splitlines()[-1].strip()}); keep model.name and model.kwargs"
             ) from error
 
 
@@ -76,11 +76,11 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
 
     Args:
         folder: `output_dir` of the run.
-        overrides: `key=value`, as on the command line of a training script, and `loader=NAME`; no other group.
+        overrides: `key=value`, as for a training script, and `loader=NAME`, but no other group.
 
     Raises:
-        UserError: there is no run, it has no weights yet, one of its files is damaged, or an override names
-            no key or has a wrong type.
+        UserError: there is no run, it has no weights yet, one of its files is damaged, or an
+            override names no key or has a wrong type.
     """
     for file in (folder / "config.yaml", folder / "run.json"):
         if not file.is_file():

@@ -1,9 +1,9 @@
-"""Make whole files of the checkpoints of a finished run of `train_fsdp.py`, which every script reads.
+"""Make the checkpoints of a finished run of `train_fsdp.py` whole, for every script to read.
 
     python -m runtime.whole run=outputs/mine
 
-Its `step-*.pt` and `best.pt` then hold their sharded tensors themselves, and `model.safetensors` the best weights. That
-needs as much memory as the tensors of one checkpoint.
+Its `step-*.pt` and `best.pt` then hold their sharded tensors themselves, and `model.safetensors`
+the best weights. That needs as much memory as the tensors of one checkpoint.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The tasks by name: losses, metrics and predictions.
 
-Your own: one file in this folder with a subclass of `Task`, and one line in `TASKS`. `tasks/task.py` lists its
-attributes and methods.
+Your own: one file in this folder with a subclass of `Task`, and one line in `TASKS`.
+`tasks/task.py` lists its attributes and methods.
 """
 
 from conf.errors import UserError, unknown_name
@@ -27,7 +27,7 @@ def build_task(cfg: Config, loader: Loader) -> Task:
     """Build the task `cfg.task.name` for the data of the training loader.
 
     Raises:
-        UserError: the task, its loss or its best_mode is unknown, or it is for targets of another kind.
+        UserError: the task, its loss or best_mode is unknown, or it is for targets of another kind.
     """
     name, target = cfg.task.name, loader.info.target
     kind = target.kind if target else "not described"
@@ -37,9 +37,9 @@ def build_task(cfg: Config, loader: Loader) -> Task:
     if needed not in ("", kind):
         fitting = [other for other, task in TASKS.items() if task.target_kind == kind]
         raise UserError(
-            f"task={name} is for {needed}, but the targets of data={cfg.data.layout} are {kind}; use data "
-            f"with {needed}, or a task for {kind}: {', '.join(fitting) or 'there is none'} (task=NAME, or "
-            "task.name=NAME without a file in conf/task)"
+            f"task={name} is for {needed}, but the targets of data={cfg.data.layout} are {kind}; "
+            f"use data with {needed}, or a task for {kind}: {', '.join(fitting) or 'none exists'} "
+            "(task=NAME, or task.name=NAME without a file in conf/task)"
         )
     if TASKS[name].losses and cfg.task.loss not in TASKS[name].losses:
         raise unknown_name("task.loss", cfg.task.loss, TASKS[name].losses)

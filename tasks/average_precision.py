@@ -1,7 +1,7 @@
 """The mean average precision of detections, from sums of fixed size.
 
-Whether a detection is right depends on its image alone; only their order by score goes over all images. What adds up
-over batches and ranks are therefore histograms of the scores.
+Whether a detection is right depends on its image alone; only the order by score goes over all
+images. What adds up over batches and ranks are therefore histograms of the scores.
 """
 
 import torch
@@ -30,8 +30,8 @@ def precision_sums(
     the right ones at each IoU.
 
     Args:
-        found: for each image, `boxes` (D, 4) as corners, `labels` (D,) in [0, num_classes) and `scores` (D,),
-            the highest first.
+        found: for each image, `boxes` (D, 4) as corners, `labels` (D,) in [0, num_classes) and
+            `scores` (D,), the highest first.
         true: for each image, `boxes` (M, 4) and `labels` (M,).
         num_classes: number K of classes.
 
@@ -53,7 +53,7 @@ def mean_average_precision(sums: Tensor, num_classes: int) -> dict[str, float]:
     """Return `map`, the mean over IOUS and over the classes that have boxes, and `map_50`, the same
     at the first IoU.
 
-    The average precision is the mean of the precisions at COCO's 101 recalls. Without any box, both are NaN.
+    The average precision is the mean of the precisions at COCO's 101 recalls; NaN without any box.
     """
     boxes, counts = sums[:num_classes].cpu(), sums[num_classes:].cpu()
     counts = counts.view(-1, num_classes, NUM_BINS)[:, boxes > 0].flip(2).cumsum(dim=2)

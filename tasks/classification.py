@@ -16,8 +16,8 @@ MAX_CONFUSION_CLASSES = 500  # part: pictures
 
 
 class Classification(Task):
-    """Outputs: (N, number of classes) logits of any float type. Targets: (N,) int64 class indices; the loss also
-    takes (N, number of classes) probabilities, which `data.mixup` and `data.cutmix` make of them in training.
+    """Outputs: (N, number of classes) logits of any float type. Targets: (N,) int64 class indices;
+    the loss also takes (N, number of classes) probabilities, from `data.mixup` or `data.cutmix`.
 
     Metrics: `loss`, `top1` and, with more than five classes, `top5`.
     """
@@ -52,7 +52,7 @@ class Classification(Task):
         )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return [images, sum of losses, images right at the first guess, ... within five guesses, confusion matrix].
+        """Return [images, sum of losses, right in one guess, right in five, confusion matrix].
 
         float64, on the device of the outputs; nothing waits for the device.
         """

@@ -18,19 +18,19 @@ NUM_BINS = 2 * BINS_PER_SIGN
 
 
 class MultiLabel(Task):
-    """Outputs: (N, number of classes) logits of any float type. Targets: the same shape, 1 or 0; in the loss also
-    between these, as `data.mixup` and `data.cutmix` mix them in training.
+    """Outputs: (N, number of classes) logits of any float type. Targets: the same shape, 1 or 0; in
+    the loss also between these, as `data.mixup` and `data.cutmix` mix them in training.
 
     Metrics: `loss` (binary cross-entropy, the mean over classes), `map` and `f1`.
 
-    `map` is the mean average precision over the classes that any image has. Average precision needs the
-    order of all scores, which does not fit into sums; so the sums are histograms of the logits of each
-    class: 64 bins for each power of two from 2^-20 to 2^12, of either sign. Logits that differ by less than
-    1/64 of their size may share a bin and then count as equal, as sklearn.metrics.average_precision_score
-    treats ties. Logits around 0 of any scale from 1e-4 to 300 give its value within 0.005 where 250 images
-    have the class, 0.02 where 50 do and 0.06 where 10 do; logits that hardly differ beside their mean may
-    give more. `f1` counts all classes together (micro) at a probability of 0.5, the edge of a bin, and is
-    exact.
+    `map` is the mean average precision over the classes that any image has. Average precision needs
+    the order of all scores, which does not fit into sums; so the sums are histograms of the logits
+    of each class: 64 bins for each power of two from 2^-20 to 2^12, of either sign. Logits that
+    differ by less than 1/64 of their size may share a bin and then count as equal, like ties in
+    sklearn.metrics.average_precision_score. Logits around 0 of any scale from 1e-4 to 300 give its
+    value within 0.005 where 250 images have the class, 0.02 where 50 do and 0.06 where 10 do;
+    logits that hardly differ beside their mean may give more. `f1` counts all classes together
+    (micro) at a probability of 0.5, the edge of a bin, and is exact.
     """
 
     target_kind = "several labels"
@@ -103,7 +103,7 @@ class MultiLabel(Task):
 
 
 def bins_of(logits: Tensor) -> Tensor:
-    """Return the bins of float32 logits, in [0, NUM_BINS) and in the same order; NaN has the lowest."""
+    """Return the bins of float32 logits, 0 to NUM_BINS - 1 in their order; NaN has the lowest."""
     logits = logits.nan_to_num(nan=torch.finfo(torch.float32).min)
     # As integers, the bits of positive floats have the same order: exponent, then mantissa.
     steps = logits.abs().view(torch.int32) >> (23 - MANTISSA_BITS)

@@ -10,7 +10,7 @@ from tasks.pictures import floats
 
 
 def palette(num_classes: int) -> np.ndarray:
-    """Return a colour for each class, (num_classes, 3) uint8; the first is black, as background often is."""
+    """Return one colour per class, (num_classes, 3) uint8; the first is black, for background."""
     golden = 0.618033988749895  # each hue far from those before it
     colours = [
         colorsys.hsv_to_rgb(number * golden % 1, 0.5 + 0.5 * (number % 2), 1 - 0.2 * (number % 3))

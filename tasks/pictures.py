@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 LINE = 12  # pixels of a line of text
 MIN_WIDTH = 96  # of an image with text
-# Pixels of a confusion matrix: all cells, the largest cell, the smallest cell with a number, the names.
+# Pixels of a confusion matrix: all cells, largest cell, smallest cell with a number, names.
 CHART, MAX_CELL, MIN_CELL, NAMES = 480, 48, 24, 120
 
 
 def as_pictures(images: Tensor) -> Tensor:
-    """Clamp images to [0, 1] and keep the first channel unless there are 1 or 3; (N, 1 or 3, H, W) float32."""
+    """Clamp to [0, 1] and keep the first channel unless there are 3; (N, 1 or 3, H, W) float32."""
     images = images.detach().float().clamp(0, 1)
     return images if images.shape[1] in (1, 3) else images[:, :1]
 
@@ -34,7 +34,7 @@ def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Te
 
 
 def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
-    """Draw the share of each predicted class (column) in each true class (row), dark for 1; (1, 3, H, W).
+    """Draw the share of predicted classes (columns) in true classes (rows), 1 dark; (1, 3, H, W).
 
     Up to 40 classes have their names, up to 20 also the shares in percent.
     """

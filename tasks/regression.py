@@ -19,8 +19,8 @@ class Regression(Task):
     """Outputs and targets: (N, number of names) numbers, in the unit of the labels.
 
     Metrics: `loss`, `mae` (mean absolute error over images and numbers) and `r2` (coefficient of
-    determination, 1 - residual / total sum of squares, the mean over numbers; where all labels are equal,
-    1 if the outputs are too and else 0, as in scikit-learn).
+    determination, 1 - residual / total sum of squares, the mean over numbers; where all labels are
+    equal, 1 if the outputs are too and else 0, as in scikit-learn).
     """
 
     target_kind = "numbers"
@@ -36,7 +36,7 @@ class Regression(Task):
         self.num_outputs = len(target.names)
         self.num_sums = 3 + 3 * self.num_outputs
         self.number_loss = F.mse_loss if cfg.task.loss == "mse" else F.l1_loss
-        # Subtracted before squares are summed, whose difference would else lose the digits of a small spread.
+        # Subtracted before squares are summed: a small spread would be lost in their difference.
         labels = target.values.reshape(-1, self.num_outputs)
         self.shift = [0.0] * self.num_outputs
         if len(labels):  # predict.py has none

@@ -17,11 +17,11 @@ from tasks.weights import ClassWeights, class_weights
 
 
 class Segmentation(Task):
-    """Outputs: (N, num_classes, H, W) logits of any float type. Targets: (N, H, W) int64 class indices.
+    """Outputs: (N, num_classes, H, W) logits of any float type. Targets: (N, H, W) int64 indices.
 
     Metrics: `loss` (cross-entropy, the mean over an image's pixels, then over images), `miou`
     (intersection over union, the mean over the classes that occur in masks or predictions) and
-    `pixel_accuracy`. Pixels of `ignore_index` count nowhere; an image that has no others has loss 0.
+    `pixel_accuracy`. Pixels of `ignore_index` count nowhere; an image of these alone has loss 0.
     """
 
     target_kind = "masks"
@@ -91,7 +91,7 @@ class Segmentation(Task):
 
     # part: pictures
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the images, their masks and the predicted masks; pixels without a class are white."""
+        """Draw the images, masks and predicted masks; pixels without a class are white."""
         masks = torch.where(targets == self.ignore_index, -1, targets)
         return {
             "image": as_pictures(inputs),

@@ -27,7 +27,7 @@ def count_of_each(indices: Tensor, size: int, weights: Tensor | None = None) -> 
 
 
 def divide_by_count(names: tuple[str, ...], totals: Tensor) -> dict[str, float]:
-    """Return the means of `[count, *sums, ...]` by name, one for each name; waits for the device."""
+    """Return the means of `[count, *sums, ...]`, one for each name; waits for the device."""
     count, *sums = totals[: 1 + len(names)].tolist()
     if count == 0:
         raise ValueError("totals have 0 images; evaluate at least one, or sum over all ranks first")

@@ -15,7 +15,7 @@ from tasks.sums import divide_by_count
 class Task:
     """Base class of all tasks: a loss, metrics as sums, and predictions.
 
-    Outputs and targets are batches, see `loaders.batch`: tensors, or dicts, tuples and lists of them.
+    Outputs and targets are batches (`loaders.batch`): tensors, or dicts, tuples and lists of them.
 
     Attributes:
         target_kind: kind of targets (`loaders.targets.Target.kind`) of the task; empty: any.
@@ -45,7 +45,7 @@ class Task:
     """(K, 3) uint8 colours of the indices in these images; None: they are not indices."""
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
-        """Build the task for the data of the training loader; raise UserError for settings that do not fit.
+        """Build the task for the training loader's data; raise UserError for unsuitable settings.
 
         This one reads neither.
         """
@@ -65,8 +65,8 @@ class Task:
     def sums(self, outputs: Any, targets: Any) -> Tensor:
         """Return the sums from which `metrics()` are computed: [images, sum of losses, ...].
 
-        (num_sums,) float64, on the device of the outputs, without waiting for it. The sums of batches and ranks
-        are added up.
+        (num_sums,) float64, on the device of the outputs, without waiting for it. The sums of
+        batches and ranks are added up.
         """
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ def check_shape(outputs: Tensor, expected: tuple[int, ...], fix: str) -> None:
     """Raise UserError if the outputs have another shape, which broadcasting could hide."""
     if outputs.shape != expected:
         raise UserError(
-            f"the model's outputs have shape {tuple(outputs.shape)}, but the task needs {expected}; {fix}"
+            f"model outputs have shape {tuple(outputs.shape)}, but the task needs {expected}; {fix}"
         )
 
 
@@ -123,5 +123,6 @@ def refuse_label_smoothing(cfg: Config) -> None:
     """Raise UserError if `task.label_smoothing` is set for a task whose loss has none."""
     if cfg.task.label_smoothing:
         raise UserError(
-            f"task.label_smoothing={cfg.task.label_smoothing} has no meaning for task={cfg.task.name}; use 0"
+            f"task.label_smoothing={cfg.task.label_smoothing} has no meaning for "
+            f"task={cfg.task.name}; use 0"
         )

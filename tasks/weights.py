@@ -19,7 +19,7 @@ class ClassWeights:
         self.copies: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor | None:
-        """Return (classes,) float32; None if all classes have the same weight, as in PyTorch's losses."""
+        """Return (classes,) float32 for PyTorch's losses; None if all classes weigh the same."""
         if self.weights and device not in self.copies:
             self.copies[device] = torch.tensor(self.weights, device=device)
         return self.copies.get(device)
@@ -28,8 +28,8 @@ class ClassWeights:
 def class_weights(cfg: Config, loader: Loader) -> list[float]:
     """Return one weight for each class; an empty list if all are equal.
 
-    `auto` gives each class the same sum of weights over the training labels, whose mean is 1. A class
-    without any label weighs 1.
+    `auto` gives each class the same sum of weights over the training labels, with a mean of 1. A
+    class without any label weighs 1.
 
     Raises:
         UserError: `loss.weights` is neither null, `auto` nor one number for each class.
@@ -40,7 +40,7 @@ def class_weights(cfg: Config, loader: Loader) -> list[float]:
 def positive_weights(cfg: Config, loader: Loader) -> list[float]:
     """For each class, return the weight of the images that have it relative to those that do not.
 
-    `auto` gives both groups the same sum of weights, unless one is empty. Raises UserError as `class_weights`.
+    `auto` gives both groups the same sum, unless one is empty. Raises UserError as `class_weights`.
     """
     num_images = loader.info.num_samples if cfg.loss.weights == "auto" else 0
     return _weights(cfg, loader, lambda counts: (num_images - counts) / counts)
@@ -64,8 +64,8 @@ def _weights(
     is_list = not isinstance(weights, str | int | float)
     if not is_list or len(weights) != len(loader.info.classes) or min(weights) < 0:
         raise UserError(
-            f"loss.weights={weights} is not for {len(loader.info.classes)} classes; use null, auto or a list of "
-            "one number of 0 or more for each class"
+            f"loss.weights={weights} is not for {len(loader.info.classes)} classes; use null, auto "
+            "or a list of one number of 0 or more for each class"
         )
     return [float(weight) for weight in weights]
 

@@ -334,9 +334,8 @@ def runtime_and_job() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(TRAINJOB.read_text()))
 
 
-def test_the_trainjob_and_its_runtime_have_known_fields_and_misspelt_ones_are_found(  # part: kubernetes
-    runtime_and_job,
-):
+# part: kubernetes
+def test_the_trainjob_and_its_runtime_have_known_fields(runtime_and_job) -> None:
     assert list(unknown_fields(runtime_and_job)) == []
     runtime, job = runtime_and_job
     jobs = runtime["spec"]["template"]["spec"]
@@ -348,9 +347,8 @@ def test_the_trainjob_and_its_runtime_have_known_fields_and_misspelt_ones_are_fo
     assert set(unknown_fields(runtime_and_job)) == found
 
 
-def test_the_trainjob_is_consistent_with_its_runtime_the_image_and_the_batch_script(  # part: kubernetes
-    runtime_and_job,
-):
+# part: kubernetes
+def test_the_trainjob_fits_its_runtime_the_image_and_the_batch_script(runtime_and_job) -> None:
     runtime, job = runtime_and_job
     name = job["metadata"]["name"]
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]

@@ -3,8 +3,8 @@
 Only the entry points use torch.distributed besides.
 """
 
-# The default arguments of its functions are the process group that exists when it is first imported,
-# which DDP does: gloo's threads would then outlive the group, into the end of Python.
+# Default arguments of its functions are the process group that exists at its first import. If DDP
+# does that import, gloo's threads outlive the group, into the end of Python.
 import torch.distributed.nn.functional  # noqa: F401
 
 from runtime.distributed.fsdp import shard

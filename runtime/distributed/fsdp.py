@@ -13,21 +13,21 @@ NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
 LISTS = (*NOT_CALLED, nn.Sequential)
 
 LARGE, SMALL = 0.1, 0.01
-"""Share of a model's parameters above which FSDP divides a block, and up to which it gathers it with the model."""
+"""Shares of the parameters: FSDP divides larger blocks, and gathers smaller ones with the model."""
 
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move a model to the device block by block, where each rank keeps its shard of every parameter.
+    """Move a model to the device block by block; each rank keeps its shard of every parameter.
 
-    A block is gathered while it computes. Blocks are the model's children and those of a ModuleList; a child with
-    many parameters is divided at the ModuleLists and Sequentials inside it. They have to be called as modules:
-    outside its `forward`, a block's parameters are shards. Children with few parameters are gathered with the
-    model's own.
+    A block is gathered while it computes. Blocks are the model's children and those of a
+    ModuleList; a child with many parameters is divided at the ModuleLists and Sequentials inside
+    it. They have to be called as modules: outside its `forward`, a block's parameters are shards.
+    Children with few parameters are gathered with the model's own.
 
-    Weights in channels_last become contiguous, as FSDP needs them; inputs and activations may stay channels_last.
+    Weights in channels_last become contiguous, as FSDP needs; inputs and activations may stay so.
 
-    With `gather_in()`, blocks without BatchNorm, whose statistics need weights in float32, are gathered and compute in
-    that dtype; gradients are added in float32.
+    With `gather_in()`, blocks without BatchNorm, whose statistics need float32 weights, are
+    gathered and compute in that dtype; gradients are added in float32.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     dtype = getattr(model, "gather_dtype", None)

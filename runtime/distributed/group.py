@@ -21,7 +21,7 @@ class ProcessGroup(SingleProcess):
     """Ranks of the run, which exchange small values by gloo."""
 
     def __init__(self, handle: Any = None) -> None:
-        """Use torch's process group `handle` of all ranks, by default the one that they have joined."""
+        """Use torch's process group `handle` of all ranks, by default the one that they joined."""
         self.handle = handle
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.flags: Tensor | None = None
@@ -77,7 +77,7 @@ class ProcessGroup(SingleProcess):
 
 
 def _without_content(value: Any) -> Any:
-    """Return a tensor's shape and dtype, as a tensor on the meta device; any other value as it is."""
+    """Return a tensor's shape and dtype, as a tensor on the meta device; other values unchanged."""
     return value.to("meta") if isinstance(value, Tensor) else value
 
 

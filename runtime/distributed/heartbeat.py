@@ -29,14 +29,14 @@ SILENT_BEATS = 5
 """Heartbeats of this rank in which another one has had none, after which that one has failed."""
 
 FLIGHT_RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-"""Variable that names the file of torch's record of the collectives, without the rank at its end."""
+"""Variable with the path of torch's record of the collectives, without the rank at its end."""
 
 NCCL_EXTRA_S = 60.0
-"""Seconds by which NCCL's own watchdog, which ends a process without naming a rank, waits longer."""
+"""Seconds by which NCCL's watchdog, which ends a process without naming a rank, waits longer."""
 
 
 class DeviceWork:
-    """Work that was given to a device: a collective that some rank never joins keeps it from ending."""
+    """Work that was given to a device; it never ends if some rank does not join a collective."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -44,8 +44,8 @@ class DeviceWork:
         self.marked_at = 0.0
 
     def overdue_s(self) -> float:
-        """Return the seconds since an earlier call for which the device has been busy with the same work; 0 on a CPU,
-        whose collectives raise errors."""
+        """Return the seconds since an earlier call for which the device has been busy with the same
+        work; 0 on a CPU, whose collectives raise errors."""
         if self.device.type != "cuda":
             return 0.0
         if self.mark is None or self.mark.query():
@@ -55,13 +55,13 @@ class DeviceWork:
 
 
 class Heartbeat:
-    """Thread that puts the line that this process is at into a store which all ranks share, again and again.
+    """Thread that repeatedly writes the line that this process is at to a store of all ranks.
 
-    It also reports and ends this process if its device waits for other ranks for too long, which raises no
-    error in Python: for `timeout_s`, or for 10 s once another rank has failed. A rank that raised an error
-    announces it. One that was killed cannot: it counts as failed if it has no heartbeat any more after this
-    process was asked to leave, as torchrun does when a rank dies. A signal alone ends nothing here: a run with
-    steps of more than 10 s has to reach the end of its step and save.
+    It also reports and ends this process if its device waits for other ranks for too long, which
+    raises no error in Python: for `timeout_s`, or for 10 s once another rank has failed. A rank
+    that raised an error announces it. One that was killed cannot: it counts as failed if it has no
+    heartbeat any more after this process was asked to leave, as torchrun does when a rank dies. A
+    signal alone ends nothing here: a run with steps of over 10 s has to end its step and save.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Heartbeat:
             work: work of this process's device.
             timeout_s: maximum duration of a collective in seconds.
             flight_record: function that returns torch's record of the collectives of this process.
-            is_asked_to_leave: function that returns True once a signal has asked this process to end.
+            is_asked_to_leave: function that returns True once a signal has asked the process to.
             interval_s: seconds between two heartbeats.
         """
         self.store, self.rank, self.world_size = store, rank, world_size
@@ -120,8 +120,8 @@ class Heartbeat:
             is_silent = self._another_is_silent()  # in each beat: it compares the last ones
             is_left = overdue_s > WAIT_FOR_FAILED_S and (is_silent or self._another_failed())
             if is_left and self.is_ending.acquire(blocking=False):
-                text = f"[rank {self.rank}] stops, because another rank has, for which its device waits"
-                print(text, file=sys.stderr, flush=True)
+                text = "stops, because another rank has, for which its device waits"
+                print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
                 os._exit(1)
             self.stopped.wait(self.interval_s)
 
@@ -142,7 +142,7 @@ class Heartbeat:
             return True  # the store is gone, and the rank that kept it
 
     def _another_is_silent(self) -> bool:
-        """Return True if a rank has had no heartbeat in the last calls, all after this process was asked to leave."""
+        """Return True if a rank has had no heartbeat in the last calls after a request to leave."""
         if not self.is_asked_to_leave():
             return False
         keys = [f"place{rank}" for rank in range(self.world_size)]
@@ -155,7 +155,7 @@ class Heartbeat:
         return is_full and any(len(set(of_rank)) == 1 for of_rank in zip(*self.places, strict=True))
 
     def report_timeout(self) -> None:
-        """Print which ranks are missing, where all stood, and where this rank's record of collectives is."""
+        """Print which ranks are missing, where all stood, and the path of this rank's record."""
         time.sleep(self.interval_s)  # other ranks that waited notice at about the same time
         lines = self._places()
         path = Path(f"{os.environ.get(FLIGHT_RECORD, '')}{self.rank}")
@@ -194,9 +194,10 @@ _heartbeat: Heartbeat | None = None
 
 
 def watch_signals() -> Callable[[], bool]:
-    """Return a function that tells if a signal has asked this process to end; to be called in the main thread.
+    """Return a function that tells if a signal has asked this process to end.
 
-    The function also knows of a signal that the main thread has not handled, because it waits for a device.
+    It also knows of signals that the main thread has not handled, because it waits for a device.
+    To be called in the main thread.
     """
     numbers, sender = socket.socketpair()
     numbers.setblocking(False)
@@ -214,13 +215,13 @@ def watch_signals() -> Callable[[], bool]:
 
 
 def record_collectives(folder: Path) -> None:
-    """Let torch record its collectives for a file in a folder; called before the process group is made."""
+    """Let torch record its collectives; to be called before there is a process group."""
     os.environ.setdefault(FLIGHT_RECORD, f"{folder.absolute()}/flight_record_rank_")
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives
 
 
 def start(store: Any, device: torch.device, timeout_s: float) -> None:
-    """Start the heartbeat of this process, once its process group exists; arguments as for `Heartbeat`."""
+    """Start the heartbeat of this process in its process group; arguments as for `Heartbeat`."""
     global _heartbeat
     if private.backend_name(device).startswith("nccl"):
         private.set_nccl_timeout(device, timedelta(seconds=timeout_s + NCCL_EXTRA_S))
@@ -242,8 +243,10 @@ def stop() -> None:
 
 
 def announce(error: Exception) -> None:
-    """Let the other ranks know that this one has failed; after a collective that timed out, each rank prints where
-    all of them stood."""
+    """Let the other ranks know that this one has failed.
+
+    After a collective that timed out, each rank prints where all of them stood.
+    """
     if _heartbeat is None:
         return
     _heartbeat.announce_failure()

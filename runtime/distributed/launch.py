@@ -1,4 +1,4 @@
-"""Start and end of a run of several processes: torchrun, the process group, and the name of the run."""
+"""Start and end of a run of several processes: torchrun, process group, and name of the run."""
 
 import atexit
 import faulthandler
@@ -71,8 +71,8 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     """
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise UserError(
-            "Hydra's multirun (-m) does not work under torchrun: the ranks of all jobs would share one "
-            "process group; start torchrun once for each job, for example in a shell loop"
+            "Hydra's multirun (-m) does not work under torchrun: the ranks of all jobs would share "
+            "one process group; start torchrun once for each job, for example in a shell loop"
         )
     backend = cfg.distributed.backend
     if backend == "auto":
@@ -104,8 +104,8 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
         _only_warn(rank)
     elif sizes := sizes_that_do_not_divide(cfg.global_batch_size, world_size):  # part: elastic
         log.warning(
-            "global_batch_size=%d is not divisible by %s ranks: the run would end if as many machines were "
-            "left of --nnodes=%s",
+            "global_batch_size=%d is not divisible by %s ranks: the run would end if as many "
+            "machines were left of --nnodes=%s",
             *(cfg.global_batch_size, sizes, os.environ["ELASTIC_NNODES"]),
         )
     return ProcessGroup()
@@ -115,8 +115,8 @@ def interface_to(address: str) -> str:
     """Return the name of the network interface that leads to a machine; empty if that is this
     machine or if it is unknown.
 
-    gloo otherwise takes the address that the machine's own name has, 127.0.1.1 on Debian, which no other machine
-    can reach.
+    gloo otherwise takes the address of the machine's own name, which is 127.0.1.1 on Debian: no
+    other machine can reach it.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
@@ -153,9 +153,9 @@ def sizes_that_do_not_divide(global_batch_size: int, world_size: int) -> str:
 def open_store() -> dist.Store:
     """Open the key-value store of torchrun, with a part of its own for each restart.
 
-    A restarted rank would otherwise read the addresses of processes that are gone. On several nodes,
-    where agents may count restarts differently, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each
-    attempt another store, and rank 0 has to open it.
+    A restarted rank would otherwise read the addresses of processes that are gone. On several
+    nodes, where agents may count restarts differently, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives
+    each attempt another store, and rank 0 has to open it.
     """
     is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(
@@ -175,7 +175,7 @@ def leave_process_group() -> None:
 
 
 def _torchrun() -> int | None:
-    """Return the process id of torchrun: the parent, if it runs in the same Python; what adopts this process does not."""
+    """Return torchrun's process id: the parent's, if that runs this Python, as no adopter does."""
     with suppress(psutil.Error):
         ours = psutil.Process()
         parent = ours.parent()
@@ -185,7 +185,7 @@ def _torchrun() -> int | None:
 
 
 def follow_torchrun() -> None:
-    """End this process when torchrun ends, or now if it has ended while Python started: it would train on."""
+    """End this process when torchrun ends, or now if it has already: it would train on."""
     end_with_parent()
     if os.getppid() == 1 and _torchrun() is None:
         print(f"[rank {os.environ['RANK']}] stops: torchrun has ended", file=sys.stderr)
@@ -193,13 +193,13 @@ def follow_torchrun() -> None:
 
 
 def end_rank(error: Exception, message: str | None) -> NoReturn:
-    """End this process because of an error, without the usual way out, which would wait for other ranks.
+    """End this process because of an error, at once: the usual way would wait for other ranks.
 
     Args:
         error: error that ends the process.
-        message: message for the user, if the user can fix the error; None: it is a bug. Rank 0 prints the message,
-            another rank only if rank 0 does not within 10 s. torchrun is ended, too, because the error would
-            occur again after a restart.
+        message: message for the user, if the user can fix the error; None: it is a bug. Rank 0
+            prints the message, another rank only if rank 0 does not within 10 s. torchrun is ended,
+            too, because the error would occur again after a restart.
     """
     if message is None:
         end_failed_rank(error)
@@ -236,8 +236,8 @@ def end_failed_rank(error: Exception) -> NoReturn:
 def run_stamp() -> str:
     """Return the start time of the run, the same string on every rank that torchrun started.
 
-    Ranks start at different moments; the first one to ask torchrun's key-value store decides. Without that
-    store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), it is what torchrun calls the run (--rdzv_id).
+    Ranks start at different moments; the first to ask torchrun's key-value store decides. Without
+    that store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), it is what torchrun calls the run (--rdzv_id).
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return os.environ["TORCHELASTIC_RUN_ID"]

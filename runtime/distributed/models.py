@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENOUGH_SAMPLES = 16
-"""Samples per device from which BatchNorm's own statistics are usually as good as synchronised ones."""
+"""Samples per device from which BatchNorm usually does as well without synchronisation."""
 
 
 def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device) -> nn.Module:
@@ -37,8 +37,8 @@ def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device
     size //= cfg.accumulate_steps  # part: accumulate
     if size >= ENOUGH_SAMPLES:
         log.info(
-            "SyncBatchNorm waits for all ranks in each layer; with %d samples per device, statistics of each "
-            "device alone usually do as well: distributed.sync_batchnorm=false",
+            "SyncBatchNorm waits for all ranks in each layer; with %d samples per device, "
+            "statistics of each device alone usually do as well: distributed.sync_batchnorm=false",
             size,
         )
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)

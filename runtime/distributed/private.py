@@ -1,4 +1,4 @@
-"""The only file with names that torch and Python keep private; checked with torch 2.15 and Python 3.11."""
+"""The only file with private names of torch and Python; checked with torch 2.15 and Python 3.11."""
 
 import sys
 import threading
@@ -27,7 +27,7 @@ def flight_recorder(device: torch.device) -> Callable[[], bytes]:
     """Return a function that returns torch's record of the collectives of this process on a device,
     pickled, or nothing.
 
-    ProcessGroupNCCL (`nccl`) has a recorder of its own; ProcessGroupNCCL2 (`nccl2`) is recorded as others are.
+    ProcessGroupNCCL (`nccl`) has its own recorder, ProcessGroupNCCL2 (`nccl2`) the general one.
     """
     name, module = backend_name(device), vars(torch._C._distributed_c10d)
     if name == "nccl":

@@ -1,8 +1,8 @@
-"""Checkpoints of sharded models: each rank writes and reads its own shards, by torch.distributed.checkpoint.
+"""Checkpoints of sharded models, by torch.distributed.checkpoint: each rank has its own shards.
 
-The file `step-00000123.pt` of such a run holds all but the sharded tensors, which lie in a folder `shards-*`
-in the same place. All ranks have to see this folder. Its table of contents is a pickle, which can run code: use
-checkpoints that you trust only.
+The file `step-00000123.pt` of such a run holds all but the sharded tensors, which lie in a folder
+`shards-*` in the same place. All ranks have to see this folder. Its table of contents is a pickle,
+which can run code: use only checkpoints that you trust.
 """
 
 import warnings
@@ -26,11 +26,11 @@ from runtime.shards import check_shards, remove_shards
 def write_shards(
     state: dict[str, Any], folder: Path, group: SingleProcess, handle: Any
 ) -> dict[str, Any]:
-    """Write the sharded tensors of nested values into a new folder inside `folder`; every rank calls it.
+    """Write the sharded tensors of nested values to a new folder in `folder`; every rank calls it.
 
     Returns:
-        The values as they are if no tensor is sharded; else with None in place of these tensors, and `shards`:
-        the name of the folder, and the checksums of the files in it.
+        The values as they are if no tensor is sharded; else with None in place of these tensors,
+        and `shards`: the name of the folder, and the checksums of the files in it.
 
     Raises:
         OSError: a rank could not write.
@@ -100,7 +100,7 @@ def read_shards(saved: dict[str, Any], key: str, example: Tensor) -> Any:
     Args:
         saved: checkpoint with its `path`, as `write_shards()` returned it.
         key: key of a part of the state.
-        example: a parameter of the model, sharded over all ranks; their number may differ from when it was written.
+        example: a parameter of the model, sharded over all ranks; fewer or more may have written.
 
     Raises:
         UserError: a rank cannot read the files.
@@ -112,7 +112,8 @@ def read_shards(saved: dict[str, Any], key: str, example: Tensor) -> Any:
         return _read(path, saved[key], f"/{key}", new)
     except (OSError, dcp.CheckpointException) as error:
         raise UserError(
-            f"{path} cannot be read on all ranks ({str(error).splitlines()[-1]}); they need a common file system"
+            f"{path} cannot be read on all ranks ({str(error).splitlines()[-1]}); "
+            "they need a common file system"
         ) from error
 
 
@@ -139,7 +140,7 @@ def _read(
     new: Callable[..., Tensor],
     is_alone: bool = False,
 ) -> Any:
-    """Read the tensors below `name` into `new` ones, and put them into their places in nested values."""
+    """Read the tensors below `name` into `new` ones, and put these into the nested values."""
     reader = dcp.FileSystemReader(path)
     tensors = {
         key: new(about.size, dtype=about.properties.dtype)

@@ -1,4 +1,4 @@
-"""Loggers of a run's numbers and images. Your own: one file with a `Logger`, and one line in `LOGGERS`."""
+"""Loggers of numbers and images. Your own: one file with a `Logger`, and one line in `LOGGERS`."""
 
 import importlib
 import logging
@@ -36,7 +36,7 @@ def logger_class(name: str) -> type[Logger]:
 
 
 class Loggers:
-    """The loggers of a run. One that raises OSError, as on a full disk, is left out until `open()`."""
+    """Loggers of a run. One that raises OSError, as on a full disk, is left out until `open()`."""
 
     def __init__(self, names: Sequence[str], run_dir: Path) -> None:
         self.classes, self.run_dir = {name: logger_class(name) for name in names}, run_dir

@@ -16,8 +16,8 @@ class Logger:
     Args:
         run_dir: folder of the run.
         settings: values that distinguish the run from others, by name.
-        step: number of optimizer steps so far. After a resume, values of later steps are logged again; the logger
-            hides or deletes those that an earlier process has logged.
+        step: number of optimizer steps so far. After a resume, values of later steps are logged
+            again; the logger hides or deletes those that an earlier process has logged.
     """
 
     def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
@@ -26,8 +26,8 @@ class Logger:
     def log(self, values: Values, step: int) -> None:
         """Log values by name, such as `train/loss`, after `step` optimizer steps.
 
-        A float is a number to plot, a tensor of shape (N, 1 or 3, H, W) in [0, 1] holds images. Raise
-        OSError if the service fails: the run warns and continues without the logger.
+        A float is a number to plot, a tensor of shape (N, 1 or 3, H, W) in [0, 1] holds images.
+        Raise OSError if the service fails: the run warns and continues without the logger.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Logger for MLflow, which reads its own variables: `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_ID` and others."""
+"""Logger for MLflow, which reads `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_ID` and others."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from runtime.loggers.logger import Logger, Settings, Values, as_os_error
 
 
 class MLflowLogger(Logger):
-    """Numbers and images by step. A resumed run continues the same run, whose id is kept in `mlflow_id`."""
+    """Numbers and images by step. A resumed run continues the run whose id is in `mlflow_id`."""
 
     def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
         path = run_dir / "mlflow_id"

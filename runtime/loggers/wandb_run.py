@@ -1,4 +1,4 @@
-"""Logger for Weights & Biases, which reads its own variables: `WANDB_PROJECT`, `WANDB_MODE=offline` and others."""
+"""Logger for Weights & Biases, which reads `WANDB_PROJECT`, `WANDB_MODE=offline` and others."""
 
 import uuid
 from pathlib import Path
@@ -10,7 +10,7 @@ from runtime.loggers.logger import Logger, Settings, Values, as_os_error
 
 
 class WandbLogger(Logger):
-    """Numbers and images by step. A resumed run continues the same run, whose id is kept in `wandb_id`."""
+    """Numbers and images by step. A resumed run continues the run whose id is in `wandb_id`."""
 
     def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
         path = run_dir / "wandb_id"
