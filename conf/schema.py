@@ -287,7 +287,7 @@ class ModelConfig:
     """Weights and activations in channels_last; faster for convolutions under AMP on CUDA."""
 
     compile: bool = False
-    """Fuse operations with torch.compile; may take minutes at first; CPUs need a C++ compiler."""
+    """Fuse operations with torch.compile; the first steps take long; CPUs need a C++ compiler."""
 
     kwargs: dict[str, Any] = key({})
     """Further arguments of the model's constructor, such as `batch_norm`."""

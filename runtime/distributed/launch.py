@@ -175,7 +175,7 @@ def leave_process_group() -> None:
 
 
 def _torchrun() -> int | None:
-    """Return torchrun's process id: the parent's, if that runs this Python, as no adopter does."""
+    """Return the process id of torchrun: the parent, if it runs the same Python; else None."""
     with suppress(psutil.Error):
         ours = psutil.Process()
         parent = ours.parent()
