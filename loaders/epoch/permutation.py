@@ -1,4 +1,4 @@
-"""Random numbers and shuffled orders by position: the cost of any slice grows with its length.
+"""Random numbers and shuffled orders by position; a slice costs in proportion to its length.
 
 They mix a counter with a key as SplitMix64 does (Steele, Lea and Flood 2014, "Fast splittable
 pseudorandom number generators"): no number depends on how many were drawn before it.
