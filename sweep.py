@@ -2,7 +2,8 @@
 
     python sweep.py script=train.py optimizer.lr=0.1,0.01 seed=1,2
     python sweep.py script=train_ddp.py ranks=2 jobs=2 optimizer.lr=0.1,0.01 seed=1,2
-    python sweep.py script=train.py trials=20 jobs=4 'optimizer.lr=tag(log,interval(1e-4,1e-1))'
+    python sweep.py script=train.py trials=20 jobs=4 \\
+        'optimizer.lr=tag(log,interval(1e-4,1e-1))' optimizer=adamw,sgd
 
 Values are separated by commas, as in Hydra's -m. `ranks=N` starts each run by torchrun with N
 ranks; `jobs=N` trains N runs at a time, which share no GPU. With `trials=N`, Optuna chooses N

@@ -1,8 +1,8 @@
 """Images that were decoded and resized before training (`loader=packed`).
 
     python -m loaders.pack data=imagefolder data.root=photos data.resize=256 out=data/packed
-    python train.py data=imagefolder data.root=photos data.resize=256 \\
-        loader=packed loader.pack=data/packed
+    python train.py data=imagefolder data.root=photos \\
+        data.resize=256 loader=packed loader.pack=data/packed
 
 A pack is a folder of NumPy files, mapped into memory: the pixels of a split, image after image. A
 stopped command continues when started again. For `format=shards`, see `loaders.shards.pack`.

@@ -1,7 +1,8 @@
 """Make the index of a data set and write it as columns.
 
     python -m loaders.index data=imagefolder data.root=photos out=data/index
-    python train.py data=imagefolder data.root=photos data.index=data/index
+    python train.py data=imagefolder data.root=photos \\
+        data.index=data/index
 
 If the first command was stopped, start it again: it reads only the headers that are still missing.
 """
