@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -46,6 +47,9 @@ PACKAGES = ("conf", "loaders", "models", "runtime", "tasks", "data")
 SCRIPTS = sorted(path.name for path in REPOSITORY.glob("train*.py"))
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
+LIMIT_S = 240.0
+"""For what would not come at all: no test is about how long something takes."""
+
 NEEDS_CUDA = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -56,6 +60,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.preload"])  # conftest.py starts it
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout} s for {what}"
+        time.sleep(0.05)
 
 
 @cache

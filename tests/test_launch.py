@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from runtime.distributed import (
     run_stamp,
     sizes_that_do_not_divide,  # part: elastic
 )
+from tests.helpers import wait_for
 
 REPOSITORY = Path(__file__).parents[1]
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
@@ -124,13 +124,6 @@ def finish(job: subprocess.Popen[str]) -> tuple[int, str]:
     return job.returncode, out + err
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
-
-
 def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
@@ -224,7 +217,7 @@ def test_the_job_is_requeued_exactly_when_the_run_asks_for_it(
 def test_a_signal_to_the_batch_script_reaches_the_step_which_is_awaited(tmp_path):
     step = "trap 'sleep 0.5; touch saved; exit 75' USR1; touch ready; while :; do sleep 0.05; done"
     job = start_job(tmp_path, step)
-    wait_for((tmp_path / "ready").exists)
+    wait_for((tmp_path / "ready").exists, "the ranks")
     job.send_signal(signal.SIGUSR1)
     assert finish(job)[0] == 75
     assert (tmp_path / "saved").exists()
@@ -233,7 +226,7 @@ def test_a_signal_to_the_batch_script_reaches_the_step_which_is_awaited(tmp_path
 def test_a_cancelled_job_is_not_requeued(tmp_path):
     step = f"mkdir -p {RUN}; touch {RUN}/requeue ready; sleep 0.5"
     job = start_job(tmp_path, step)
-    wait_for((tmp_path / "ready").exists)
+    wait_for((tmp_path / "ready").exists, "the ranks")
     job.terminate()
     assert finish(job)[0] == -signal.SIGTERM
     assert not (tmp_path / "requeue.txt").exists()
@@ -245,7 +238,7 @@ def test_a_signal_reaches_every_rank_of_two_nodes_and_each_has_the_time_to_save(
     job_id = str(os.getpid())
     job = start_job(tmp_path, TWO_NODES, SLURM_JOB_ID=job_id)
     run = tmp_path / "outputs" / "train_ddp" / job_id
-    wait_for(lambda: len(list(run.glob("ready*"))) == 4)
+    wait_for(lambda: len(list(run.glob("ready*"))) == 4, "four ranks")
     job.send_signal(signal.SIGUSR1)
     status, text = finish(job)
     assert status == 1, text  # torchrun's own, whatever its ranks return

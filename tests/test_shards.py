@@ -5,6 +5,7 @@ import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from loaders.read import read_bytes
 from loaders.shards import LOSSLESS, Part, pack_shards, part_of
 from loaders.storage import StorageError
 from loaders.targets import Labels
-from tests.helpers import FORKSERVER, checkpoint_of, fork, make_config, train
+from tests.helpers import FORKSERVER, checkpoint_of, fork, make_config, train, wait_for
 from tests.images import KINDS, Data, common, make_photos
 from tests.servers import WebServer, web_server
 
@@ -303,6 +304,10 @@ def fetched_shards(web: WebServer) -> list[str]:
     return [name for name in names if name.endswith(".tar")]
 
 
+def is_fetched(web: WebServer, shard: str) -> bool:
+    return shard in fetched_shards(web)
+
+
 def read_epoch(options: list[str], rank: int = 0, world_size: int = 1) -> list[list[str]]:
     """The files that one rank reads in an epoch and in the validation."""
     splits = build_loaders(make_config(*options), CPU, rank, world_size)
@@ -363,6 +368,20 @@ def test_the_next_window_is_fetched_while_one_is_read_and_copies_stay_within_the
         assert sum(path.stat().st_size for path in copies) <= sum(largest) + 4 * (16 << 10)
     assert len(fetched_shards(web)) == len(order)
     assert len(copies) < len(order)
+
+
+def test_the_next_window_is_fetched_before_its_first_batch(
+    remote, shards: Path, web: WebServer
+) -> None:
+    remote = [*remote, "global_batch_size=1"]
+    local = build_loaders(make_config(*remote, f"data.root={shards}"), CPU)[0]
+    needed = [f"train/{shard_of(local, int(rows['sample'][0])):06d}.tar" for rows in local.sampler]
+    order = list(dict.fromkeys(needed))
+    loader = build_loaders(make_config(*remote), CPU)[0]
+    for batch, _ in enumerate(loader.sampler):
+        if needed[batch] in needed[:batch]:  # in the middle of a window of one shard
+            for following in order[order.index(needed[batch]) + 1 :][:1]:
+                wait_for(partial(is_fetched, web, following), following)
 
 
 def test_half_a_copy_is_never_read(remote, tmp_path: Path, web: WebServer) -> None:

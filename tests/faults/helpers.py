@@ -5,7 +5,6 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -14,12 +13,9 @@ from typing import Any
 import psutil
 import torch
 
-from tests.helpers import REPOSITORY, checkpoint_of, folder_with, fork
+from tests.helpers import LIMIT_S, REPOSITORY, checkpoint_of, folder_with, fork, wait_for
 from tests.torchrun import TWO_RANKS as TWO_RANKS
 from tests.torchrun import torchrun
-
-LIMIT_S = 240.0
-"""For what would not come at all: no test is about how long something takes."""
 
 NUM_TRAIN = 64
 NUM_STEPS = 16
@@ -56,13 +52,6 @@ def hit(mark: Path, step: int, rank: int, action: str) -> list[str]:
         f"    open({str(mark)!r}, 'x').close()",
         f"    {action}",
     ]
-
-
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"waited {timeout} s for {what}"
-        time.sleep(0.05)
 
 
 def steps_saved(output_dir: Path) -> list[int]:
