@@ -28,7 +28,7 @@ EXIT_CODE = 2
 MAX_LINES = 3
 RENAMED = {
     "optimizer.momentum": "optimizer.kwargs.momentum",
-    "loader.reader": "loader=dali_reader or loader=dali",  # part: dali_reader
+    "loader.reader": "loader=dali_reader, in place of native",  # part: dali_reader
 }
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
 PATH_ERRORS = (

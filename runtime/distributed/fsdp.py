@@ -24,7 +24,8 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     it. They have to be called as modules: outside its `forward`, a block's parameters are shards.
     Children with few parameters are gathered with the model's own.
 
-    Weights in channels_last become contiguous, as FSDP needs; inputs and activations may stay so.
+    Weights in channels_last become contiguous, as FSDP needs them; inputs and activations may keep
+    channels_last.
 
     With `gather_in()`, blocks without BatchNorm, whose statistics need float32 weights, are
     gathered and compute in that dtype; gradients are added in float32.

@@ -84,7 +84,7 @@ class Heartbeat:
             work: work of this process's device.
             timeout_s: maximum duration of a collective in seconds.
             flight_record: function that returns torch's record of the collectives of this process.
-            is_asked_to_leave: function that returns True once a signal has asked the process to.
+            is_asked_to_leave: function that returns True once a signal asked this process to end.
             interval_s: seconds between two heartbeats.
         """
         self.store, self.rank, self.world_size = store, rank, world_size
