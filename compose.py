@@ -310,16 +310,17 @@ def main() -> None:
                 write(output, script, like=options.onto or HERE / BASELINE)
             refuse_conflicts(str(output or "the printed script"), script)
     except (MergeError, OSError) as error:
-        sys.exit(f"compose.py: {error}")
+        text = str(error)
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename}: {error.strerror}; use another path"
+        print(f"compose.py: {text}", file=sys.stderr)
+        sys.exit(2)
 
 
 def show_difference(old: Path, script: str) -> None:
-    """Print how a script differs from a file, as git does, in colour on a terminal."""
-    with tempfile.TemporaryDirectory() as folder:
-        new = Path(folder, "merged.py")
-        write(new, script, like=old)
-        colour = f"--color={'always' if sys.stdout.isatty() else 'never'}"
-        subprocess.run(["git", "--no-pager", "diff", "--no-index", colour, old, new])
+    """Print the unified difference of a script from a file."""
+    lines = old.read_text().splitlines(), script.splitlines()
+    print(*difflib.unified_diff(*lines, old.name, "merged", lineterm=""), sep="\n")
 
 
 if __name__ == "__main__":

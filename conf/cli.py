@@ -125,7 +125,8 @@ def _explain_config(error: Exception) -> str:
         return f"{key} is not set; set {key}=VALUE"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         if ".kwargs." in key:
-            return f"{key} is not set by the file of its group; +{key}=VALUE adds it"
+            near = nearest(key, [key.rpartition(".")[0] + f".{name}" for name in cause.parent_node])
+            return f"{key} is not set by the file of its group{near}; +{key}=VALUE adds it"
         if key in RENAMED:
             return f"{key} is now {RENAMED[key]}"
         return f"{key} is not a key of the configuration{nearest(key, known_keys())}"

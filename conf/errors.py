@@ -18,13 +18,13 @@ def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean NAME?`, or nothing if no name is similar."""
+    """Return ` (did you mean NAME?)`, or nothing if no name is similar."""
     names = list(names)
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if not close:  # `lr` for `optimizer.lr`
         ends = {known.rpartition(".")[2]: known for known in reversed(names)}
         close = [ends[n] for n in difflib.get_close_matches(name.rpartition(".")[2], ends, 1, 0.7)]
-    return f"; did you mean {close[0]}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def first_few(names: Iterable[str], most: int = 6) -> str:

@@ -315,14 +315,14 @@ def test_edits_of_the_same_lines_are_shown_with_both_sides(clone: Path) -> None:
     result = start(
         "compose.py", "ddp", "amp", "--onto", "my_train.py", "-o", "new.py", folder=clone
     )
-    assert result.returncode == 1
+    assert result.returncode == 2
     for shown in ("new.py", "my_train.py", "train_amp.py", "inputs.clone()", "torch.autocast"):
         assert shown in result.stderr
     written = (clone / "new.py").read_text()
     assert written.count("<<<<<<<") == written.count(">>>>>>>") == 1
     assert "DistributedDataParallel(" in written
     printed = start("compose.py", "ddp", "amp", "--onto", "my_train.py", folder=clone)
-    assert printed.returncode == 1
+    assert printed.returncode == 2
     assert "inputs.clone()" in printed.stderr
     assert printed.stdout.count("<<<<<<<") == 1
 
@@ -381,7 +381,7 @@ def test_a_script_that_differs_from_its_techniques_is_named(clone: Path) -> None
 def test_an_unmarked_difference_is_refused_with_its_lines(clone: Path) -> None:
     replace(clone / "train_amp.py", "scheduler.step()", "scheduler.step(None)")
     done = start("compose.py", "amp", "ddp", folder=clone)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "train_amp.py" in done.stderr
     assert "scheduler.step(None)" in done.stderr
     assert "Traceback" not in done.stderr
@@ -452,7 +452,7 @@ def test_command_line_lists_writes_shows_and_overwrites_only_by_force(tmp_path) 
     assert "`torchrun --standalone --nproc_per_node=2 my_train.py`" in output.read_text()
     output.write_text("precious")
     again = start("compose.py", "ddp", "amp", "-o", str(output))
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "--force" in again.stderr
     assert output.read_text() == "precious"
     assert start("compose.py", "ddp", "-o", str(output), "--force").returncode == 0

@@ -78,7 +78,7 @@ class EpochSampler:
         needed = global_batch_size if train else world_size
         if count < needed:
             raise UserError(
-                f"{name} has {count} samples, fewer than "
+                f"the data set {name} has {count} samples, fewer than "
                 + (f"global_batch_size={needed}" if train else f"world_size={needed}")
                 + "; use a smaller value or more data"
             )

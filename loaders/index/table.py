@@ -58,7 +58,8 @@ def read_table(data: DataConfig) -> Table:
     if data.table is None:
         raise UserError("data=table needs data.table=FILE, a CSV or Parquet file")
     if not os.path.isfile(data.table):
-        raise UserError(f"data.table={data.table} is not a file; set it to the table's path")
+        path = os.path.abspath(data.table)
+        raise UserError(f"data.table={data.table}: there is no file {path}; set another path")
     if not os.path.isdir(data.root):
         raise UserError(
             f"data.root={data.root} is not a folder; set data.root to the folder that the paths in "
