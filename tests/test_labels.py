@@ -256,10 +256,8 @@ def test_a_root_may_be_written_in_any_way(images: Path, tmp_path, monkeypatch) -
         assert index.fingerprint == expected.fingerprint
     relative = table.read_text()
     table.write_text(relative.replace("day 0/2.png", str(images / "day 0/2.png")))
-    assert len(index_of(images, table)[0]) == len(expected)
-    message = refusal(images, table, "data.root=.")
-    assert "line 4" in message
-    assert message.endswith(f"data.root={images}")
+    for root in (str(images), "."):
+        assert index_of(images, table, f"data.root={root}")[0].fingerprint == expected.fingerprint
     shutil.copy(images / "day 0/2.png", tmp_path / "private.png")
     outside = os.path.relpath(tmp_path / "private.png", images)
     table.write_text(relative.replace("day 0/2.png", outside))

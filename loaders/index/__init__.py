@@ -3,7 +3,6 @@ from loaders.index.columns import (
     SPLITS,
     StoredIndex,
     check_sizes,
-    folders_below,
     open_columns,
     read_description,
     settings_of,
@@ -16,7 +15,7 @@ from loaders.index.files import VALIDATION_FOLDERS, file_index, images_below, re
 from loaders.index.header_cache import kept_headers
 from loaders.index.headers import BadHeadersError, header_or_reason, scan_headers
 from loaders.index.index import BadFileError, Index
-from loaders.index.paths import Paths, check_unchanged, paths_of
+from loaders.index.paths import Paths, check_unchanged
 from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard
 from loaders.index.store import (
     COLUMN_FILE,
@@ -46,7 +45,6 @@ __all__ = [
     "check_sizes",
     "check_unchanged",
     "file_index",
-    "folders_below",
     "header_or_reason",
     "images_below",
     "kept_headers",
@@ -54,7 +52,6 @@ __all__ = [
     "one_process_at_a_time",
     "open_column",
     "open_columns",
-    "paths_of",
     "read_description",
     "read_headers",
     "read_table",

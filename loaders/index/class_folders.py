@@ -50,6 +50,7 @@ def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> 
     headers = read_headers(files, data, "stored" if keep_channels else "rgb")
     return index_splits(
         root.name,
+        data.root,
         (files,),
         (headers,),
         Labels(labels, tuple(classes)),

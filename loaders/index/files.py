@@ -121,6 +121,7 @@ def _fail(error: OSError) -> None:
 
 def index_splits(
     name: str,
+    root: str,
     files: tuple[list[str], ...],
     headers: tuple[np.ndarray, ...],
     target: Target,
@@ -131,6 +132,7 @@ def index_splits(
 
     Args:
         name: name of the data set.
+        root: folder below which all files lie.
         files: paths of the samples of both splits, for each side.
         headers: headers of the files.
         target: targets of the samples of both splits.
@@ -140,6 +142,7 @@ def index_splits(
     train, val = (
         file_index(
             f"{name}/{split}",
+            root,
             tuple([side[i] for i in part] for side in files),
             tuple(side[part] for side in headers),
             target.take(part),
@@ -157,6 +160,7 @@ def index_splits(
 
 def file_index(
     name: str,
+    root: str,
     files: tuple[list[str], ...],
     headers: tuple[np.ndarray, ...],
     target: Target,
@@ -191,7 +195,7 @@ def file_index(
         channels=channels,
         target=target,
         dtype=f"uint{bits}",
-        files=tuple(map(paths_of, files)),
+        files=tuple(paths_of(side, root) for side in files),
         headers=headers,
         keep_channels=keep_channels,
         left_out=left_out,  # part: bad_samples

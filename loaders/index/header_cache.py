@@ -34,9 +34,8 @@ def kept_headers(
     """
     headers = np.zeros(len(files), HEADER)
     stamps = in_threads(stamp_of, files, "looking at files") if data.check_files else None
-    paths, broken = paths_of(files), dict[str, str]()
-    names = paths.names
-    kind = f"{paths.folder} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
+    names, broken = paths_of(files, data.root).names, dict[str, str]()
+    kind = f"{data.root} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
     kept = Path(data.cache_dir, f"headers-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}")
     with ExitStack() as lock:
         try:

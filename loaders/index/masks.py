@@ -30,8 +30,8 @@ def masks(data: DataConfig) -> tuple[Index, Index]:
         ignore_index=data.ignore_index,
         stored_dtype=f"uint{headers['bits'].max()}",
     )
-    root = Path(data.root)
-    return index_splits(root.name, (images, files), (image_headers, headers), target, parts)
+    name, sides = Path(data.root).name, (images, files)
+    return index_splits(name, data.root, sides, (image_headers, headers), target, parts)
 
 
 def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int:

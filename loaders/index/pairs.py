@@ -26,7 +26,7 @@ Sides = tuple[list[str], list[str]]
 def pairs(data: DataConfig) -> tuple[Index, Index]:
     files, headers, parts = find_pairs(data, "rgb")
     target = TargetImages(_size_factor(files, headers))
-    return index_splits(Path(data.root).name, files, headers, target, parts)
+    return index_splits(Path(data.root).name, data.root, files, headers, target, parts)
 
 
 def find_pairs(

@@ -40,12 +40,11 @@ class Table(NamedTuple):
 def table(data: DataConfig) -> tuple[Index, Index]:
     read = read_table(data)
     _check_cells(read, data)
-    files = [os.path.join(data.root, path) for path in read.cells[data.path_column]]
-    _check_files(read, files, data.root)
+    files = _existing_files(read, data)
     parts = _split(read, data)
     target = _target(read, data, parts)
     headers = read_headers(files, data, "rgb")
-    return index_splits(Path(read.name).stem, (files,), (headers,), target, parts)
+    return index_splits(Path(read.name).stem, data.root, (files,), (headers,), target, parts)
 
 
 def read_table(data: DataConfig) -> Table:
@@ -172,19 +171,18 @@ def _check_cells(read: Table, data: DataConfig) -> None:
     )
 
 
-def _check_files(read: Table, files: list[str], root: str) -> None:
+def _existing_files(read: Table, data: DataConfig) -> list[str]:
+    """Return the paths of the files; raise UserError unless all exist below `data.root`."""
+    names = read.cells[data.path_column]
+    relative = [os.path.relpath(p, data.root) if os.path.isabs(p) else p for p in names]
+    files = [os.path.join(data.root, path) for path in relative]
     missing = [not os.path.isfile(path) for path in files]
     fix = "correct the paths or data.root, or remove the lines"
     _refuse(read, missing, files, "files are missing", fix)
-    top = os.path.join(os.path.abspath(root), "")
-    outside = [not os.path.abspath(path).startswith(top) for path in files]
-    if any(outside):
-        fix = f"set data.root={os.path.commonpath([top, *map(os.path.abspath, files)])}"
-        _refuse(read, outside, files, "paths lead out of data.root", fix)
-    absolute = [os.path.isabs(path) for path in files]
-    if not all(absolute):
-        fix = f"set data.root={os.path.abspath(root)}"
-        _refuse(read, absolute, files, "paths are absolute, unlike the others,", fix)
+    outside = [os.path.normpath(path).startswith("../") for path in relative]
+    fix = "set data.root to a folder that holds all of them"
+    _refuse(read, outside, files, "paths lead out of data.root", fix)
+    return files
 
 
 def _refuse(read: Table, wrong: Iterable[bool], cells: Sequence[str], what: str, fix: str) -> None:

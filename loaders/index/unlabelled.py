@@ -45,7 +45,9 @@ def unlabelled_index(
         headers = read_headers(files, data, content)
     if not keep_channels and channels == 1:
         headers["channels"] = 1
-    index = file_index(root.name, (files,), (headers,), Unlabelled(target), keep_channels)
+    index = file_index(
+        root.name, data.root, (files,), (headers,), Unlabelled(target), keep_channels
+    )
     if index.channels != channels:
         raise UserError(
             f"the images of data.root={root} have {index.channels} channels, but the model was "
