@@ -46,9 +46,8 @@ FACTS = {
     "dtype": ("uint8", "uint16"),
     "keep_channels": bool,
     "resized": bool,
-    "left_out": [str],
 }
-MORE_FACTS = {"target": {}, "known": {"fingerprint": str}}
+MORE_FACTS = {"left_out": [str], "target": {}, "known": {"fingerprint": str}}
 """Kinds of values in facts.json, see `conf.facts.check_kind`: an index's attributes, and others."""
 
 
@@ -186,6 +185,7 @@ def write_columns(index: Index, folder: Path) -> None:
     save_columns(folder, columns)
     facts = {
         **{name: getattr(index, name) for name in FACTS},
+        "left_out": list(index.left_out),
         "target": describe_target(index.target),
         "known": {"fingerprint": index.fingerprint},
     }
@@ -255,7 +255,8 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
     target = open_target(facts["target"], folder / "values.npy", len(sizes), str(where))
     sides = range(0 if has_pixels else 1 + isinstance(target, ImageTarget))
     index = StoredIndex(
-        **{name: facts[name] for name in FACTS} | {"left_out": tuple(facts["left_out"])},
+        **{name: facts[name] for name in FACTS},
+        left_out=dict.fromkeys(facts["left_out"], "left out when the index was made"),
         sizes=sizes,
         target=target,
         files=tuple(Paths(root, column(f"names-{n}", np.bytes_, len(sizes))) for n in sides),

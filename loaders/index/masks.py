@@ -13,25 +13,23 @@ from loaders.targets import Masks
 
 
 def masks(data: DataConfig) -> tuple[Index, Index]:
-    (images, files), (image_headers, headers), parts = find_pairs(data, "indices")
-    sizes = [np.stack([h["height"], h["width"]], axis=1) for h in (image_headers, headers)]
-    are_known = (sizes[0] > 0).all(axis=1) & (sizes[1] > 0).all(axis=1)  # else they are left out
-    wrong = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1) & are_known)
+    images, found, parts = find_pairs(data, "indices")
+    are_known = (images.sizes > 0).all(axis=1) & (found.sizes > 0).all(axis=1)  # else left out
+    wrong = np.flatnonzero((images.sizes != found.sizes).any(axis=1) & are_known)
     if len(wrong):
         i = wrong[0]
-        image_size, size = (f"{side[i][0]}x{side[i][1]}" for side in sizes)
+        image_size, size = (f"{side.sizes[i][0]}x{side.sizes[i][1]}" for side in (images, found))
         raise UserError(
-            f"{len(wrong)} masks do not have the size of their image, such as {files[i]} ({size}) "
-            f"of {images[i]} ({image_size}); store each mask as large as its image"
+            f"{len(wrong)} masks do not have the size of their image, such as {found.paths[i]} "
+            f"({size}) of {images.paths[i]} ({image_size}); store each mask as large as its image"
         )
-    num_classes = _num_classes(data, files, headers["highest"])
+    num_classes = _num_classes(data, found.paths, found.headers["highest"])
     target = Masks(
         classes=tuple(map(str, range(num_classes))),
         ignore_index=data.ignore_index,
-        stored_dtype=f"uint{headers['bits'].max()}",
+        stored_dtype=f"uint{found.headers['bits'].max()}",
     )
-    name, sides = Path(data.root).name, (images, files)
-    return index_splits(name, data.root, sides, (image_headers, headers), target, parts)
+    return index_splits(Path(data.root).name, data.root, (images, found), target, parts)
 
 
 def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int:

@@ -43,8 +43,8 @@ def table(data: DataConfig) -> tuple[Index, Index]:
     files = _existing_files(read, data)
     parts = _split(read, data)
     target = _target(read, data, parts)
-    headers = read_headers(files, data, "rgb")
-    return index_splits(Path(read.name).stem, data.root, (files,), (headers,), target, parts)
+    sides = (read_headers(files, data, "rgb"),)
+    return index_splits(Path(read.name).stem, data.root, sides, target, parts)
 
 
 def read_table(data: DataConfig) -> Table:
