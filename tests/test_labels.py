@@ -217,10 +217,6 @@ def wrong(header: str, good: str, line: int, cells: str) -> tuple[str, list[str]
         (wrong("path,label", "a", 6, "a"), [], ["1 classes (a)", "2"]),
         (wrong("path,label", ";", 6, ";"), [], ["0 classes"]),
         (
-            *(wrong("path,label", "a", 6, "b"), ["data.label_kind=words"]),
-            ["data.label_kind=words", "auto, classes, several, numbers"],
-        ),
-        (
             *(wrong("path,a,b", "x,y", 6, "x,z"), [PAIR, "data.label_kind=classes"]),
             ["data.label_columns", "2 columns"],
         ),

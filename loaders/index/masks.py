@@ -40,8 +40,6 @@ def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int
     """
     top = int(highest.max())
     if data.num_classes is not None:
-        if data.num_classes < 2:
-            raise UserError(f"data.num_classes={data.num_classes} is less than 2 classes")
         above = [files[i] for i in np.flatnonzero(highest >= data.num_classes)]
         if above:
             raise UserError(

@@ -3,7 +3,8 @@
 import csv
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from loaders.targets import Labels, MultiLabels, RegressionTargets
 
 SPLIT_COLUMN = "split"
 SEPARATOR = ";"
-KINDS = ("auto", "classes", "several", "numbers")
+INTEGER = re.compile(r"[+-]?\d+")
 
 
 class Table(NamedTuple):
@@ -63,12 +64,6 @@ def read_table(data: DataConfig) -> Table:
             f"data.root={data.root} is not a folder; set data.root to the folder that the paths in "
             f"{data.table} start at"
         )
-    if data.label_kind not in KINDS:
-        raise UserError(
-            f"data.label_kind={data.label_kind} is unknown; use one of {', '.join(KINDS)}"
-        )
-    if not data.label_columns:
-        raise UserError("data.label_columns is empty; name one column or several: [label]")
     is_parquet = data.table.lower().endswith((".parquet", ".pq"))
     read = _read_parquet(data) if is_parquet else _read_csv(data)
     if not read.places:
@@ -142,27 +137,15 @@ def _text(cell: object) -> str:
 
 def _check_cells(read: Table, data: DataConfig) -> None:
     """Raise UserError where cells are empty, paths come twice or splits are unknown."""
-    empty = [
-        f"{place} ({name})"
-        for name, cells in read.cells.items()
-        for place, cell in zip(read.places, cells, strict=True)
-        if not cell
-    ]
-    if empty:
-        raise UserError(
-            f"{read.name} has {len(empty)} empty cells: {first_few(empty)}; fix or remove the lines"
-        )
+    for name, cells in read.cells.items():
+        are_empty = [not cell for cell in cells]
+        _refuse(read, are_empty, [name] * len(cells), "empty cells", "fix or remove the lines")
     first: dict[str, str] = {}
-    paths = map(os.path.normpath, read.cells[data.path_column])
-    twice = [
-        f"{place} ({path}, as {first[path]})"
-        for place, path in zip(read.places, paths, strict=True)
-        if first.setdefault(path, place) != place
-    ]
-    if twice:
-        raise UserError(
-            f"{read.name} lists {len(twice)} paths twice: {first_few(twice)}; keep one line of each"
-        )
+    paths = [os.path.normpath(path) for path in read.cells[data.path_column]]
+    earlier = [first.setdefault(path, at) for path, at in zip(paths, read.places, strict=True)]
+    are_twice = [one != other for one, other in zip(earlier, read.places, strict=True)]
+    named = [f"{path}, as {place}" for path, place in zip(paths, earlier, strict=True)]
+    _refuse(read, are_twice, named, "paths are listed twice", "keep one line of each")
     known = ("train", *VALIDATION_FOLDERS)
     splits = read.cells.get(SPLIT_COLUMN, ())
     unknown = [split not in known for split in splits]
@@ -260,25 +243,25 @@ def _kind_of(columns: list[Sequence[str]]) -> str:
         return "several" if set(cells) <= {"0", "1", "0.0", "1.0"} else "numbers"
     if any(SEPARATOR in cell for cell in cells):
         return "several"
-    num_numbers = sum(_is(float, cell) for cell in cells)
-    are_integers = all(_is(int, cell) for cell in cells)
-    return "numbers" if 2 * num_numbers > len(cells) and not are_integers else "classes"
+    are_numbers = [not math.isnan(_number(cell)) for cell in cells]
+    are_integers = all(map(INTEGER.fullmatch, cells))
+    return "numbers" if 2 * sum(are_numbers) > len(cells) and not are_integers else "classes"
 
 
-def _is(kind: Callable[[str], object], cell: str) -> bool:
+def _number(cell: str) -> float:
+    """Return the number in a cell; nan if there is none."""
     try:
-        kind(cell)
+        return float(cell)
     except ValueError:
-        return False
-    return True
+        return math.nan
 
 
 def _numbers(read: Table, columns: list[Sequence[str]]) -> np.ndarray:
     fix = "correct them, or set data.label_kind=classes if labels are meant"
-    for cells in columns:
-        wrong = [not (_is(float, cell) and math.isfinite(float(cell))) for cell in cells]
-        _refuse(read, wrong, cells, "cells are no finite numbers", fix)
-    return np.array([list(map(float, cells)) for cells in columns], np.float32).T
+    values = np.array([list(map(_number, cells)) for cells in columns], np.float32)
+    for cells, are_finite in zip(columns, np.isfinite(values), strict=True):
+        _refuse(read, ~are_finite, cells, "cells are no finite numbers", fix)
+    return values.T
 
 
 def _names(cell: str) -> list[str]:
@@ -288,6 +271,6 @@ def _names(cell: str) -> list[str]:
 
 def _sorted(names: set[str]) -> tuple[str, ...]:
     """Sort integers by value, other names as text."""
-    if all(_is(int, name) for name in names):
+    if all(map(INTEGER.fullmatch, names)):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
