@@ -13,13 +13,13 @@ from PIL.PngImagePlugin import PngInfo
 
 from conf.errors import UserError
 from loaders.image_loaders import build_loaders
-from loaders.images import HEADER, decode, decode_partly, read_header
+from loaders.images import decode, decode_partly
 from loaders.index import BadFileError, build_index
 from loaders.pack import pack
 from loaders.prediction import build_prediction_loader
 from loaders.targets import Labels
 from tests.helpers import make_config
-from tests.images import make_photos, save, smooth
+from tests.images import header_of, make_photos, save, smooth
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def test_a_seeded_split_is_disjoint_and_stays(options: list[str]) -> None:
 
 def photo(path: Path, num_lines: int | None = None) -> np.ndarray:
     """(height, width, 3): an RGB file, as the index reads and decodes it."""
-    header = np.array([tuple(read_header(str(path), "rgb"))], HEADER)[0]
+    header = header_of(path, "rgb")
     if num_lines is not None:  # part: partial_decoding
         size = min(num_lines, int(header["height"])), int(header["width"])
         part = decode_partly(path.read_bytes(), header, (0, 0, *size), size, False)

@@ -15,11 +15,12 @@ import pytest
 from PIL import Image, ImageCms
 
 from conf.errors import UserError
-from loaders.images import HEADER, Header, decode, read_header
+from loaders.images import Header, decode, read_header
 from loaders.index import build_index
 from loaders.read import read_image
 from loaders.targets import Labels
 from tests.helpers import make_config
+from tests.images import header_of
 
 
 def test_embedded_digits_are_the_promised_subset() -> None:
@@ -147,15 +148,14 @@ def test_jpeg_headers_are_read_as_by_pillow(tmp_path) -> None:
 def test_images_are_upright_and_an_invalid_orientation_is_ignored(
     orientation: int, ending: str, tmp_path
 ) -> None:
-    path, exif = str(tmp_path / f"image.{ending}"), Image.Exif()
+    path, exif = tmp_path / f"image.{ending}", Image.Exif()
     exif[0x112] = orientation
     more = {"tiffinfo": {274: orientation}} if ending == "tif" else {"exif": exif}
     Image.new("RGB", (30, 20)).save(path, **more)
-    header = read_header(path, "rgb")
+    header = header_of(path, "rgb")
     shape = (30, 20) if orientation in (5, 6, 7, 8) else (20, 30)
-    assert (header.height, header.width) == shape
-    row = np.array([header], HEADER)[0]
-    assert decode(Path(path).read_bytes(), row, "rgb").shape[:2] == shape
+    assert (header["height"], header["width"]) == shape
+    assert decode(path.read_bytes(), header, "rgb").shape[:2] == shape
 
 
 LISTENERS: list[Callable[[str], object]] = []

@@ -12,9 +12,10 @@ from PIL import Image
 
 from conf.errors import UserError
 from loaders.check import check
-from loaders.images import HEADER, decode, read_header
+from loaders.images import decode
 from loaders.index import build_index
 from tests.helpers import SCRIPTS, checkpoint_of, events_of, make_config, summary_of, train
+from tests.images import header_of
 
 IGNORED = 255
 PICTURES = ["train/inputs", "val/image", "val/mask", "val/prediction"]
@@ -36,11 +37,9 @@ def filled(value: Any, height: int = 8, width: int = 10, dtype: Any = np.uint8) 
 
 def test_masks_of_one_bit_are_read_as_stored(tmp_path: Path) -> None:
     """Other kinds are those of the masks of test_contract.py."""
-    save(tmp_path / "a.png", mask := filled(True, dtype=bool))
-    header = np.array([tuple(read_header(str(tmp_path / "a.png"), "indices"))], HEADER)[0]
-    assert np.array_equal(
-        decode((tmp_path / "a.png").read_bytes(), header, "indices")[..., 0], mask
-    )
+    save(path := tmp_path / "a.png", mask := filled(True, dtype=bool))
+    decoded = decode(path.read_bytes(), header_of(path, "indices"), "indices")
+    assert np.array_equal(decoded[..., 0], mask)
 
 
 def options_of(tmp_path: Path, masks: dict[str, Any]) -> list[str]:
