@@ -8,20 +8,16 @@ from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.index.files import index_splits
 from loaders.index.index import Index
-from loaders.index.pairs import find_pairs
+from loaders.index.pairs import find_pairs, size_factor
 from loaders.targets import Masks
 
 
 def masks(data: DataConfig) -> tuple[Index, Index]:
     images, found, parts = find_pairs(data, "indices")
-    are_known = (images.sizes > 0).all(axis=1) & (found.sizes > 0).all(axis=1)  # else left out
-    wrong = np.flatnonzero((images.sizes != found.sizes).any(axis=1) & are_known)
-    if len(wrong):
-        i = wrong[0]
-        image_size, size = (f"{side.sizes[i][0]}x{side.sizes[i][1]}" for side in (images, found))
+    if (factor := size_factor(images, found)) > 1:
         raise UserError(
-            f"{len(wrong)} masks do not have the size of their image, such as {found.paths[i]} "
-            f"({size}) of {images.paths[i]} ({image_size}); store each mask as large as its image"
+            f"the masks below {data.root} are {factor} times as large as their images; store each "
+            "mask as large as its image"
         )
     num_classes = _num_classes(data, found.paths, found.headers["highest"])
     target = Masks(

@@ -23,7 +23,7 @@ from loaders.targets import TargetImages
 
 def pairs(data: DataConfig) -> tuple[Index, Index]:
     inputs, targets, parts = find_pairs(data, "rgb")
-    target = TargetImages(_size_factor(inputs, targets))
+    target = TargetImages(size_factor(inputs, targets))
     return index_splits(Path(data.root).name, data.root, (inputs, targets), target, parts)
 
 
@@ -76,8 +76,12 @@ def _pairs_below(folder: Path, data: DataConfig) -> tuple[list[str], list[str]]:
     return [inputs[stem] for stem in stems], [targets[stem] for stem in stems]
 
 
-def _size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:
-    """Return the height and width of the targets, divided by those of their inputs."""
+def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:
+    """Return the height and width of the targets, divided by those of their inputs.
+
+    Raises:
+        UserError: it is no whole number, or not the same for all pairs.
+    """
     inputs, targets = input_files.sizes, target_files.sizes
     is_good = (inputs[:, 0] > 0) & (targets[:, 0] > 0)
     first = int(is_good.argmax())
