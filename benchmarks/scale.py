@@ -103,15 +103,16 @@ def write_files(count: int, folder: Path) -> list[str]:
     ]
     data = make_config(*options, f"data.cache_dir={folder}").data
     files = [str(root / f"{number:03}.jpg") for number in range(num_files)]
-    headers = read_headers(files, data, "rgb")
-    index = file_index("files", (files,), (headers,), Labels(np.zeros(num_files, int), ("all",)))
+    side = read_headers(files, data, "rgb")
+    target = Labels(np.zeros(num_files, int), ("all",))
+    index = file_index("files", str(root), (side,), target)
     [paths], times = index.files, -(-count // num_files)
     many = replace(
         index,
         sizes=np.tile(index.sizes, (times, 1))[:count],
         target=Labels(np.zeros(count, np.int64), ("all",)),
-        files=(Paths(paths.folder, np.tile(paths.names, times)[:count]),),
-        headers=(np.tile(headers, times)[:count],),
+        files=(Paths(paths.root, np.tile(paths.names, times)[:count]),),
+        headers=(np.tile(side.headers, times)[:count],),
     )
     write_index(dict(zip(SPLITS, (many, index), strict=True)), data, folder / "index")
     return options

@@ -63,6 +63,9 @@ ABOVE_0 = Allowed("a number above 0", lambda x: 0 < x < math.inf)
 SHARE = Allowed("a number in [0, 1]", lambda x: 0 <= x <= 1)
 BELOW_1 = Allowed("a number in [0, 1)", lambda x: 0 <= x < 1)
 BETWEEN_0_AND_1 = Allowed("a number in (0, 1)", lambda x: 0 < x < 1)
+NAMES = Allowed("one name or more, as [label]", bool)  # part: table
+LABEL_KINDS = one_of("auto", "classes", "several", "numbers")  # part: table
+FROM_2 = Allowed("2 or more", lambda x: x >= 2)  # part: masks
 SIZE = Allowed("an int or [height, width] in pixels", is_size)  # part: images
 SHARES = Allowed("[low, high] with 0 < low <= high <= 1", lambda x: is_pair(x, 1))  # part: images
 VALUE_RANGE = Allowed("[0, 1] or [-1, 1], for example", lambda x: are_numbers(x, 2) and x[0] < x[1])
@@ -152,14 +155,14 @@ class DataConfig:
     path_column: str = "path"  # part: table
     """table: column with the images' paths, relative to `root`."""
 
-    label_columns: list[str] = key(["label"])  # part: table
+    label_columns: list[str] = key(["label"], NAMES)  # part: table
     """table: columns with the labels."""
 
-    label_kind: str = "auto"  # part: table
+    label_kind: str = key("auto", LABEL_KINDS)  # part: table
     """table: `classes` (names or integers in one column), `several` (columns of 0 and 1, or one of
     names separated by `;`, a `;` alone for none), `numbers`, or `auto`: inferred from the cells."""
 
-    num_classes: int | None = None  # part: masks
+    num_classes: int | None = key(None, FROM_2)  # part: masks
     """masks: number of classes; null: one more than the highest index in the masks."""
 
     ignore_index: int = -100  # part: masks|header_cache

@@ -42,7 +42,7 @@ from loaders.shards import pack_shards, shard_options
 
 SETTINGS = (*INDEX_SETTINGS, "resize", "reduced_decoding")
 """Keys of `data` that decide the content of a pack."""
-FORMAT = 8  # increased when the content of a pack changes
+FORMAT = 9  # increased when the content of a pack changes
 FIX = "pack again into another folder"
 CHUNK = 1024
 DONE = "done.npy"
@@ -128,7 +128,7 @@ def _pack_split(data: DataConfig, index: Index, folder: Path, chunk: int) -> Non
         shards=None,
         resized=True,
     )
-    write_columns(packed, folder, data.root)
+    write_columns(packed, folder)
     arrays = {
         folder / f"pixels-{number}.npy": (int(lengths.sum()) * side.per_pixel, side.dtype)
         for number, side in enumerate(index.sides)

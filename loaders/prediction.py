@@ -1,6 +1,7 @@
 """Batches of images without labels, for `predict.py`."""
 
 import copy
+from dataclasses import replace
 
 import torch
 
@@ -42,11 +43,11 @@ def build_prediction_loader(
             f"loader.name={cfg.loader.name} reads no files; use loader=pytorch or loader=dali"
         )
     cfg = copy.deepcopy(cfg)
-    cfg.data.on_error = "raise"  # bad headers, which are returned
+    cfg.data.on_error = "skip"  # bad files are part of the result
     with limits_explained():
-        index, broken = unlabelled_index(cfg.data, target, channels)
-    # Files that cannot be decoded are part of the result.
-    cfg.data.on_error, cfg.data.max_bad_samples = "skip", len(index)
+        index = unlabelled_index(cfg.data, target, channels)
+    index, broken = replace(index, left_out={}), index.left_out
+    cfg.data.max_bad_samples = len(index)
     if cfg.loader.num_workers == "auto":  # part: tune
         cfg.loader.num_workers = 0  # measuring may take longer than loading
     ranks = cfg.global_batch_size, rank, world_size

@@ -10,6 +10,7 @@ import numpy as np
 import tifffile
 from PIL import Image, ImageOps
 
+from loaders.images import HEADER, read_header
 from loaders.shards import Part, pack_shards
 from tests.helpers import make_config
 
@@ -33,6 +34,11 @@ def save(path: Path, image: np.ndarray | Image.Image, **options: Any) -> np.ndar
     upright = ImageOps.exif_transpose(Image.open(path))
     assert upright
     return np.asarray(upright.convert("RGB")) / np.float32(255)
+
+
+def header_of(path: Path, content: str) -> np.void:
+    """The header of a file as the index has it; `content` is that of `ImageSpec`."""
+    return np.array([tuple(read_header(str(path), content))], HEADER)[0]
 
 
 def save_tiff(path: Path, image: np.ndarray, **options: Any) -> None:

@@ -18,12 +18,13 @@ import psutil
 import pytest
 import torch
 
+from conf.errors import UserError
 from loaders.check import check
 from loaders.image_loaders import build_loaders
-from loaders.index import BadFileError, BadHeadersError, build_index
+from loaders.index import BadFileError, build_index
 from loaders.limits import LimitError, limits_explained
 from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, answers_to, make_config, workers_of
-from tests.images import cut_short, make_photos, replace_file, save, smooth
+from tests.images import cut_short, make_photos, replace_file
 
 CPU = torch.device("cpu")
 WAYS = {
@@ -117,7 +118,7 @@ def test_files_with_bad_headers_are_skipped_too_and_counted(layout, tmp_path, ca
     assert all(str(path) in caplog.text for path in bad)
     with pytest.raises(BadFileError, match="data.max_bad_samples=0"):
         build_loaders(make_config(*overrides, "data.max_bad_samples=0"), CPU)
-    with pytest.raises(BadHeadersError, match="3 of 20"):
+    with pytest.raises(UserError, match="3 of 20"):
         build_loaders(make_config(*overrides, "data.on_error=raise"), CPU)
 
 
@@ -139,7 +140,7 @@ def test_files_that_are_no_images_or_far_too_large_are_refused_from_their_header
     (root / "b" / "empty.jpg").write_bytes(b"")
     (root / "b" / "link.jpg").symlink_to(tmp_path / "nowhere.jpg")
     options = options_for(root, tmp_path, "data.on_error=raise")
-    with pytest.raises(BadHeadersError) as caught:
+    with pytest.raises(UserError) as caught:
         build_index(make_config(*options).data)
     for part in (
         *("4 of 10", "bomb.png (40000x30000", "data.max_pixels=100000000"),
@@ -188,22 +189,6 @@ def test_the_check_lists_everything_that_is_broken(tmp_path, monkeypatch) -> Non
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert check(make_config(*overrides).data) == (35, found)
     assert not (tmp_path / "started").exists()
-
-
-def test_the_check_also_names_what_the_index_refuses(tmp_path) -> None:
-    for number in range(4):
-        for side in ("input", "target"):
-            save(tmp_path / "p" / side / f"{number}.png", smooth(number, 20, 20))
-    (tmp_path / "p" / "target" / "3.png").unlink()
-    cut = tmp_path / "p" / "input" / "1.png"
-    cut.write_bytes(cut.read_bytes()[:-100])
-    overrides = ["data=pairs", f"data.root={tmp_path / 'p'}", f"data.cache_dir={tmp_path}"]
-    num_files, problems = check(make_config(*overrides).data)
-    assert num_files == 7
-    assert "input/3.png" in problems.pop(str(tmp_path / "p"))
-    [(path, reason)] = problems.items()
-    assert path == str(cut)
-    assert "truncated" in reason
 
 
 # What real processes show. The functions below run in processes of their own.

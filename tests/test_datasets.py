@@ -1,7 +1,6 @@
 """Folders of images: split, packs, mistakes, and files that decoders read in different ways."""
 
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from PIL.PngImagePlugin import PngInfo
 
 from conf.errors import UserError
 from loaders.image_loaders import build_loaders
-from loaders.images import HEADER, decode, decode_partly, read_header
+from loaders.images import decode, decode_partly
 from loaders.index import BadFileError, build_index
 from loaders.pack import pack
 from loaders.prediction import build_prediction_loader
 from loaders.targets import Labels
 from tests.helpers import make_config
-from tests.images import make_photos, save, smooth
+from tests.images import header_of, make_photos, save, smooth
 
 CPU = torch.device("cpu")
 
@@ -44,7 +43,7 @@ def test_a_seeded_split_is_disjoint_and_stays(options: list[str]) -> None:
 
 def photo(path: Path, num_lines: int | None = None) -> np.ndarray:
     """(height, width, 3): an RGB file, as the index reads and decodes it."""
-    header = np.array([tuple(read_header(str(path), "rgb"))], HEADER)[0]
+    header = header_of(path, "rgb")
     if num_lines is not None:  # part: partial_decoding
         size = min(num_lines, int(header["height"])), int(header["width"])
         part = decode_partly(path.read_bytes(), header, (0, 0, *size), size, False)
@@ -79,12 +78,11 @@ def test_lines_of_a_png_are_right_or_its_damage_is_seen(transparent, tmp_path: P
 # packs
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_packing_goes_on_where_it_was_stopped(split: str, options, tmp_path: Path) -> None:
+def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path) -> None:
     options += ["data.resize=40", "data.crop=[32,32]", "data.check_files=false", "data.val_count=4"]
     data, whole, stopped = make_config(*options).data, tmp_path / "whole", tmp_path / "stopped"
     pack(data, whole)
-    files = build_index(data)[split == "val"].files[0]
+    files = build_index(data)[0].files[0]
     first, last = Path(files[0]), Path(files[-1])
     last.rename(tmp_path / "elsewhere")
     last.write_bytes(b"damaged")
@@ -183,33 +181,14 @@ def test_folders_that_contain_themselves_are_named(links: dict[str, str], tmp_pa
 # files that decoders read in different ways
 
 
-def rle_bmp(pixels: np.ndarray) -> bytes:
-    """Grey (height, width) uint8 as a BMP of runs of one pixel each."""
-    height, width = pixels.shape
-    runs = b"".join(
-        b"".join(bytes((1, value)) for value in line) + b"\0\0" for line in pixels[::-1].tolist()
-    )
-    palette = b"".join(bytes((value, value, value, 0)) for value in range(256))
-    sizes = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs) + 2, 0, 0, 256, 0)
-    return (
-        struct.pack("<2sIII", b"BM", 54 + 1024 + len(runs) + 2, 0, 54 + 1024)
-        + sizes
-        + palette
-        + runs
-        + b"\0\1"
-    )
-
-
 def odd_files(root: Path) -> list[str]:
     """Write files that decoders read in different ways; return names of those that DALI refuses."""
     image = Image.fromarray(smooth(3, 60, 80))
-    grey, turned, xmp = image.convert("L"), Image.Exif(), PngInfo()
-    pixels, shades = np.asarray(image), np.asarray(grey)
+    turned, xmp = Image.Exif(), PngInfo()
     turned[0x112] = 6
     about = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><tiff:Orientation>3</tiff:Orientation></x:xmpmeta>'
     xmp.add_itxt("XML:com.adobe.xmp", about)
-    deep = pixels.astype(np.uint16) * 257
-    translucent = np.dstack([deep, deep[..., 0]])
+    deep = np.asarray(image).astype(np.uint16) * 257
     pillow: dict[str, tuple[Image.Image, dict[str, Any]]] = {
         "plain.jpg": (image, {}),
         "turned.jpg": (image, {"exif": turned}),
@@ -224,19 +203,14 @@ def odd_files(root: Path) -> list[str]:
         ),
         "translucent.png": (image.convert("RGBA"), {}),
         "turned.webp": (image, {"exif": turned, "lossless": True}),
-        "bits.tif": (grey.convert("1"), {}),
+        "bits.tif": (image.convert("1"), {}),
         "lzma.tif": (image, {"compression": "lzma"}),
-        "lab.tif": (image.convert("LAB"), {}),
-        "numbers.tif": (grey.convert("I"), {}),
         "plain.bmp": (image, {}),
     }
     for name, (picture, options) in pillow.items():
         picture.save(root / name, **options)
     separate = {"planarconfig": "separate", "photometric": "rgb"}
     tifffile.imwrite(root / "planar.tif", deep.transpose(2, 0, 1), **separate)
-    tifffile.imwrite(root / "rgba.tif", translucent, photometric="rgb", extrasamples=["unassalpha"])
-    tifffile.imwrite(root / "four.tif", shades >> 4, photometric="minisblack", bitspersample=4)
-    (root / "runs.bmp").write_bytes(rle_bmp(shades))
     png, jpeg = (root / "plain.png").read_bytes(), (root / "plain.jpg").read_bytes()
     (root / "cut.png").write_bytes(png[:-12])  # the last chunk is missing
     (root / "behind.jpg").write_bytes(jpeg + b"behind the end")
@@ -267,7 +241,7 @@ def test_dali_shows_every_file_as_pytorch_does(
         assert not broken
         assert not loader.sampler.bad
     expected, *others = epochs
-    assert len(expected) == len(list(folder.iterdir())) > 20
+    assert len(expected) == len(list(folder.iterdir())) > 15
     for other in others:
         assert other.keys() == expected.keys()
         for name, picture in expected.items():

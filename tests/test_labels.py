@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from conf.errors import UserError
-from loaders.check import check
 from loaders.class_counts import class_counts
 from loaders.image_loaders import build_loaders
 from loaders.index import Index, build_index
@@ -176,11 +175,6 @@ def test_counts_of_classes(images: Path, tmp_path) -> None:
         class_counts(numbers)
 
 
-def test_check_decodes_the_files_of_the_table(images: Path, tmp_path) -> None:
-    table = write(tmp_path, "path,label", NAMES[:8])
-    assert check(make_config(*options_of(images, table)).data) == (8, {})
-
-
 def wrong(header: str, good: str, line: int, cells: str) -> tuple[str, list[str]]:
     """A table of which one line is wrong, counted from 1 with the header."""
     rows = [good] * NUM_IMAGES
@@ -192,7 +186,6 @@ def wrong(header: str, good: str, line: int, cells: str) -> tuple[str, list[str]
     ("table", "overrides", "shown"),
     [
         (wrong("path,label", "a", 5, '"\n"'), [], ["1 empty", "line 5 (label)"]),
-        (wrong("path,a,b", "1,0", 3, "1,"), [PAIR], ["1 empty", "line 3 (b)"]),
         (("path,label", [""] * NUM_IMAGES), [], ["12 empty", "line 2", "line 7", "6 more"]),
         (
             *(wrong("path,label,split", "a,train", 4, "b,valid"), []),
@@ -202,7 +195,6 @@ def wrong(header: str, good: str, line: int, cells: str) -> tuple[str, list[str]
         (wrong("path,label,split", "a,train", 4, "b,val"), [], ["validation", "line 4 (b)"]),
         (wrong("path,label,split", "a;b,train", 4, "a;x;y,val"), [], ["line 4 (x;y)"]),
         (wrong("path,label", "0.5", 7, "n/a"), [], ["line 7 (n/a)", "data.label_kind"]),
-        (wrong("path,label", "0.5", 7, "inf"), [], ["line 7 (inf)"]),
         (wrong("path,a,b", "1,0", 6, "2,x"), [PAIR], ["line 6 (x)"]),
         (
             *(wrong("path,a,b", "1,0", 6, "2,0"), [PAIR, "data.label_kind=several"]),
@@ -215,11 +207,6 @@ def wrong(header: str, good: str, line: int, cells: str) -> tuple[str, list[str]
             ["name", "path, label", "data.label_columns"],
         ),
         (wrong("path,label", "a", 6, "a"), [], ["1 classes (a)", "2"]),
-        (wrong("path,label", ";", 6, ";"), [], ["0 classes"]),
-        (
-            *(wrong("path,label", "a", 6, "b"), ["data.label_kind=words"]),
-            ["data.label_kind=words", "auto, classes, several, numbers"],
-        ),
         (
             *(wrong("path,a,b", "x,y", 6, "x,z"), [PAIR, "data.label_kind=classes"]),
             ["data.label_columns", "2 columns"],
@@ -256,10 +243,8 @@ def test_a_root_may_be_written_in_any_way(images: Path, tmp_path, monkeypatch) -
         assert index.fingerprint == expected.fingerprint
     relative = table.read_text()
     table.write_text(relative.replace("day 0/2.png", str(images / "day 0/2.png")))
-    assert len(index_of(images, table)[0]) == len(expected)
-    message = refusal(images, table, "data.root=.")
-    assert "line 4" in message
-    assert message.endswith(f"data.root={images}")
+    for root in (str(images), "."):
+        assert index_of(images, table, f"data.root={root}")[0].fingerprint == expected.fingerprint
     shutil.copy(images / "day 0/2.png", tmp_path / "private.png")
     outside = os.path.relpath(tmp_path / "private.png", images)
     table.write_text(relative.replace("day 0/2.png", outside))
@@ -304,7 +289,7 @@ def test_every_task_of_labels_learns_from_a_table(
     (tmp_path / "labels.csv").write_text("\n".join(lines))
     options = options_of(tmp_path / "images", tmp_path / "labels.csv", f"task={task}")
     options += ["data.mean=[0.5]", "data.std=[0.25]", "data.hflip=0.5", "optimizer.lr=0.01"]
-    options += ["epochs=25", "model.kwargs.width=8", "model.kwargs.batch_norm=false"]
+    options += ["epochs=15", "model.kwargs.width=8", "model.kwargs.batch_norm=false"]
     printed = train(script, tmp_path / "run", *options)
     assert ("do not move with data.hflip:" in printed) == (task == "regression")
     assert summary_of(tmp_path / "run")["best"][metric] > 0.9

@@ -3,7 +3,6 @@ from loaders.index.columns import (
     SPLITS,
     StoredIndex,
     check_sizes,
-    folders_below,
     open_columns,
     read_description,
     settings_of,
@@ -12,11 +11,10 @@ from loaders.index.columns import (
     write_index,
 )
 from loaders.index.datasets import DATASETS, build_index
-from loaders.index.files import VALIDATION_FOLDERS, file_index, images_below, read_headers
+from loaders.index.files import file_index, images_below, read_headers
 from loaders.index.header_cache import kept_headers
-from loaders.index.headers import BadHeadersError, header_or_reason, scan_headers
 from loaders.index.index import BadFileError, Index
-from loaders.index.paths import Paths, check_unchanged, paths_of
+from loaders.index.paths import Paths, check_unchanged
 from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard
 from loaders.index.store import (
     COLUMN_FILE,
@@ -25,7 +23,6 @@ from loaders.index.store import (
     replaced_folder,
     save_columns,
 )
-from loaders.index.table import read_table
 from loaders.index.unlabelled import unlabelled_index
 
 __all__ = [
@@ -34,9 +31,7 @@ __all__ = [
     "SETTINGS",
     "SPAN",
     "SPLITS",
-    "VALIDATION_FOLDERS",
     "BadFileError",
-    "BadHeadersError",
     "Index",
     "Paths",
     "ShardFiles",
@@ -46,21 +41,16 @@ __all__ = [
     "check_sizes",
     "check_unchanged",
     "file_index",
-    "folders_below",
-    "header_or_reason",
     "images_below",
     "kept_headers",
     "key_in_shard",
     "one_process_at_a_time",
     "open_column",
     "open_columns",
-    "paths_of",
     "read_description",
     "read_headers",
-    "read_table",
     "replaced_folder",
     "save_columns",
-    "scan_headers",
     "settings_of",
     "share",
     "unlabelled_index",

@@ -47,11 +47,10 @@ def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> 
         files += [path for found in by_class for path in found]
         counts.append([len(found) for found in by_class])
     labels = np.repeat(np.tile(np.arange(len(classes)), len(splits)), np.ravel(counts))
-    headers = read_headers(files, data, "stored" if keep_channels else "rgb")
     return index_splits(
         root.name,
-        (files,),
-        (headers,),
+        data.root,
+        (read_headers(files, data, "stored" if keep_channels else "rgb"),),
         Labels(labels, tuple(classes)),
         parts_of([sum(split) for split in counts], data),
         keep_channels,

@@ -5,7 +5,6 @@ needs of them. Facts about whole columns are written with them.
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,9 +19,9 @@ from conf.schema import DataConfig
 from loaders.images import HEADER
 from loaders.index.headers import in_threads
 from loaders.index.index import Index
-from loaders.index.paths import Paths, is_below
+from loaders.index.paths import Paths
 from loaders.index.store import open_column, replaced_folder, save_columns
-from loaders.targets import Labels, Target, describe_target, target_of
+from loaders.targets import ImageTarget, Labels, Target, describe_target, target_of
 
 SPLITS = ("train", "val")
 SETTINGS = (
@@ -40,16 +39,15 @@ SETTINGS = (
     "split_seed",
 )
 """Keys of `data` that decide which samples there are and what their targets are."""
-FORMAT = 2  # changes when what an index on disk holds does
+FORMAT = 3  # changes when what an index on disk holds does
 FACTS = {
     "name": str,
     "channels": CHANNELS,
     "dtype": ("uint8", "uint16"),
     "keep_channels": bool,
     "resized": bool,
-    "left_out": [str],
 }
-MORE_FACTS = {"target": {}, "folders": [str], "known": {"is_raw": bool, "fingerprint": str}}
+MORE_FACTS = {"left_out": [str], "target": {}, "known": {"fingerprint": str}}
 """Kinds of values in facts.json, see `conf.facts.check_kind`: an index's attributes, and others."""
 
 
@@ -143,7 +141,7 @@ def write_index(indexes: dict[str, Index], data: DataConfig, out: Path) -> None:
         raise UserError(f"data={data.layout} is not made of image files and needs no index")
     with replaced_folder(out) as folder:
         for split, index in indexes.items():
-            write_columns(index, folder / split, data.root)
+            write_columns(index, folder / split)
         about = {"format": FORMAT, "settings": settings_of(data)}
         (folder / "index.json").write_text(json.dumps(about, indent=2, default=list) + "\n")
 
@@ -174,35 +172,8 @@ def open_index(data: DataConfig) -> tuple[Index, Index]:
     return train, val
 
 
-def folders_below(index: Index, root: str) -> list[str]:
-    """Return the folder of the files of each side, relative to `root`.
-
-    Raises:
-        UserError: it is not below `root`.
-    """
-    folders = [os.path.relpath(paths.folder or ".", root) for paths in index.files]
-    if not all(map(is_below, folders)):
-        top = os.path.commonpath(
-            os.path.abspath(p) for p in (root, *(f.folder for f in index.files))
-        )
-        raise UserError(
-            f"data.root={root}: {index.name} has files outside, in {folders}; use data.root={top}"
-        )
-    return folders
-
-
-def write_columns(index: Index, folder: Path, root: str) -> None:
-    """Write the columns of an index, and facts about them, to a folder.
-
-    Args:
-        index: index to write.
-        folder: folder of the columns.
-        root: folder of the data set.
-
-    Raises:
-        UserError: files of the index are not below `root`.
-    """
-    folders = folders_below(index, root)
+def write_columns(index: Index, folder: Path) -> None:
+    """Write the columns of an index, and facts about them, to a folder."""
     columns = {"sizes": index.sizes.astype(np.int32), "distinct_sizes": index.distinct_sizes}
     if (values := getattr(index.target, "values", None)) is not None:
         columns["values"] = values.astype(index.target.dtype)
@@ -214,18 +185,17 @@ def write_columns(index: Index, folder: Path, root: str) -> None:
     save_columns(folder, columns)
     facts = {
         **{name: getattr(index, name) for name in FACTS},
+        "left_out": list(index.left_out),
         "target": describe_target(index.target),
-        "folders": folders,
-        "known": {name: getattr(index, name) for name in ("is_raw", "fingerprint")},
+        "known": {"fingerprint": index.fingerprint},
     }
     (folder / "facts.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def share(index: Index, folder: Path) -> Index:
     """Write the columns of an index to a folder; return the index that workers map into memory."""
-    folders = [paths.folder or os.curdir for paths in index.files]
-    root = os.path.commonpath(folders) if folders else ""
-    write_columns(index, folder, root)
+    root = index.files[0].root if index.files else ""
+    write_columns(index, folder)
     return open_columns(folder, int(index.distinct_sizes.prod(axis=1).max()), root)
 
 
@@ -269,11 +239,10 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
     if not where.is_file():
         raise UserError(f"{where} is missing; {fix}")
     facts = parse_json(where.read_bytes(), FACTS | MORE_FACTS, str(where), fix)
-    is_photos = facts["folders"] and not facts["keep_channels"]
+    has_pixels = (folder / "offsets.npy").exists()
+    is_photos = not (has_pixels or facts["keep_channels"])
     if is_photos and facts["channels"] not in (1, 3):
         raise UserError(f"{where}: photos have 1 or 3 channels, not {facts['channels']}; {fix}")
-    if not all(map(is_below, facts["folders"])):
-        raise UserError(f"{where}: folders={shown(facts['folders'])} lead out of the data's; {fix}")
 
     def column(name: str, dtype: np.dtype | type, *shape: int | None) -> np.ndarray:
         return open_column(folder / f"{name}.npy", dtype, shape)
@@ -283,23 +252,19 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
         column("distinct_sizes", np.int64, None, 2),
     )
     check_sizes(distinct, max_pixels, f"{folder}/distinct_sizes.npy")
-    num_sides = len(facts["folders"])
+    target = open_target(facts["target"], folder / "values.npy", len(sizes), str(where))
+    sides = range(0 if has_pixels else 1 + isinstance(target, ImageTarget))
     index = StoredIndex(
-        **{name: facts[name] for name in FACTS} | {"left_out": tuple(facts["left_out"])},
+        **{name: facts[name] for name in FACTS},
+        left_out=dict.fromkeys(facts["left_out"], "left out when the index was made"),
         sizes=sizes,
-        target=open_target(facts["target"], folder / "values.npy", len(sizes), str(where)),
-        files=tuple(
-            Paths(
-                os.path.join(os.path.normpath(os.path.join(root, below)), ""),
-                column(f"names-{side}", np.bytes_, len(sizes)),
-            )
-            for side, below in enumerate(facts["folders"])
-        ),
-        headers=tuple(column(f"headers-{side}", HEADER, len(sizes)) for side in range(num_sides)),
+        target=target,
+        files=tuple(Paths(root, column(f"names-{n}", np.bytes_, len(sizes))) for n in sides),
+        headers=tuple(column(f"headers-{n}", HEADER, len(sizes)) for n in sides),
         folder=str(folder),
         **{"reopen": partial(open_columns, folder, max_pixels, root)} | others,
     )
-    if (folder / "offsets.npy").exists():
+    if has_pixels:
         pixels = tuple(
             column(f"pixels-{number}", np.dtype(side.dtype), None)
             for number, side in enumerate(index.sides)
@@ -307,10 +272,6 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
         check_sizes(distinct, len(pixels[0]) // index.channels, f"{folder}/distinct_sizes.npy")
         offsets = column("offsets", np.int64, len(sizes))
         index = replace(index, pixels=pixels, offsets=offsets)
-    if num_sides != (0 if index.pixels else len(index.sides)):
-        raise UserError(f"{where}: a sample has {len(index.sides)} images, not {num_sides}; {fix}")
-    if facts["known"]["is_raw"] and len(distinct) > 1:
-        raise UserError(f"{where}: is_raw=true, but the images have {len(distinct)} sizes; {fix}")
     # Otherwise computed from whole columns.
     vars(index).update(facts["known"], distinct_sizes=distinct)
     return index

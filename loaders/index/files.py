@@ -2,16 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from conf.errors import UserError
+from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.images import HEADER
 from loaders.index.header_cache import kept_headers
-from loaders.index.headers import BadHeadersError, Scan, scan_headers
+from loaders.index.headers import ImageFiles, scan_headers
 from loaders.index.index import Index
 from loaders.index.paths import paths_of
 from loaders.targets import Target
@@ -89,30 +87,29 @@ def images_below(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def read_headers(files: list[str], data: DataConfig, content: str) -> np.ndarray:
-    """Read the headers of files, (N,) of dtype `HEADER`.
+def read_headers(files: list[str], data: DataConfig, content: str) -> ImageFiles:
+    """Read the headers of files.
 
     Args:
         files: paths of the files.
         data: the configuration.
         content: kind of content, see `ImageSpec.content`.
 
-    Returns:
-        Zeros for headers that cannot be used, with `data.on_error=skip`.
-
     Raises:
-        BadHeadersError: files have no readable header or are too large.
+        UserError: some have no readable header or are too large, without `data.on_error=skip`.
     """
-    if not files:
-        return np.zeros(0, HEADER)
-    scan: Scan = partial(scan_headers, data, content)
-    scan = partial(kept_headers, scan, data, content)  # part: header_cache
-    headers, broken = scan(files)
+    read = scan_headers
+    read = kept_headers  # part: header_cache
+    headers, broken = read(files, data, content)
+    named = [f"{path} ({reason})" for path, reason in broken.items()]
     if data.on_error == "skip":  # part: bad_samples
-        return headers
-    if broken:
-        raise BadHeadersError(broken, len(files))
-    return headers
+        named = []
+    if named:
+        raise UserError(
+            f"{len(named)} of {len(files)} files cannot be used: {first_few(named)}; repair or "
+            "remove them"
+        )
+    return ImageFiles(files, headers, broken)
 
 
 def _fail(error: OSError) -> None:
@@ -121,8 +118,8 @@ def _fail(error: OSError) -> None:
 
 def index_splits(
     name: str,
-    files: tuple[list[str], ...],
-    headers: tuple[np.ndarray, ...],
+    root: str,
+    sides: tuple[ImageFiles, ...],
     target: Target,
     parts: Parts,
     keep_channels: bool = False,
@@ -131,8 +128,8 @@ def index_splits(
 
     Args:
         name: name of the data set.
-        files: paths of the samples of both splits, for each side.
-        headers: headers of the files.
+        root: folder below which all files lie.
+        sides: files of the samples of both splits.
         target: targets of the samples of both splits.
         parts: positions of the samples of each split.
         keep_channels: see `Index`.
@@ -140,8 +137,8 @@ def index_splits(
     train, val = (
         file_index(
             f"{name}/{split}",
-            tuple([side[i] for i in part] for side in files),
-            tuple(side[part] for side in headers),
+            root,
+            tuple(side.take(part) for side in sides),
             target.take(part),
             keep_channels,
         )
@@ -157,8 +154,8 @@ def index_splits(
 
 def file_index(
     name: str,
-    files: tuple[list[str], ...],
-    headers: tuple[np.ndarray, ...],
+    root: str,
+    sides: tuple[ImageFiles, ...],
     target: Target,
     keep_channels: bool = False,
 ) -> Index:
@@ -167,32 +164,35 @@ def file_index(
     Raises:
         UserError: there are no images, or they differ in number of channels or bits.
     """
-    is_good = np.all([side["height"] > 0 for side in headers], axis=0)  # part: bad_samples
-    left_out = tuple(files[0][i] for i in np.flatnonzero(~is_good))  # part: bad_samples
+    left_out = {p: side.broken[p] for side in sides for p in side.paths if p in side.broken}
     if left_out:  # part: bad_samples
-        files = tuple([side[i] for i in np.flatnonzero(is_good)] for side in files)
-        headers = tuple(side[is_good] for side in headers)
-        target = target.take(is_good)
-    if not files[0]:
-        raise UserError(f"{name} has no images; expected files like {', '.join(IMAGE_ENDINGS)}")
-    kinds = headers[0][["channels", "bits"]]
+        good = np.flatnonzero(np.all([side.headers["height"] > 0 for side in sides], axis=0))
+        sides, target = tuple(side.take(good) for side in sides), target.take(good)
+    files, headers = sides[0].paths, sides[0].headers
+    if not files:
+        bad = first_few([f"{path} ({reason})" for path, reason in left_out.items()])
+        raise UserError(
+            f"{name} has no images{f' that can be used: {bad}' if bad else ''}; expected files "
+            f"like {', '.join(IMAGE_ENDINGS)}"
+        )
+    kinds = headers[["channels", "bits"]]
     channels, bits = kinds[0].item()
     wrong = np.flatnonzero(kinds != kinds[0])
     if len(wrong):
         other = kinds[wrong[0]]
         raise UserError(
-            f"{len(wrong)} of {len(files[0])} images of {name} are of another kind than "
-            f"{files[0][0]} with {channels} channels of {bits} bits, such as {files[0][wrong[0]]} "
+            f"{len(wrong)} of {len(files)} images of {name} are of another kind than "
+            f"{files[0]} with {channels} channels of {bits} bits, such as {files[wrong[0]]} "
             f"with {other['channels']} channels of {other['bits']} bits; use images of one kind"
         )
     return Index(
         name=name,
-        sizes=np.stack([headers[0]["height"], headers[0]["width"]], axis=1),
+        sizes=sides[0].sizes,
         channels=channels,
         target=target,
         dtype=f"uint{bits}",
-        files=tuple(map(paths_of, files)),
-        headers=headers,
+        files=tuple(paths_of(side.paths, root) for side in sides),
+        headers=tuple(side.headers for side in sides),
         keep_channels=keep_channels,
         left_out=left_out,  # part: bad_samples
     )

@@ -1,4 +1,4 @@
-"""The headers of image files, read once and kept as columns in `data.cache_dir`."""
+"""The headers of image files, read once and kept in `data.cache_dir`."""
 
 import hashlib
 import logging
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.errors import UserError
+from conf.files import write_atomically
 from conf.schema import DataConfig
 from loaders.images import HEADER
-from loaders.index.headers import Scan, in_threads, stamp_of
+from loaders.index.headers import in_threads, scan_headers, stamp_of
 from loaders.index.paths import paths_of
-from loaders.index.store import one_process_at_a_time, open_column, replaced_folder, save_columns
+from loaders.index.store import one_process_at_a_time
 
 log = logging.getLogger(__name__)
 
@@ -21,64 +21,58 @@ NOT_KEPT = "data.cache_dir=%s cannot be written to (%s): the headers are read ag
 
 
 def kept_headers(
-    scan: Scan, data: DataConfig, content: str, files: list[str], at_once: int = 1 << 20
+    files: list[str], data: DataConfig, content: str, at_once: int = 1 << 20
 ) -> tuple[np.ndarray, dict[str, str]]:
-    """Return the headers of files: stored ones where a file did not change, others from `scan`.
+    """Return the headers of files: stored ones where a file did not change; else as `scan_headers`.
 
     Args:
-        scan: function that reads headers.
+        files: paths of the files.
         data: the configuration.
         content: kind of content, see `ImageSpec.content`.
-        files: paths of the files.
         at_once: number of headers that are read before they are stored.
     """
     headers = np.zeros(len(files), HEADER)
-    stamps = in_threads(stamp_of, files, "looking at files") if data.check_files else None
-    paths, broken = paths_of(files), dict[str, str]()
-    names = paths.names
-    kind = f"{paths.folder} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
-    kept = Path(data.cache_dir, f"headers-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}")
+    stamps = in_threads(stamp_of, files, "looking at files") if data.check_files else []
+    names, broken = paths_of(files, data.root).names, dict[str, str]()
+    kind = f"{data.root} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
+    kept = Path(data.cache_dir, f"headers-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}.npy")
     with ExitStack() as lock:
         try:
             lock.enter_context(one_process_at_a_time(kept))
             can_keep = True
-        except (
-            OSError,
-            NotImplementedError,
-        ) as error:  # such as a folder that is read-only or full
+        except (OSError, NotImplementedError) as error:  # such as a read-only or full folder
             log.warning(NOT_KEPT, kept.parent, error)
             can_keep = False
-        is_known = _fill_with_kept(headers, kept, names, stamps)
+        stored = _stored(kept, names.dtype)
+        row_of = {name: row for row, name in enumerate(stored["name"].tolist())}
+        rows = np.array([row_of.get(name, -1) for name in names.tolist()], int)
+        is_known = rows >= 0
+        headers[is_known] = stored["header"][rows[is_known]]
+        if stamps:
+            num_bytes, modified_ns = np.array(stamps).T
+            is_known &= headers["num_bytes"] == num_bytes
+            is_known &= headers["modified_ns"] == modified_ns
         unread = np.flatnonzero(~is_known)
         for part in np.split(unread, range(at_once, len(unread), at_once)):
-            headers[part], reasons = scan([files[i] for i in part])
+            headers[part], reasons = scan_headers([files[i] for i in part], data, content)
             is_known[part] = headers[part]["height"] > 0
             broken |= reasons
             if can_keep and is_known[part].any():  # if this is stopped, the next time starts here
+                known = np.zeros(is_known.sum(), [("name", names.dtype), ("header", HEADER)])
+                known["name"], known["header"] = names[is_known], headers[is_known]
+                others = stored[~np.isin(stored["name"], names)]  # such as those of other sides
                 try:
-                    with replaced_folder(kept) as folder:
-                        columns = {"names": names[is_known], "headers": headers[is_known]}
-                        save_columns(folder, columns)
+                    with write_atomically(kept) as unfinished:
+                        np.save(unfinished, np.concatenate([others, known]))
                 except OSError as error:  # a full disk
                     log.warning(NOT_KEPT, kept.parent, error)
                     can_keep = False
     return headers, broken
 
 
-def _fill_with_kept(
-    headers: np.ndarray, kept: Path, names: np.ndarray, stamps: list[tuple[int, int]] | None
-) -> np.ndarray:
-    """Fill in the kept headers of files that did not change; (N,) bool: which these are."""
+def _stored(kept: Path, name: np.dtype) -> np.ndarray:
+    """Return the stored names and headers; without a file, or if it is damaged, an empty array."""
     try:
-        kept_names = open_column(kept / "names.npy", np.bytes_, (None,))
-        kept_headers = open_column(kept / "headers.npy", HEADER, kept_names.shape)
-    except UserError:  # there is none, or it was damaged when the machine went down
-        return np.zeros(len(names), bool)
-    row_of = {name: row for row, name in enumerate(kept_names.tolist())}
-    rows = np.array([row_of.get(name, -1) for name in names.tolist()])
-    known, is_known = kept_headers[rows], rows >= 0
-    if stamps is not None:
-        now = np.array(stamps)
-        is_known &= (known["num_bytes"] == now[:, 0]) & (known["modified_ns"] == now[:, 1])
-    headers[is_known] = known[is_known]
-    return is_known
+        return np.load(kept)
+    except (OSError, EOFError, ValueError):
+        return np.zeros(0, [("name", name), ("header", HEADER)])

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -10,47 +11,50 @@ from typing import TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.images import HEADER, Header, read_header, read_mask, reason_of
-
-Scan = Callable[[list[str]], tuple[np.ndarray, dict[str, str]]]
-"""Returns the headers of files, and reasons why some cannot be used, as `scan_headers` does."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class BadHeadersError(UserError):
-    """Files without a header that can be used; the message names the first ten.
+@dataclass(frozen=True)
+class ImageFiles:
+    """The files of one side of N samples."""
 
-    Attributes:
-        reasons: reasons by path.
-    """
+    paths: list[str]
 
-    def __init__(self, reasons: dict[str, str], num_files: int) -> None:
-        named = first_few([f"{path} ({reason})" for path, reason in reasons.items()])
-        super().__init__(
-            f"{len(reasons)} of {num_files} files cannot be used: {named}; repair or remove them"
-        )
-        self.reasons = reasons
+    headers: np.ndarray
+    """(N,) of dtype `HEADER`; zeros where a header cannot be used."""
+
+    broken: dict[str, str]
+    """Reasons why headers cannot be used, by path."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(N, 2): height and width in pixels; (0, 0) where a header cannot be used."""
+        return np.stack([self.headers["height"], self.headers["width"]], axis=1)
+
+    def take(self, samples: np.ndarray) -> "ImageFiles":
+        """Return the files of some samples, given as their positions."""
+        return replace(self, paths=[self.paths[i] for i in samples], headers=self.headers[samples])
 
 
 def scan_headers(
-    data: DataConfig, content: str, files: list[str]
+    files: list[str], data: DataConfig, content: str
 ) -> tuple[np.ndarray, dict[str, str]]:
     """Read the headers of files.
 
     Args:
+        files: paths of the files.
         data: the configuration.
         content: kind of content, see `ImageSpec.content`.
-        files: paths of the files.
 
     Returns:
-        (N,) of dtype `HEADER`, zeros where a header cannot be used; and the reasons why, by path.
+        Headers and reasons as in `ImageFiles`.
     """
     headers, broken = np.zeros(len(files), HEADER), {}
-    read = partial(header_or_reason, data=data, content=content)
+    read = partial(_header_or_reason, data=data, content=content)
     for i, answer in enumerate(in_threads(read, files, "reading headers")):
         if isinstance(answer, Header):
             headers[i] = tuple(answer)
@@ -59,7 +63,7 @@ def scan_headers(
     return headers, broken
 
 
-def header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
+def _header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
     """Return the header of a file, or the reason why it cannot be used."""
     max_pixels = data.max_pixels
     num_bytes, modified_ns = stamp_of(path)

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -60,8 +60,9 @@ class Index:
     keep_channels: bool = False
     """True if the channels are those of the file; otherwise every image becomes 8-bit RGB."""
 
-    left_out: tuple[str, ...] = ()  # part: bad_samples
-    """Files that `data.on_error=skip` leaves out, because their headers cannot be used."""
+    left_out: dict[str, str] = field(default_factory=dict)  # part: bad_samples
+    """Files that `data.on_error=skip` leaves out, and the reasons why their headers cannot be
+    used."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -86,6 +87,12 @@ class Index:
     def name_of(self, sample: int) -> str:
         """Return the path of the sample's (input) file, or its number where there are no files."""
         return self.files[0][sample] if self.files else f"sample {sample}"
+
+    def place_of(self, sample: int, side: int) -> str:
+        """Return the path of a file, or the shard and the number that hold it."""
+        if self.shards is not None:  # part: shards
+            return self.shards.place(sample, side)
+        return self.files[side][sample]
 
     @functools.cached_property
     def is_raw(self) -> bool:

@@ -8,30 +8,24 @@ from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.index.files import index_splits
 from loaders.index.index import Index
-from loaders.index.pairs import find_pairs
+from loaders.index.pairs import find_pairs, size_factor
 from loaders.targets import Masks
 
 
 def masks(data: DataConfig) -> tuple[Index, Index]:
-    (images, files), (image_headers, headers), parts = find_pairs(data, "indices")
-    sizes = [np.stack([h["height"], h["width"]], axis=1) for h in (image_headers, headers)]
-    are_known = (sizes[0] > 0).all(axis=1) & (sizes[1] > 0).all(axis=1)  # else they are left out
-    wrong = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1) & are_known)
-    if len(wrong):
-        i = wrong[0]
-        image_size, size = (f"{side[i][0]}x{side[i][1]}" for side in sizes)
+    images, found, parts = find_pairs(data, "indices")
+    if (factor := size_factor(images, found)) > 1:
         raise UserError(
-            f"{len(wrong)} masks do not have the size of their image, such as {files[i]} ({size}) "
-            f"of {images[i]} ({image_size}); store each mask as large as its image"
+            f"the masks below {data.root} are {factor} times as large as their images; store each "
+            "mask as large as its image"
         )
-    num_classes = _num_classes(data, files, headers["highest"])
+    num_classes = _num_classes(data, found.paths, found.headers["highest"])
     target = Masks(
         classes=tuple(map(str, range(num_classes))),
         ignore_index=data.ignore_index,
-        stored_dtype=f"uint{headers['bits'].max()}",
+        stored_dtype=f"uint{found.headers['bits'].max()}",
     )
-    root = Path(data.root)
-    return index_splits(root.name, (images, files), (image_headers, headers), target, parts)
+    return index_splits(Path(data.root).name, data.root, (images, found), target, parts)
 
 
 def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int:
@@ -42,8 +36,6 @@ def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int
     """
     top = int(highest.max())
     if data.num_classes is not None:
-        if data.num_classes < 2:
-            raise UserError(f"data.num_classes={data.num_classes} is less than 2 classes")
         above = [files[i] for i in np.flatnonzero(highest >= data.num_classes)]
         if above:
             raise UserError(

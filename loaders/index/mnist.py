@@ -22,26 +22,16 @@ def mnist(data: DataConfig) -> tuple[Index, Index]:
 
     refuse_to_fill(Path(data.root), "MNIST")
     raw = Path(data.root, "MNIST", "raw")
-
-    def is_unpacked() -> bool:
-        return all((raw / name).is_file() for name in UNPACKED)
-
     try:
-        if not is_unpacked():
+        if not all((raw / name).is_file() for name in UNPACKED):
             with one_process_at_a_time(Path(data.root) / "download"):
                 MNIST(data.root, download=True)
         train, val = (MNIST(data.root, train=train) for train in (True, False))
     except Exception as error:  # damaged bytes make torchvision raise errors of any type
-        reason = reason_of(error, str(raw))
-        if is_unpacked():
-            raise UserError(
-                f"MNIST in {raw} cannot be read ({reason}); remove what is damaged there, and it "
-                "is unpacked or downloaded again"
-            ) from error
         raise UserError(
-            f"MNIST is not in {data.root} and could not be downloaded ({reason}); put "
-            f"{', '.join(f'{name}.gz' for name in UNPACKED)} into {raw}, or use data=mnist_mini, "
-            "which needs no download"
+            f"MNIST in {raw} cannot be read or downloaded ({reason_of(error, str(raw))}); remove "
+            f"what is damaged, put {', '.join(f'{name}.gz' for name in UNPACKED)} there, or use "
+            "data=mnist_mini, which needs no download"
         ) from error
     return (
         digits("mnist/train", train.data.numpy(), train.targets.numpy()),

@@ -16,23 +16,19 @@ from loaders.index.files import (
     read_headers,
     split_folders,
 )
+from loaders.index.headers import ImageFiles
 from loaders.index.index import Index
 from loaders.targets import TargetImages
 
-Sides = tuple[list[str], list[str]]
-"""Paths of the inputs and of their targets."""
-
 
 def pairs(data: DataConfig) -> tuple[Index, Index]:
-    files, headers, parts = find_pairs(data, "rgb")
-    target = TargetImages(_size_factor(files, headers))
-    return index_splits(Path(data.root).name, files, headers, target, parts)
+    inputs, targets, parts = find_pairs(data, "rgb")
+    target = TargetImages(size_factor(inputs, targets))
+    return index_splits(Path(data.root).name, data.root, (inputs, targets), target, parts)
 
 
-def find_pairs(
-    data: DataConfig, target_content: str
-) -> tuple[Sides, tuple[np.ndarray, np.ndarray], Parts]:
-    """Return the paths and headers of both sides, and the positions of the samples of each split.
+def find_pairs(data: DataConfig, target_content: str) -> tuple[ImageFiles, ImageFiles, Parts]:
+    """Return the files of both sides, and the positions of the samples of each split.
 
     Args:
         data: the configuration.
@@ -40,11 +36,12 @@ def find_pairs(
     """
     splits = [_pairs_below(split, data) for split in split_folders(Path(data.root))]
     inputs, targets = ([path for split in splits for path in split[side]] for side in (0, 1))
-    headers = read_headers(inputs, data, "rgb"), read_headers(targets, data, target_content)
-    return (inputs, targets), headers, parts_of([len(split[0]) for split in splits], data)
+    parts = parts_of([len(split[0]) for split in splits], data)
+    return read_headers(inputs, data, "rgb"), read_headers(targets, data, target_content), parts
 
 
-def _pairs_below(folder: Path, data: DataConfig) -> Sides:
+def _pairs_below(folder: Path, data: DataConfig) -> tuple[list[str], list[str]]:
+    """Return the paths of the inputs and of their targets."""
     sides = []
     for name in (data.input_dir, data.target_dir):
         if not (folder / name).is_dir():
@@ -79,9 +76,13 @@ def _pairs_below(folder: Path, data: DataConfig) -> Sides:
     return [inputs[stem] for stem in stems], [targets[stem] for stem in stems]
 
 
-def _size_factor(files: Sides, headers: tuple[np.ndarray, ...]) -> int:
-    """Return the height and width of the targets, divided by those of their inputs."""
-    inputs, targets = (np.stack([side["height"], side["width"]], axis=1) for side in headers)
+def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:
+    """Return the height and width of the targets, divided by those of their inputs.
+
+    Raises:
+        UserError: it is no whole number, or not the same for all pairs.
+    """
+    inputs, targets = input_files.sizes, target_files.sizes
     is_good = (inputs[:, 0] > 0) & (targets[:, 0] > 0)
     first = int(is_good.argmax())
     factor = int(targets[first, 0] // max(1, inputs[first, 0]))
@@ -92,7 +93,8 @@ def _size_factor(files: Sides, headers: tuple[np.ndarray, ...]) -> int:
         raise UserError(
             f"the images of {len(wrong)} pairs do not have the same size"
             + (f" times {factor}" if factor > 1 else "")
-            + f", such as {files[0][i]} ({sizes[0]}) and {files[1][i]} ({sizes[1]}); a target must "
-            "be as large as its input, or larger by one whole factor in all pairs"
+            + f", such as {input_files.paths[i]} ({sizes[0]}) and {target_files.paths[i]} "
+            f"({sizes[1]}); a target must be as large as its input, or larger by one whole factor "
+            "in all pairs"
         )
     return max(1, factor)  # 0: no pair is good

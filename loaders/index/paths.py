@@ -16,11 +16,11 @@ from loaders.epoch import BadFileError
 class Paths(Sequence[str]):
     """The paths of N files, in an array that is smaller than N strings and that processes share."""
 
-    folder: str
-    """Below which all of them lie, with the separator at its end; empty: the working directory."""
+    root: str
+    """Folder below which all of them lie."""
 
     names: np.ndarray
-    """(N,) bytes: what follows in each path."""
+    """(N,) bytes: the paths, relative to `root`."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -29,27 +29,16 @@ class Paths(Sequence[str]):
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         name = os.fsdecode(bytes(self.names[number]))
-        if not is_below(name):
-            raise UserError(
-                f"{shown(repr(name))} leads out of {self.folder}; write the index again"
-            )
-        return self.folder + name
+        if os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
+            raise UserError(f"{shown(repr(name))} leads out of {self.root}; write the index again")
+        return os.path.normpath(os.path.join(self.root, name))
 
 
-def paths_of(files: Sequence[str]) -> Paths:
-    """Store these paths, in this order."""
-    if not files:
-        return Paths("", np.array([], np.bytes_))
-    # Not commonpath, which drops "./" and "//": the names would be cut at the wrong place.
-    folder = os.path.dirname(os.path.commonprefix([min(files), max(files)]))  # noqa: RUF071
-    folder = os.path.join(folder, "")
-    start = len(os.fsencode(folder))
-    return Paths(folder, np.array([os.fsencode(path)[start:] for path in files], np.bytes_))
-
-
-def is_below(path: str) -> bool:
-    """Return True if a path is relative and does not leave the folder that it starts at."""
-    return not os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path
+def paths_of(files: Sequence[str], root: str) -> Paths:
+    """Store these paths of files below `root`, in this order."""
+    top = os.path.join(os.path.normpath(root), "").removeprefix("./")
+    names = [os.fsencode(os.path.normpath(path).removeprefix(top)) for path in files]
+    return Paths(root, np.array(names, np.bytes_))
 
 
 def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:

@@ -3,7 +3,8 @@
 import csv
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from loaders.targets import Labels, MultiLabels, RegressionTargets
 
 SPLIT_COLUMN = "split"
 SEPARATOR = ";"
-KINDS = ("auto", "classes", "several", "numbers")
+INTEGER = re.compile(r"[+-]?\d+")
 
 
 class Table(NamedTuple):
@@ -40,12 +41,11 @@ class Table(NamedTuple):
 def table(data: DataConfig) -> tuple[Index, Index]:
     read = read_table(data)
     _check_cells(read, data)
-    files = [os.path.join(data.root, path) for path in read.cells[data.path_column]]
-    _check_files(read, files, data.root)
+    files = _existing_files(read, data)
     parts = _split(read, data)
     target = _target(read, data, parts)
-    headers = read_headers(files, data, "rgb")
-    return index_splits(Path(read.name).stem, (files,), (headers,), target, parts)
+    sides = (read_headers(files, data, "rgb"),)
+    return index_splits(Path(read.name).stem, data.root, sides, target, parts)
 
 
 def read_table(data: DataConfig) -> Table:
@@ -65,12 +65,6 @@ def read_table(data: DataConfig) -> Table:
             f"data.root={data.root} is not a folder; set data.root to the folder that the paths in "
             f"{data.table} start at"
         )
-    if data.label_kind not in KINDS:
-        raise UserError(
-            f"data.label_kind={data.label_kind} is unknown; use one of {', '.join(KINDS)}"
-        )
-    if not data.label_columns:
-        raise UserError("data.label_columns is empty; name one column or several: [label]")
     is_parquet = data.table.lower().endswith((".parquet", ".pq"))
     read = _read_parquet(data) if is_parquet else _read_csv(data)
     if not read.places:
@@ -144,27 +138,15 @@ def _text(cell: object) -> str:
 
 def _check_cells(read: Table, data: DataConfig) -> None:
     """Raise UserError where cells are empty, paths come twice or splits are unknown."""
-    empty = [
-        f"{place} ({name})"
-        for name, cells in read.cells.items()
-        for place, cell in zip(read.places, cells, strict=True)
-        if not cell
-    ]
-    if empty:
-        raise UserError(
-            f"{read.name} has {len(empty)} empty cells: {first_few(empty)}; fix or remove the lines"
-        )
+    for name, cells in read.cells.items():
+        are_empty = [not cell for cell in cells]
+        _refuse(read, are_empty, [name] * len(cells), "empty cells", "fix or remove the lines")
     first: dict[str, str] = {}
-    paths = map(os.path.normpath, read.cells[data.path_column])
-    twice = [
-        f"{place} ({path}, as {first[path]})"
-        for place, path in zip(read.places, paths, strict=True)
-        if first.setdefault(path, place) != place
-    ]
-    if twice:
-        raise UserError(
-            f"{read.name} lists {len(twice)} paths twice: {first_few(twice)}; keep one line of each"
-        )
+    paths = [os.path.normpath(path) for path in read.cells[data.path_column]]
+    earlier = [first.setdefault(path, at) for path, at in zip(paths, read.places, strict=True)]
+    are_twice = [one != other for one, other in zip(earlier, read.places, strict=True)]
+    named = [f"{path}, as {place}" for path, place in zip(paths, earlier, strict=True)]
+    _refuse(read, are_twice, named, "paths are listed twice", "keep one line of each")
     known = ("train", *VALIDATION_FOLDERS)
     splits = read.cells.get(SPLIT_COLUMN, ())
     unknown = [split not in known for split in splits]
@@ -173,19 +155,18 @@ def _check_cells(read: Table, data: DataConfig) -> None:
     )
 
 
-def _check_files(read: Table, files: list[str], root: str) -> None:
+def _existing_files(read: Table, data: DataConfig) -> list[str]:
+    """Return the paths of the files; raise UserError unless all exist below `data.root`."""
+    names = read.cells[data.path_column]
+    relative = [os.path.relpath(p, data.root) if os.path.isabs(p) else p for p in names]
+    files = [os.path.join(data.root, path) for path in relative]
     missing = [not os.path.isfile(path) for path in files]
     fix = "correct the paths or data.root, or remove the lines"
     _refuse(read, missing, files, "files are missing", fix)
-    top = os.path.join(os.path.abspath(root), "")
-    outside = [not os.path.abspath(path).startswith(top) for path in files]
-    if any(outside):
-        fix = f"set data.root={os.path.commonpath([top, *map(os.path.abspath, files)])}"
-        _refuse(read, outside, files, "paths lead out of data.root", fix)
-    absolute = [os.path.isabs(path) for path in files]
-    if not all(absolute):
-        fix = f"set data.root={os.path.abspath(root)}"
-        _refuse(read, absolute, files, "paths are absolute, unlike the others,", fix)
+    outside = [os.path.normpath(path).startswith("../") for path in relative]
+    fix = "set data.root to a folder that holds all of them"
+    _refuse(read, outside, files, "paths lead out of data.root", fix)
+    return files
 
 
 def _refuse(read: Table, wrong: Iterable[bool], cells: Sequence[str], what: str, fix: str) -> None:
@@ -263,25 +244,25 @@ def _kind_of(columns: list[Sequence[str]]) -> str:
         return "several" if set(cells) <= {"0", "1", "0.0", "1.0"} else "numbers"
     if any(SEPARATOR in cell for cell in cells):
         return "several"
-    num_numbers = sum(_is(float, cell) for cell in cells)
-    are_integers = all(_is(int, cell) for cell in cells)
-    return "numbers" if 2 * num_numbers > len(cells) and not are_integers else "classes"
+    are_numbers = [not math.isnan(_number(cell)) for cell in cells]
+    are_integers = all(map(INTEGER.fullmatch, cells))
+    return "numbers" if 2 * sum(are_numbers) > len(cells) and not are_integers else "classes"
 
 
-def _is(kind: Callable[[str], object], cell: str) -> bool:
+def _number(cell: str) -> float:
+    """Return the number in a cell; nan if there is none."""
     try:
-        kind(cell)
+        return float(cell)
     except ValueError:
-        return False
-    return True
+        return math.nan
 
 
 def _numbers(read: Table, columns: list[Sequence[str]]) -> np.ndarray:
     fix = "correct them, or set data.label_kind=classes if labels are meant"
-    for cells in columns:
-        wrong = [not (_is(float, cell) and math.isfinite(float(cell))) for cell in cells]
-        _refuse(read, wrong, cells, "cells are no finite numbers", fix)
-    return np.array([list(map(float, cells)) for cells in columns], np.float32).T
+    values = np.array([list(map(_number, cells)) for cells in columns], np.float32)
+    for cells, are_finite in zip(columns, np.isfinite(values), strict=True):
+        _refuse(read, ~are_finite, cells, "cells are no finite numbers", fix)
+    return values.T
 
 
 def _names(cell: str) -> list[str]:
@@ -291,6 +272,6 @@ def _names(cell: str) -> list[str]:
 
 def _sorted(names: set[str]) -> tuple[str, ...]:
     """Sort integers by value, other names as text."""
-    if all(_is(int, name) for name in names):
+    if all(map(INTEGER.fullmatch, names)):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

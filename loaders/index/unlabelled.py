@@ -4,17 +4,13 @@ from pathlib import Path
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.index.files import IMAGE_ENDINGS, file_index, images_below, read_headers
-from loaders.index.headers import BadHeadersError
+from loaders.index.files import file_index, images_below, read_headers
 from loaders.index.index import Index
 from loaders.targets import Target, Unlabelled
 
 
-def unlabelled_index(
-    data: DataConfig, target: Target, channels: int
-) -> tuple[Index, dict[str, str]]:
-    """Build the index of the images below `data.root`; return it, and the reasons by path why files
-    cannot be used.
+def unlabelled_index(data: DataConfig, target: Target, channels: int) -> Index:
+    """Build the index of the images below `data.root`.
 
     Args:
         data: configuration of the training run; `data.layout=cells` keeps the files' channels.
@@ -30,25 +26,14 @@ def unlabelled_index(
         raise UserError(
             f"data.root={root} is not a folder; set data.root to the folder of the images"
         )
-    files = images_below(root)
-    if not files:
-        raise UserError(f"data.root={root} has no images; expected {', '.join(IMAGE_ENDINGS)}")
-    keep_channels, broken = data.layout == "cells", {}
-    content = "stored" if keep_channels else "rgb"
-    try:
-        headers = read_headers(files, data, content)
-    except BadHeadersError as error:
-        broken = error.reasons
-        files = [path for path in files if path not in broken]
-        if not files:
-            raise
-        headers = read_headers(files, data, content)
+    keep_channels = data.layout == "cells"
+    files = read_headers(images_below(root), data, "stored" if keep_channels else "rgb")
     if not keep_channels and channels == 1:
-        headers["channels"] = 1
-    index = file_index(root.name, (files,), (headers,), Unlabelled(target), keep_channels)
+        files.headers["channels"] = 1
+    index = file_index(f"data.root={root}", data.root, (files,), Unlabelled(target), keep_channels)
     if index.channels != channels:
         raise UserError(
-            f"the images of data.root={root} have {index.channels} channels, but the model was "
+            f"the images of {index.name} have {index.channels} channels, but the model was "
             f"trained on {channels}; use images of the kind that it was trained on"
         )
-    return index, broken
+    return index

@@ -63,13 +63,12 @@ class PlanSampler(EpochSampler):
         self.distinct_shapes = (
             None if has_random_shapes(data, train) else distinct_shapes(index, data)
         )
-        self.left_out = index.left_out  # part: bad_samples
+        self.left_out = tuple(index.left_out)  # part: bad_samples
         if index.left_out and rank == 0:  # part: bad_samples
             log.warning(
-                "%s: %d files are left out, because their headers cannot be used "
-                "(data.max_bad_samples=%d; python -m loaders.check shows the reasons): %s",
+                "%s: %d files are left out (data.max_bad_samples=%d): %s",
                 *(index.name, len(index.left_out), data.max_bad_samples),
-                first_few(index.left_out),
+                first_few(f"{path} ({reason})" for path, reason in index.left_out.items()),
             )
         self.check_limit()  # part: bad_samples
 

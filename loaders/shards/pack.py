@@ -38,7 +38,6 @@ from loaders.index import (
     SPLITS,
     Index,
     build_index,
-    folders_below,
     key_in_shard,
     save_columns,
     settings_of,
@@ -146,7 +145,6 @@ class Split:
     ) -> None:
         if not index.files:
             raise UserError(NO_FILES.format(data.layout, data.root))
-        folders_below(index, data.root)
         self.split, self.index, self.data, self.quality = split, index, data, quality
         self.sizes = index.sizes if quality is None else resized_sizes(data, index.sizes)
         self.order = np.arange(len(index))
@@ -230,7 +228,7 @@ class Split:
         headers = tuple(table["header"][:, side] for side in range(table.shape[1]))
         is_resized = self.quality is not None and self.data.resize is not None
         index = replace(self.index, headers=headers, sizes=self.sizes, resized=is_resized)
-        write_columns(index, folder, self.data.root)
+        write_columns(index, folder)
         spans = {f"spans-{side}": table["span"][:, side] for side in range(table.shape[1])}
         save_columns(folder, spans | {"order": self.order, "starts": self.starts})
 

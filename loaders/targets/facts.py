@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from conf.errors import UserError
 from conf.facts import CHANNELS, check_kind
 from loaders.targets.base import Target
 from loaders.targets.images import TargetImages
@@ -37,33 +36,25 @@ FACTS = {
 """Kinds of the attributes of targets, see `conf.facts.check_kind`."""
 
 
-def target_of(
-    facts: dict[str, Any], where: str = "the target", kinds: dict[str, type[Target]] = TARGETS
-) -> Target:
+def target_of(facts: dict[str, Any], where: str = "the target") -> Target:
     """Return the target that `describe_target` described, without values.
 
     Args:
         facts: description of the target.
         where: name of the file in messages.
-        kinds: allowed kinds.
 
     Raises:
         UserError: the facts describe none of them.
     """
     fix = "write the folder that it belongs to again"
-    check_kind(facts, {"kind": tuple(kinds)}, where, fix)
-    target_class = kinds[facts["kind"]]
-    attributes = {field.name for field in fields(target_class)}
-    names = attributes - {"values"}
-    if names != set(facts) - {"kind"}:
-        raise UserError(
-            f"{where}: a target of kind {facts['kind']} has {', '.join(sorted(names))}; {fix}"
-        )
-    check_kind(facts, {name: FACTS[name] for name in names}, where, fix)
-    values = {name: tuple(facts[name]) if FACTS[name] == [str] else facts[name] for name in names}
-    if "values" in attributes:
+    check_kind(facts, {"kind": tuple(TARGETS)}, where, fix)
+    target_class = TARGETS[facts["kind"]]
+    names = {field.name for field in fields(target_class)}
+    kinds = {name: FACTS[name] for name in names - {"values"}}
+    check_kind(facts, kinds, where, fix)
+    values = {name: tuple(facts[name]) if kinds[name] == [str] else facts[name] for name in kinds}
+    if "values" in names:
         values["values"] = np.zeros(0)
-    if "predicted" in names:  # by a model that was trained on another kind
-        others = {kind: other for kind, other in kinds.items() if other is not target_class}
-        values["predicted"] = target_of(facts["predicted"], where, others)
+    if "predicted" in names:
+        values["predicted"] = target_of(facts["predicted"], where)
     return target_class(**values)
