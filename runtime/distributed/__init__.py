@@ -9,7 +9,7 @@ import torch.distributed.nn.functional  # noqa: F401
 
 from runtime.distributed.fsdp import shard
 from runtime.distributed.group import ProcessGroup
-from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat, watch_signals
+from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat
 from runtime.distributed.launch import (
     end_rank,
     follow_torchrun,
@@ -51,5 +51,4 @@ __all__ = [
     "sizes_that_do_not_divide",  # part: elastic
     "split_like",  # part: fsdp
     "sync_buffers",
-    "watch_signals",  # part: hang_reports
 ]
