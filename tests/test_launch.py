@@ -18,11 +18,7 @@ import yaml
 from torch.distributed.run import parse_args
 
 from launch import rendezvous
-from runtime.distributed import (
-    interface_to,
-    run_stamp,
-    sizes_that_do_not_divide,  # part: elastic
-)
+from runtime.distributed import interface_to, run_stamp
 from tests.helpers import wait_for
 
 REPOSITORY = Path(__file__).parents[1]
@@ -254,17 +250,6 @@ def test_a_port_that_is_taken_is_told():
         port = other.getsockname()[1]
         with pytest.raises(SystemExit, match=f"port {port} cannot be used"):
             rendezvous.main([str(port)])
-
-
-# part: elastic
-def test_a_batch_that_fewer_machines_cannot_divide_is_known_at_the_start(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    monkeypatch.setenv("ELASTIC_NNODES", "1:4")
-    assert sizes_that_do_not_divide(96, 32) == ""
-    assert sizes_that_do_not_divide(64, 32) == "24"
-    assert sizes_that_do_not_divide(60, 24) == "8, 16, 32"
-    monkeypatch.delenv("ELASTIC_NNODES")
-    assert sizes_that_do_not_divide(63, 24) == ""
 
 
 def test_the_interface_to_another_machine_is_the_one_with_the_route() -> None:

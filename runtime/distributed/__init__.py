@@ -12,13 +12,11 @@ from runtime.distributed.group import ProcessGroup
 from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat
 from runtime.distributed.launch import (
     end_rank,
-    follow_torchrun,
     init_process_group,
     interface_to,
     leave_process_group,
     local_rank,
     run_stamp,
-    sizes_that_do_not_divide,  # part: elastic
 )
 from runtime.distributed.models import (
     convert_sync_batchnorm,
@@ -37,7 +35,6 @@ __all__ = [
     "backend_name",  # part: hang_reports
     "convert_sync_batchnorm",
     "end_rank",
-    "follow_torchrun",
     "init_process_group",
     "interface_to",
     "leave_process_group",
@@ -48,7 +45,6 @@ __all__ = [
     "run_stamp",
     "set_gradient_sync",  # part: accumulate
     "shard",  # part: fsdp
-    "sizes_that_do_not_divide",  # part: elastic
     "split_like",  # part: fsdp
     "sync_buffers",
 ]
