@@ -81,30 +81,24 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
     name = options.name.lower()
     if name not in OPTIMIZERS:
         raise unknown_name("optimizer.name", options.name, OPTIMIZERS)
-    accepted = inspect.signature(OPTIMIZERS[name]).parameters.keys() - {"params"}
-    own = {"lr", "weight_decay"}
-    if unknown := sorted(options.kwargs.keys() - (accepted - own)):
-        raise UserError(
-            f"optimizer.kwargs has {', '.join(unknown)}, which optimizer.name={options.name} does "
-            f"not take; use only: {', '.join(sorted(accepted - own))}"
-        )
+    kwargs = dict(options.kwargs)
     arguments: dict[str, Any] = {"lr": options.lr}
-    if "weight_decay" in accepted:
+    if "weight_decay" in inspect.signature(OPTIMIZERS[name]).parameters:
         arguments["weight_decay"] = options.weight_decay
     elif options.weight_decay:
         raise UserError(
             f"optimizer.weight_decay={options.weight_decay} is not possible with optimizer.name="
             f"{options.name}, which has no weight decay; use 0"
         )
-    if name in FUSED and not options.kwargs.get("foreach"):
-        arguments["fused"] = True
     if name == "sgd" and any(hasattr(p, "to_local") for p in model.parameters()):  # part: fsdp
         log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
-        arguments["fused"] = False
+        kwargs.setdefault("fused", False)
+    if name in FUSED and not kwargs.get("foreach"):
+        kwargs.setdefault("fused", True)
     groups = parameter_groups(model, options)
     groups = with_backbone_rate(groups, model, options)  # part: finetune
     try:
-        optimizer = OPTIMIZERS[name](groups, **arguments | options.kwargs)
+        optimizer = OPTIMIZERS[name](groups, **arguments, **kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"optimizer.name={options.name} does not fit optimizer.kwargs={options.kwargs}: {error}"

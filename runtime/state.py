@@ -1,6 +1,7 @@
 """The parts of a run's state as plain values on the host, and back into the parts."""
 
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,12 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from conf.credentials import masked
 from conf.errors import UserError
 from loaders import Loader
 from loaders.batch import map_leaves
 from runtime.facts import facts_of, refuse_differences
 from runtime.group import SingleProcess
-from runtime.report import settings
 from runtime.sharded import read_part, shard_like
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ MUST_MATCH = (
 
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
 """Keys that decide what inputs the weights are for; `checkpoint.fresh_epoch` may change them."""
+
+
+def settings(cfg: "Config") -> Any:
+    """Return the configuration as nested dictionaries, as it is written to files."""
+    values = asdict(cfg)
+    values = masked(values)  # part: credentials
+    return values
 
 
 def on_host(state: Any, rank: int) -> Any:
