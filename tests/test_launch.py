@@ -132,14 +132,6 @@ def test_shellcheck_finds_nothing_in_a_script():
     assert result.returncode == 0, result.stdout
 
 
-def test_slurm_reads_the_options_that_a_requeued_run_needs():
-    # sbatch reads no further than the first command.
-    head = re.match(r"(#.*\n|\n)*", SBATCH.read_text())
-    assert head
-    options = re.findall(r"^#SBATCH --(\S+)", head[0], re.MULTILINE)
-    assert {"signal=USR1@120", "open-mode=append", "ntasks-per-node=1", "requeue"} <= {*options}
-
-
 def test_every_node_runs_one_torchrun_that_meets_the_others_at_the_first_node(tmp_path):
     status, _ = finish(start_job(tmp_path, "exit 0", "data=cells", "name=two words"))
     assert status == 0
@@ -207,15 +199,6 @@ def test_the_job_is_requeued_exactly_when_the_run_asks_for_it(
     assert status == expected
     assert lines_of(tmp_path / "requeue.txt") == (["requeue 4711"] if requeued else [])
     assert (f"submit again with output_dir={RUN}" in text) == bool(refused)
-
-
-def test_a_signal_to_the_batch_script_reaches_the_step_which_is_awaited(tmp_path):
-    step = "trap 'sleep 0.5; touch saved; exit 75' USR1; touch ready; while :; do sleep 0.05; done"
-    job = start_job(tmp_path, step)
-    wait_for((tmp_path / "ready").exists, "the ranks")
-    job.send_signal(signal.SIGUSR1)
-    assert finish(job)[0] == 75
-    assert (tmp_path / "saved").exists()
 
 
 def test_a_cancelled_job_is_not_requeued(tmp_path):

@@ -28,6 +28,8 @@ RATES = ["optimizer.lr=0.001", "optimizer.weight_decay=0.5", "global_batch_size=
 RUNS = {
     "fresh": [],
     "another optimizer": [*LONGER, "optimizer=sgd"],
+    "other arguments": [*LONGER, "+optimizer.kwargs.amsgrad=true"],
+    "another model": [*LONGER, "model.kwargs.width=16"],
     "other inputs": INPUTS,
     "overwriting": ["overwrite=true", "max_steps=3"],
     "intended inputs": [*INPUTS, "checkpoint.fresh_epoch=true"],
@@ -71,6 +73,8 @@ def texts_of(run: Path) -> dict[str, str]:
     [
         ("fresh", "holds a run already; resume=auto goes on with it,"),
         ("another optimizer", "optimizer.name: adamw then, sgd now"),
+        ("other arguments", "optimizer.kwargs.amsgrad: None then"),
+        ("another model", "holds another model than model=small_cnn"),
         ("other inputs", "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)"),
     ],
 )

@@ -111,14 +111,6 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(options, tmp
     assert_all_shards_are_named(run)
 
 
-def test_a_resume_keeps_the_options_of_the_optimizer(options, tmp_path) -> None:
-    first = ["train.py", *options, f"output_dir={tmp_path / 'run'}", "resume=auto", "max_steps=1"]
-    second = [*first, "max_steps=2", "+optimizer.kwargs.amsgrad=true"]
-    told = answers_to([first, second], tmp_path)
-    assert [code for code, _ in told] == [0, 2], told
-    assert "optimizer.kwargs.amsgrad: None then" in told[1][1]
-
-
 def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm() -> None:
     """Autocast would keep a copy of all gathered weights until backward has used them."""
     seen = {}
