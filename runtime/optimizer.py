@@ -3,7 +3,7 @@
 import inspect
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from conf.errors import UserError, unknown_name
+from conf.schema import Config, OptimizerConfig
 from runtime.finetune import with_backbone_rate
-
-if TYPE_CHECKING:
-    from conf.schema import Config, OptimizerConfig
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): value
@@ -31,7 +29,7 @@ log = logging.getLogger(__name__)  # part: fsdp
 
 
 def build_optimizer(
-    cfg: "Config", model: nn.Module, steps_per_epoch: int
+    cfg: Config, model: nn.Module, steps_per_epoch: int
 ) -> tuple[Optimizer, "Schedule"]:
     """Build the optimizer and its schedule, which is stepped once per optimizer step.
 
@@ -70,7 +68,7 @@ def build_optimizer(
     return optimizer, Schedule(optimizer, share_of_peak)
 
 
-def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
+def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
     """Build the optimizer `options.name` for the weights that are trained, fused where PyTorch can.
 
     PyTorch has no fused SGD for weights that FSDP has sharded.
@@ -110,7 +108,7 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def parameter_groups(model: nn.Module, options: "OptimizerConfig") -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, options: OptimizerConfig) -> list[dict[str, Any]]:
     """Return the groups of the weights that are trained, by weight decay."""
     groups: dict[bool, list[nn.Parameter]] = {}
     for parameter in model.parameters():

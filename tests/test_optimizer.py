@@ -13,10 +13,6 @@ from runtime import build_optimizer
 from tests.helpers import make_config
 
 STEPS_PER_EPOCH = 10
-CLASSES = [
-    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "muon", "nadam"),
-    *("radam", "rmsprop", "rprop", "sgd"),
-]
 
 
 def rates(num_steps: int, *overrides: str) -> list[float]:
@@ -65,7 +61,7 @@ def config() -> Config:
     return make_config("optimizer.schedule=constant", "optimizer.weight_decay=0")
 
 
-@pytest.mark.parametrize("name", [*CLASSES, "RMSprop"])
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "muon", "RMSprop", "sgd"])
 def test_any_class_of_torch_lowers_a_loss(name: str, config: Config) -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 8, bias=False)

@@ -13,7 +13,7 @@ import warnings
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import psutil
 import torch
@@ -26,11 +26,9 @@ from conf import schema
 from conf.cli import EXIT_CODE
 from conf.credentials import MaskingFormatter, masked
 from conf.errors import UserError
+from conf.schema import Config
 from runtime.distributed import heartbeat
 from runtime.distributed.group import ProcessGroup
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 WAIT_FOR_RANK_0_S = 10.0
 
@@ -58,7 +56,7 @@ def local_rank() -> int:
     return int(os.environ["LOCAL_RANK"])
 
 
-def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
+def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     """Join the process group that torchrun prepared; it is left at every end of the process.
 
     From here on rank 0 alone logs everything; the other ranks log warnings.

@@ -1,7 +1,7 @@
 """Models that are spread over ranks."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,16 +9,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from conf.schema import Config
 from runtime.distributed.fsdp import shard
 from runtime.guard import BATCH_NORMS
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
 
-def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device) -> nn.Module:
+def convert_sync_batchnorm(cfg: Config, model: nn.Module, device: torch.device) -> nn.Module:
     """Return the model with SyncBatchNorm on CUDA, unless `distributed.sync_batchnorm` is off."""
     has_any = any(isinstance(m, BATCH_NORMS) for m in model.modules())
     if not cfg.distributed.sync_batchnorm or not has_any:

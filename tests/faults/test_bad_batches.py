@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat
-from tests.faults.helpers import assert_same, assert_same_state, join, run_to_end, script_with
+from tests.faults import assert_same, assert_same_state, join, run_to_end, script_with
 from tests.helpers import FORKSERVER, answers_to, checkpoint_of, fork, summary_of, validated
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
-from tests.faults.helpers import (
+from tests.faults import (
     NUM_STEPS,
     assert_same,
     assert_same_state,

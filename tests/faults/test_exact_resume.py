@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.helpers import NUM_STEPS, assert_same_state
+from tests.faults import NUM_STEPS, assert_same_state
 from tests.helpers import (
     answers_to,
     checkpoint_of,

@@ -9,7 +9,7 @@ import torch
 
 from conf.errors import UserError
 from runtime.trained import read_trained
-from tests.faults.helpers import join, script_with, steps_saved, wait_for, wait_for_step
+from tests.faults import join, script_with, steps_saved, wait_for, wait_for_step
 from tests.helpers import (
     ENVIRONMENT,
     REPOSITORY,

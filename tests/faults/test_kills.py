@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from runtime.preemption import REQUEUE_MARKER
-from tests.faults.helpers import (
+from tests.faults import (
     NUM_STEPS,
     TWO_RANKS,
     Torchrun,

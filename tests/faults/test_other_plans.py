@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import rendezvous
-from tests.faults.helpers import (
+from tests.faults import (
     NUM_STEPS,
     NUM_TRAIN,
     Torchrun,

@@ -13,7 +13,7 @@ from torch import nn
 from runtime.amp import gather_in
 from runtime.distributed import shard
 from runtime.run_dir import lock_run_dir
-from tests.faults.helpers import (
+from tests.faults import (
     NUM_STEPS,
     assert_same_state,
     run_to_end,
