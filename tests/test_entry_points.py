@@ -269,24 +269,20 @@ def test_learning_rate_warms_up_and_decays_to_zero_over_the_epochs_that_a_run_ha
 
 def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_path) -> None:
     free = [norm for _, norm in scalars_of(runs("train.py"), "train/grad_norm")]
-    amp = runs("train_amp.py", *FLOAT16)
-    assert [norm for _, norm in scalars_of(amp, "train/grad_norm")][:3] == pytest.approx(
-        free[:3], rel=0.05
-    )
+    amp = scalars_of(runs("train_amp.py", *FLOAT16), "train/grad_norm")
+    assert [norm for _, norm in amp[:3]] == pytest.approx(free[:3], rel=0.05)
     clipped = tmp_path / "run"
     limit, options = 1e-3, ["optimizer=sgd", "optimizer.kwargs={momentum:0,nesterov:false}"]
-    options += ["optimizer.weight_decay=0"]
-    options += [f"clip_grad_norm={limit}", "optimizer.warmup_epochs=0", "max_steps=3"]
-    options += ["checkpoint.every_steps=1", "checkpoint.keep=3"]
+    options += [f"clip_grad_norm={limit}", "optimizer.weight_decay=0", "max_steps=2"]
+    options += ["checkpoint.every_steps=1", "optimizer.warmup_epochs=0"]
     train("train.py", clipped, *TWENTY_STEPS, *options)
     norms = [norm for _, norm in scalars_of(clipped, "train/grad_norm")]
     assert norms[0] == pytest.approx(free[0], rel=1e-4)
     assert min(norms) > 10 * limit
-    rates = [rate for _, rate in scalars_of(clipped, "train/lr")]
-    weights = [checkpoint_of(clipped, f"step-{step:08d}.pt")["model"] for step in (1, 2, 3)]
-    for rate, before, after in zip(rates[1:], weights, weights[1:], strict=False):
-        change = sum((after[key] - before[key]).double().square().sum() for key in after) ** 0.5
-        assert change == pytest.approx(rate * limit, rel=0.01)
+    rate = scalars_of(clipped, "train/lr")[1][1]
+    before, after = (checkpoint_of(clipped, f"step-{n:08d}.pt")["model"] for n in (1, 2))
+    change = sum((after[key] - before[key]).double().square().sum() for key in after) ** 0.5
+    assert change == pytest.approx(rate * limit, rel=0.01)
 
 
 def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:

@@ -90,7 +90,8 @@ RunOf = Callable[..., Run]
 def run_of(tmp_path) -> Iterator[RunOf]:
     """Function that makes a run in `tmp_path` on synthetic data; signals' handlers are restored."""
 
-    def make_run(*overrides: str, group: SingleProcess, clock=float, **parts: Any) -> Run:
+    def make_run(*overrides: str, group=None, clock=float, **parts: Any) -> Run:
+        group = group or SingleProcess()
         cfg = make_config("loader=synthetic", f"output_dir={tmp_path}", *overrides)
         loader, _ = build_loaders(cfg, torch.device("cpu"), group.rank, group.world_size)
         model = nn.Linear(1, 1)
@@ -117,12 +118,12 @@ class Own:
 
 def test_a_part_of_ones_own_cannot_take_a_name_that_checkpoints_need(run_of: RunOf) -> None:
     with pytest.raises(ValueError, match="step"):
-        run_of(group=SingleProcess(), step=Own())
+        run_of(step=Own())
 
 
 def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(run_of: RunOf, tmp_path) -> None:
     options = ["max_steps=1", "checkpoint.every_steps=1", "resume=auto"]
-    first, second = (run_of(*options, group=SingleProcess(), own=Own()) for _ in range(2))
+    first, second = (run_of(*options, own=Own()) for _ in range(2))
     for _ in first.batches(first.loader):
         first.state["optimizer"].step()
         first.scheduler.step()
@@ -134,7 +135,7 @@ def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(run_of: RunOf, tmp
 
 
 def test_a_script_that_does_not_validate_each_epoch_ends_at_max_steps(run_of: RunOf) -> None:
-    run = run_of("max_steps=2", "log.images=0", group=SingleProcess())
+    run = run_of("max_steps=2", "log.images=0")
     epochs = []
     for epoch in run.epochs():
         epochs.append(epoch)
