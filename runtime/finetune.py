@@ -25,7 +25,7 @@ def start_from(cfg: Config, model: nn.Module, loader: Loader, group: SingleProce
         check_facts(facts, str(cfg.model.weights))
     differing = differences(facts, facts_of(loader)).keys() if facts else set()
     fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
-    load_into(model, model.state_dict() | fitting)
+    load_into(model, model.state_dict() | fitting, group)
 
 
 def with_backbone_rate(

@@ -16,7 +16,6 @@ from loaders import Loader
 from loaders.batch import map_leaves, tensors_of
 from runtime.facts import facts_of, refuse_differences
 from runtime.group import SingleProcess
-from runtime.sharded import read_part, shard_like
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def num_bytes(state: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(state))
 
 
-def load_into(part: Any, saved: Any) -> None:
+def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
     """Load a part's `state_dict()` that was saved on any number of ranks into a part like it.
 
     Raises:
@@ -77,7 +76,7 @@ def load_into(part: Any, saved: Any) -> None:
     if isinstance(part, nn.Module):  # part: fsdp
         own = part.state_dict()
         saved = {
-            name: shard_like(value, own[name]) if name in own else value
+            name: group.shard_like(value, own[name]) if name in own else value
             for name, value in saved.items()
         }
     if isinstance(part, Optimizer):
@@ -87,7 +86,8 @@ def load_into(part: Any, saved: Any) -> None:
             "param_groups": part.state_dict()["param_groups"],
             "state": {
                 number: {
-                    name: _in_layout_of(parameters[number], value) for name, value in values.items()
+                    name: _in_layout_of(parameters[number], value, group)
+                    for name, value in values.items()
                 }
                 for number, values in saved["state"].items()
             },
@@ -95,7 +95,7 @@ def load_into(part: Any, saved: Any) -> None:
     part.load_state_dict(saved)
 
 
-def _in_layout_of(parameter: Tensor, value: Any) -> Any:
+def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
     """Shard an optimizer's value like its parameter, and lay it out in memory like it.
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
@@ -104,7 +104,7 @@ def _in_layout_of(parameter: Tensor, value: Any) -> Any:
         return value
     if hasattr(value, "to_local"):  # part: fsdp
         return value  # has that layout already
-    value = shard_like(value, parameter)  # part: fsdp
+    value = group.shard_like(value, parameter)  # part: fsdp
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
@@ -133,9 +133,9 @@ def restore(
         "use that data again, or start another run from its weights, whose head starts fresh then",
     )
     # without fsdp: weights = saved["model"]
-    weights = read_part(saved, "model", example)  # part: fsdp
+    weights = group.read_part(saved, "model", example)  # part: fsdp
     try:
-        load_into(state["model"], weights)
+        load_into(state["model"], weights, group)
     except RuntimeError as error:
         raise UserError(
             f"{path} holds another model than model={cfg.model.name} "
@@ -152,8 +152,8 @@ def restore(
             continue
         if saved.get(name):
             # without fsdp: value = saved[name]
-            value = read_part(saved, name, example)  # part: fsdp
-            load_into(part, value)
+            value = group.read_part(saved, name, example)  # part: fsdp
+            load_into(part, value, group)
         elif part.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
             if isinstance(part, AveragedModel):  # part: ema

@@ -25,7 +25,7 @@ from runtime.distributed.models import (
     sync_buffers,
 )
 from runtime.distributed.private import backend_name
-from runtime.distributed.shards import read_shards, read_whole, split_like
+from runtime.distributed.shards import read_whole
 
 __all__ = [
     "FLIGHT_RECORD",  # part: hang_reports
@@ -40,11 +40,9 @@ __all__ = [
     "leave_process_group",
     "local_rank",
     "place_like",  # part: ema
-    "read_shards",  # part: fsdp
     "read_whole",  # part: fsdp
     "run_stamp",
     "set_gradient_sync",  # part: accumulate
     "shard",  # part: fsdp
-    "split_like",  # part: fsdp
     "sync_buffers",
 ]
