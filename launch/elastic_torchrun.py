@@ -25,7 +25,6 @@ def main(arguments: list[str]) -> None:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     options = run.parse_args(["--rdzv_backend=c10d", *arguments])
     options.rdzv_conf = f"is_host=false,{options.rdzv_conf}".rstrip(",")
-    os.environ["ELASTIC_NNODES"] = options.nnodes
     if not options.rdzv_endpoint:
         sys.exit("--rdzv_endpoint=HOST:PORT is missing: where launch/rendezvous.py runs")
     while True:

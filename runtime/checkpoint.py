@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -23,12 +23,10 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.files import sync_folder, write_atomically
+from conf.schema import CheckpointConfig
 from runtime.group import SingleProcess
 from runtime.shards import check_shards, remove_shards
 from runtime.state import num_bytes
-
-if TYPE_CHECKING:
-    from conf.schema import CheckpointConfig
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, options: "CheckpointConfig", folder: Path, group: SingleProcess | None = None
+        self, options: CheckpointConfig, folder: Path, group: SingleProcess | None = None
     ) -> None:
         """Write to a folder; `group` are the ranks of the run, by default this process."""
         self.options, self.folder, self.group = options, folder, group or SingleProcess()

@@ -39,9 +39,10 @@ def run_main(main: Callable[[], None]) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # part: ranks
         from omegaconf import OmegaConf
 
-        from runtime.distributed import follow_torchrun, run_stamp
+        from runtime.distributed import run_stamp
+        from runtime.libc import end_with_parent
 
-        follow_torchrun()
+        end_with_parent()
         OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
     with user_errors(before_end):
         main()

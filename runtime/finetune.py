@@ -1,20 +1,18 @@
 """Fine-tuning: a run that starts from weights (`model.weights`), and the backbone's own rate."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from conf.schema import Config, OptimizerConfig
 from loaders import Loader
 from models.finetune import fitting_weights, head_of, initial_weights, is_in
 from runtime.facts import check_facts, differences, facts_of
 from runtime.group import SingleProcess
 from runtime.state import load_into
 
-if TYPE_CHECKING:
-    from conf.schema import Config, OptimizerConfig
 
-
-def start_from(cfg: "Config", model: nn.Module, loader: Loader, group: SingleProcess) -> None:
+def start_from(cfg: Config, model: nn.Module, loader: Loader, group: SingleProcess) -> None:
     """Load the `cfg.model.weights` that fit the model; the head only if its outputs are the same.
 
     Raises:
@@ -27,11 +25,11 @@ def start_from(cfg: "Config", model: nn.Module, loader: Loader, group: SinglePro
         check_facts(facts, str(cfg.model.weights))
     differing = differences(facts, facts_of(loader)).keys() if facts else set()
     fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
-    load_into(model, model.state_dict() | fitting)
+    load_into(model, model.state_dict() | fitting, group)
 
 
 def with_backbone_rate(
-    groups: list[dict[str, Any]], model: nn.Module, options: "OptimizerConfig"
+    groups: list[dict[str, Any]], model: nn.Module, options: OptimizerConfig
 ) -> list[dict[str, Any]]:
     """Divide the optimizer's groups into those of the head, which come first because the first rate
     is logged, and those of all other layers, whose rate is `lr` times `backbone_lr_scale`."""

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from conf.errors import UserError  # part: fsdp
+
 T = TypeVar("T")
 
 
@@ -43,6 +45,28 @@ class SingleProcess:
     def mean(self, tensor: Tensor) -> Tensor:
         """Return the mean over all ranks."""
         return tensor
+
+    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:  # part: fsdp
+        """Return this rank's shard of a whole tensor if `example` is sharded, else the tensor."""
+        return tensor
+
+    def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:  # part: fsdp
+        """Read `saved[key]` with this rank's shards of its sharded tensors; every rank calls it.
+
+        Args:
+            saved: checkpoint with its `path`.
+            key: key of a part of the state.
+            example: a parameter of the model.
+
+        Raises:
+            UserError: a rank cannot read them, or the model is not sharded.
+        """
+        if "shards" in saved:
+            raise UserError(
+                f"{saved['path']} is in shards, which train_fsdp.py alone resumes from; make whole "
+                "files of the checkpoints of its run: python -m runtime.whole run=DIR"
+            )
+        return saved[key]
 
     def for_writing(self, model: nn.Module) -> "SingleProcess":  # part: fsdp
         """Return these processes for the thread that writes checkpoints; every rank calls it.

@@ -24,6 +24,7 @@ def keep_freed_memory() -> None:
 
 
 def end_with_parent() -> None:  # part: ranks
-    """Make Linux send SIGTERM to this process when its parent dies; elsewhere, do nothing."""
+    """Make Linux send SIGTERM to this process when its parent dies, such as torchrun, without which
+    it would train on; elsewhere, do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from conf.errors import UserError, unknown_name
+from conf.schema import Config, OptimizerConfig
 from runtime.finetune import with_backbone_rate
-
-if TYPE_CHECKING:
-    from conf.schema import Config, OptimizerConfig
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): value
@@ -31,7 +29,7 @@ log = logging.getLogger(__name__)  # part: fsdp
 
 
 def build_optimizer(
-    cfg: "Config", model: nn.Module, steps_per_epoch: int
+    cfg: Config, model: nn.Module, steps_per_epoch: int
 ) -> tuple[Optimizer, "Schedule"]:
     """Build the optimizer and its schedule, which is stepped once per optimizer step.
 
@@ -70,7 +68,7 @@ def build_optimizer(
     return optimizer, Schedule(optimizer, share_of_peak)
 
 
-def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
+def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
     """Build the optimizer `options.name` for the weights that are trained, fused where PyTorch can.
 
     PyTorch has no fused SGD for weights that FSDP has sharded.
@@ -81,30 +79,24 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
     name = options.name.lower()
     if name not in OPTIMIZERS:
         raise unknown_name("optimizer.name", options.name, OPTIMIZERS)
-    accepted = inspect.signature(OPTIMIZERS[name]).parameters.keys() - {"params"}
-    own = {"lr", "weight_decay"}
-    if unknown := sorted(options.kwargs.keys() - (accepted - own)):
-        raise UserError(
-            f"optimizer.kwargs has {', '.join(unknown)}, which optimizer.name={options.name} does "
-            f"not take; use only: {', '.join(sorted(accepted - own))}"
-        )
+    kwargs = dict(options.kwargs)
     arguments: dict[str, Any] = {"lr": options.lr}
-    if "weight_decay" in accepted:
+    if "weight_decay" in inspect.signature(OPTIMIZERS[name]).parameters:
         arguments["weight_decay"] = options.weight_decay
     elif options.weight_decay:
         raise UserError(
             f"optimizer.weight_decay={options.weight_decay} is not possible with optimizer.name="
             f"{options.name}, which has no weight decay; use 0"
         )
-    if name in FUSED and not options.kwargs.get("foreach"):
-        arguments["fused"] = True
     if name == "sgd" and any(hasattr(p, "to_local") for p in model.parameters()):  # part: fsdp
         log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
-        arguments["fused"] = False
+        kwargs.setdefault("fused", False)
+    if name in FUSED and not kwargs.get("foreach"):
+        kwargs.setdefault("fused", True)
     groups = parameter_groups(model, options)
     groups = with_backbone_rate(groups, model, options)  # part: finetune
     try:
-        optimizer = OPTIMIZERS[name](groups, **arguments | options.kwargs)
+        optimizer = OPTIMIZERS[name](groups, **arguments, **kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"optimizer.name={options.name} does not fit optimizer.kwargs={options.kwargs}: {error}"
@@ -116,7 +108,7 @@ def new_optimizer(options: "OptimizerConfig", model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def parameter_groups(model: nn.Module, options: "OptimizerConfig") -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, options: OptimizerConfig) -> list[dict[str, Any]]:
     """Return the groups of the weights that are trained, by weight decay."""
     groups: dict[bool, list[nn.Parameter]] = {}
     for parameter in model.parameters():

@@ -5,16 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from conf.schema import Config
 from runtime.timing import Timing
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +26,7 @@ class ProfiledTiming(Timing):
     """
 
     def __init__(
-        self, cfg: "Config", model: nn.Module, run_dir: Path, rank: int, device: torch.device
+        self, cfg: Config, model: nn.Module, run_dir: Path, rank: int, device: torch.device
     ) -> None:
         """Skip and record as many steps of this process as `cfg.profile.steps` has.
 

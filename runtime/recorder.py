@@ -1,5 +1,6 @@
 """What a run logs: numbers and images for its loggers, lines for the terminal, and JSON files."""
 
+import json
 import logging
 import platform
 import sys
@@ -8,20 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from conf.credentials import masked
+from conf.files import write_atomically
 from conf.schema import Config
 from loaders import Loader
 from loaders.batch import part
-from runtime import report
 from runtime.evaluate import Shown
 from runtime.facts import facts_of
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers
 from runtime.preemption import REQUEUE_MARKER
 from runtime.run_dir import SUMMARY
-from runtime.timing import Timing
+from runtime.state import settings
+from runtime.timing import Timing, verdict
 from tasks import Task
 
 log = logging.getLogger(__name__)
@@ -57,7 +62,7 @@ class Recorder:
         self.bar = tqdm(disable=True)
         self.last_line = 0.0
         self.lr = 0.0
-        self.precision = report.name(torch.float32)
+        self.precision = "float32"
         self.num_bad_samples: dict[str, int] = {}  # part: bad_samples
         # Of the steps since the last log point
         self.loss_sum = torch.zeros((), device=device)
@@ -77,12 +82,23 @@ class Recorder:
             model: model, wrapped or not.
             precision: dtype in which it computes.
         """
-        self.precision = report.name(precision)
+        self.precision = str(precision).removeprefix("torch.")
+        cfg, loader, num_ranks = self.cfg, self.loader, self.group.world_size
         if self.group.rank == 0:
-            facts = {"script": Path(sys.argv[0]).name} | self.facts()
-            report.write_settings(self.run_dir, self.cfg, facts)
-        place, ranks = f"{self.precision} on {self.device}", self.group.world_size
-        for line in report.opening_lines(self.cfg, self.loader, model, place, ranks):
+            OmegaConf.save(settings(cfg), self.run_dir / "config.yaml")
+            facts = {"settings": changed_settings(cfg), "script": Path(sys.argv[0]).name}
+            write_json(self.run_dir / "run.json", facts | self.facts())
+        name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
+        arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
+        size = sum(parameter.numel() for parameter in model.parameters())
+        for line in [
+            *loader.info.description,
+            f"{name}{f'({arguments})' if arguments else ''} with {size:,} parameters; "
+            f"{self.precision} on {self.device}",
+            f"{cfg.epochs} epochs of {len(loader)} steps of {cfg.global_batch_size} samples on "
+            f"{num_ranks} rank{'s' if num_ranks > 1 else ''}, {loader.info.num_dropped} samples "
+            "dropped per epoch",
+        ]:
             log.info(line)
 
     def open_epoch(self, step_number: int) -> None:
@@ -91,7 +107,7 @@ class Recorder:
         if self.group.rank != 0:
             return
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of what was reached before
-        self.loggers.open(self._setting() | report.changed_settings(self.cfg), step_number)
+        self.loggers.open(self._setting() | changed_settings(self.cfg), step_number)
         self.bar = tqdm(
             desc=f"epoch {self.loader.epoch + 1}/{self.cfg.epochs}",
             initial=self.loader.batches_done,
@@ -173,7 +189,7 @@ class Recorder:
         self.loggers.log(metrics, step_number)
         # Of the steps that this process has made, if any
         loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
-        epoch, values = self.loader.epoch + 1, report.listed(loss | metrics)
+        epoch, values = self.loader.epoch + 1, listed(loss | metrics)
         log.info("epoch %d of %d: %s", epoch, self.cfg.epochs, values)
 
     def close_run(self, results: dict[str, Any], best_metrics: dict[str, float]) -> None:
@@ -190,10 +206,16 @@ class Recorder:
                 "device": str(self.device),
                 "versions": VERSIONS,
             }
-            report.write_json(self.run_dir / SUMMARY, results | measured | self._setting())
+            write_json(self.run_dir / SUMMARY, results | measured | self._setting())
         self.loggers.close()
-        for line in report.closing_lines(self.cfg, self.timing, best_metrics):
-            log.info(line)
+        total = sum(self.timing.seconds.values())
+        log.info("time by part:")
+        for name, seconds in self.timing.seconds.items():
+            log.info("  %-12s %8.1f s  %4.0f %%", name, seconds, 100 * seconds / total)
+        if self.timing.num_images:
+            advice = verdict(self.timing.data_wait_share, self.cfg)
+            log.info("%s in training, %s", self.timing.speed(), advice)
+        log.info("best: %s", listed(best_metrics) or "no epoch was validated")
         log.info("TensorBoard logs and checkpoints: %s", self.run_dir)
 
     def _setting(self) -> dict[str, float | str | bool]:
@@ -203,3 +225,30 @@ class Recorder:
             "world_size": self.group.world_size,
             "precision": self.precision,
         }
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file, which replaces an earlier one atomically."""
+    with write_atomically(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
+    """Return the values set on the command line, by key, except the run's folder and name."""
+    if not HydraConfig.initialized():
+        return {}
+    typed = OmegaConf.structured(cfg)
+    keys = [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
+    changed = {}
+    for key in keys:
+        value: Any = OmegaConf.select(typed, key)
+        if OmegaConf.is_dict(value) or value is None:  # a group, such as data=mnist_mini
+            value = HydraConfig.get().runtime.choices.get(key, value)
+        if key not in ("output_dir", "name", "resume"):
+            changed[key] = value if isinstance(value, int | float | bool) else str(value)
+    changed = masked(changed)  # part: credentials
+    return changed
+
+
+def listed(values: dict[str, float]) -> str:
+    return ", ".join(f"{key} {value:.4f}" for key, value in values.items())

@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.amp import GradScaler
 from conf.schema import Config
 from loaders import Loader
 from loaders.batch import num_samples, part
-from runtime import preemption, report
+from runtime import preemption
 from runtime.checkpoint import FORMAT, CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
 from runtime.finetune import start_from
@@ -24,7 +25,7 @@ from runtime.guard import NonFiniteGuard
 from runtime.profile import ProfiledTiming
 from runtime.recorder import VERSIONS, Recorder
 from runtime.run_dir import acquire_run_dir
-from runtime.state import on_host, restore, rng_state
+from runtime.state import on_host, restore, rng_state, settings
 from runtime.timing import Timing
 from tasks import Task
 
@@ -290,8 +291,11 @@ class Run:
         is_used["amp"] = self.precision is not torch.float32  # part: amp
         is_used["ema"] = self.eval_model is not self.model  # part: ema
         is_used["distributed"] = type(self.group) is not SingleProcess  # part: ranks
-        for setting in report.changed_in(self.cfg, [key for key in is_used if not is_used[key]]):
-            log.warning("%s has no effect in this script", setting)
+        for group in [name for name in is_used if not is_used[name]]:
+            config = getattr(self.cfg, group)
+            for key, default in asdict(type(config)()).items():
+                if (value := getattr(config, key)) != default:
+                    log.warning("%s.%s=%s has no effect in this script", group, key, value)
 
     # Checkpoints
 
@@ -370,7 +374,7 @@ class Run:
             "format": FORMAT,
             "step": self.step_number,
             "rng": self.group.gather(rng_state()),
-            "config": report.settings(self.cfg),
+            "config": settings(self.cfg),
             "facts": self.recorder.facts(),
             "versions": VERSIONS,
         }

@@ -5,21 +5,18 @@ import random
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from conf.errors import UserError
+from conf.schema import Config
 from runtime.libc import keep_freed_memory
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def setup(cfg: "Config", local_rank: int | None = None) -> torch.device:
+def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
     """Choose the device of this process, its precision and its use of memory.
 
     Args:
@@ -101,7 +98,7 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     torch.manual_seed(number)
 
 
-def set_numerics(cfg: "Config") -> None:
+def set_numerics(cfg: Config) -> None:
     """Choose the precision of float32 and the determinism of CUDA.
 
     To be called before anything is computed: cuBLAS reads the configuration of its workspaces once.

@@ -1,35 +1,33 @@
 """The parts of a run's state as plain values on the host, and back into the parts."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from conf.credentials import masked
 from conf.errors import UserError
+from conf.schema import Config
 from loaders import Loader
-from loaders.batch import map_leaves
+from loaders.batch import map_leaves, tensors_of
 from runtime.facts import facts_of, refuse_differences
 from runtime.group import SingleProcess
-from runtime.report import settings
-from runtime.sharded import read_part, shard_like
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 log = logging.getLogger(__name__)
 
 COMPARED = (
-    *("model", "optimizer", "task", "data.mean", "data.std", "data.value_range"),
-    "amp",  # part: amp
-    "ema",  # part: ema
+    *("model.", "optimizer.", "task.", "data.mean", "data.std", "data.value_range"),
+    "amp.",  # part: amp
+    "ema.",  # part: ema
     "data.reduced_decoding",  # part: partial_decoding
     *("global_batch_size", "clip_grad_norm"),
     "accumulate_steps",  # part: accumulate
 )
-"""Keys and groups that decide how training goes on, besides the plan of the data."""
+"""Beginnings of the keys that decide how training goes on, besides the plan of the data."""
 
 MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
@@ -38,10 +36,17 @@ MUST_MATCH = (
     *("model.freeze", "optimizer.backbone_lr_scale"),  # part: finetune
     "optimizer.kwargs.",  # with some, such as amsgrad, an optimizer keeps other values
 )
-"""Beginnings of the keys whose values a resume may not change."""
+"""Beginnings of those among them whose values a resume may not change."""
 
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
 """Keys that decide what inputs the weights are for; `checkpoint.fresh_epoch` may change them."""
+
+
+def settings(cfg: Config) -> Any:
+    """Return the configuration as nested dictionaries, as it is written to files."""
+    values = asdict(cfg)
+    values = masked(values)  # part: credentials
+    return values
 
 
 def on_host(state: Any, rank: int) -> Any:
@@ -59,12 +64,10 @@ def on_host(state: Any, rank: int) -> Any:
 
 def num_bytes(state: Any) -> int:
     """Return the number of bytes of all tensors in nested values."""
-    sizes = [0]
-    map_leaves(lambda value: sizes.append(value.nbytes if isinstance(value, Tensor) else 0), state)
-    return sum(sizes)
+    return sum(tensor.nbytes for tensor in tensors_of(state))
 
 
-def load_into(part: Any, saved: Any) -> None:
+def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
     """Load a part's `state_dict()` that was saved on any number of ranks into a part like it.
 
     Raises:
@@ -73,7 +76,7 @@ def load_into(part: Any, saved: Any) -> None:
     if isinstance(part, nn.Module):  # part: fsdp
         own = part.state_dict()
         saved = {
-            name: shard_like(value, own[name]) if name in own else value
+            name: group.shard_like(value, own[name]) if name in own else value
             for name, value in saved.items()
         }
     if isinstance(part, Optimizer):
@@ -83,7 +86,8 @@ def load_into(part: Any, saved: Any) -> None:
             "param_groups": part.state_dict()["param_groups"],
             "state": {
                 number: {
-                    name: _in_layout_of(parameters[number], value) for name, value in values.items()
+                    name: _in_layout_of(parameters[number], value, group)
+                    for name, value in values.items()
                 }
                 for number, values in saved["state"].items()
             },
@@ -91,7 +95,7 @@ def load_into(part: Any, saved: Any) -> None:
     part.load_state_dict(saved)
 
 
-def _in_layout_of(parameter: Tensor, value: Any) -> Any:
+def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
     """Shard an optimizer's value like its parameter, and lay it out in memory like it.
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
@@ -100,12 +104,12 @@ def _in_layout_of(parameter: Tensor, value: Any) -> Any:
         return value
     if hasattr(value, "to_local"):  # part: fsdp
         return value  # has that layout already
-    value = shard_like(value, parameter)  # part: fsdp
+    value = group.shard_like(value, parameter)  # part: fsdp
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def restore(
-    cfg: "Config", state: dict[str, Any], saved: dict[str, Any], group: SingleProcess
+    cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: SingleProcess
 ) -> None:
     """Load a checkpoint into the parts of a run's state and into this rank's random generators.
 
@@ -129,9 +133,9 @@ def restore(
         "use that data again, or start another run from its weights, whose head starts fresh then",
     )
     # without fsdp: weights = saved["model"]
-    weights = read_part(saved, "model", example)  # part: fsdp
+    weights = group.read_part(saved, "model", example)  # part: fsdp
     try:
-        load_into(state["model"], weights)
+        load_into(state["model"], weights, group)
     except RuntimeError as error:
         raise UserError(
             f"{path} holds another model than model={cfg.model.name} "
@@ -148,8 +152,8 @@ def restore(
             continue
         if saved.get(name):
             # without fsdp: value = saved[name]
-            value = read_part(saved, name, example)  # part: fsdp
-            load_into(part, value)
+            value = group.read_part(saved, name, example)  # part: fsdp
+            load_into(part, value, group)
         elif part.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
             if isinstance(part, AveragedModel):  # part: ema
@@ -158,7 +162,7 @@ def restore(
         _set_rng_state(saved["rng"][group.rank])
 
 
-def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
+def _compare_settings(cfg: Config, saved: dict[str, Any]) -> None:
     """Refuse settings that the checkpoint does not fit, and log the others that have changed."""
     now, then = _compared(settings(cfg)), _compared(saved["config"])
     differing = {
@@ -185,18 +189,17 @@ def _compare_settings(cfg: "Config", saved: dict[str, Any]) -> None:
 
 
 def _compared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of keys in `COMPARED` and `MUST_MATCH`, and of those below them, by key."""
+    """Return the values by key, of keys that begin with those in `COMPARED`."""
     values: dict[str, Any] = {}
     for name, value in config.items():
-        key = prefix + name
         if isinstance(value, dict):
-            values |= _compared(value, f"{key}.")
-        elif any(f"{key}.".startswith(f"{each}.") for each in (*COMPARED, *MUST_MATCH)):
-            values[key] = value
+            values |= _compared(value, f"{prefix}{name}.")
+        elif f"{prefix}{name}".startswith(COMPARED):
+            values[prefix + name] = value
     return values
 
 
-def _fit_to_plan(cfg: "Config", loader: Loader, saved: dict[str, Any]) -> None:
+def _fit_to_plan(cfg: Config, loader: Loader, saved: dict[str, Any]) -> None:
     """Refuse a checkpoint of another plan of the data; with `fresh_epoch`, restart its epoch."""
     then, now = (state.get("plan", {}) for state in (saved["loader"], loader.state_dict()))
     differing = [

@@ -141,16 +141,12 @@ def verdict(data_wait_share: float, cfg: Config) -> str:
     waits = f"{data_wait_share:.0%} of the time waiting for data"
     if data_wait_share < WORTH_MENTIONING:
         return f"compute-bound: {waits}"
-    advice = "a larger loader.num_workers"  # part: own
+    options = {"a larger loader.num_workers": True}  # part: own
     if cfg.data.layout not in LOADERS:  # part: images
-        advice = _advice_for_images(cfg)
-    return f"input-bound: {waits}; try {advice}"
-
-
-def _advice_for_images(cfg: "Config") -> str:  # part: images
-    is_in_memory = cfg.data.layout.startswith("mnist")  # part: packed
-    options = dict[str, bool]()
-    options["loader.num_workers=auto"] = cfg.loader.num_workers != "auto"  # part: tune
-    options["loader=dali"] = cfg.loader.name == "pytorch"  # part: dali
-    options["loader=packed"] = cfg.loader.name != "packed" and not is_in_memory  # part: packed
-    return ", ".join(option for option, is_new in options.items() if is_new) or "smaller images"
+        options = dict[str, bool]()
+        in_memory = cfg.data.layout.startswith("mnist")  # part: packed
+        options["loader.num_workers=auto"] = cfg.loader.num_workers != "auto"  # part: tune
+        options["loader=dali"] = cfg.loader.name == "pytorch"  # part: dali
+        options["loader=packed"] = cfg.loader.name != "packed" and not in_memory  # part: packed
+    advice = [option for option, is_new in options.items() if is_new] or ["smaller images"]
+    return f"input-bound: {waits}; try {', '.join(advice)}"

@@ -29,8 +29,6 @@ SLOW = {
     "test_export.py",
     "test_fine_tuning_from_a_run_beats_starting_from_scratch",
     "test_importing_the_models_imports_neither_torchvision_nor_timm",
-    "test_memory_is_kept_for_the_next_step_on_a_cpu",
-    "test_python_ends_without_threads_of_gloo_and_in_spite_of_a_heartbeat",
     "test_no_worker_outlives_a_killed_training",
     "test_predict.py",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",

@@ -4,7 +4,6 @@ import itertools
 import re
 import shutil
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -151,27 +150,26 @@ def test_amp_follows_the_baseline(runs) -> None:
 QUICK = ["model.kwargs.width=4", "data.crop=[12,12]", "global_batch_size=1000", "log.images=0"]
 
 
-@pytest.mark.parametrize(("metric", "mode"), [("top1", max), ("loss", min)])
-def test_the_best_and_the_last_checkpoint_are_kept(metric: str, mode: Any, tmp_path) -> None:
+def test_the_best_and_the_last_checkpoint_are_kept(tmp_path) -> None:
+    """By a metric of which less is better; other tests have one of which more is."""
     folder, run = folder_with(tmp_path / "s", "train.py"), tmp_path / "run"
     script, line = folder / "train.py", "    task = build_task(cfg, train_loader)\n"
     text = script.read_text()
     assert line in text
-    own = f"{line}    task.best_metric, task.best_mode = {metric!r}, {mode.__name__!r}\n"
+    own = f"{line}    task.best_metric, task.best_mode = 'loss', 'min'\n"
     script.write_text(text.replace(line, own))
     options = ["train.py", *QUICK, f"output_dir={run}", "resume=auto"]
     run_all([[*options, f"epochs={epochs}"] for epochs in (2, 3)], tmp_path, folder=folder)
-    values = [value for _, value in scalars_of(run, f"val/{metric}")]
+    values = [value for _, value in scalars_of(run, "val/loss")]
     assert len(values) == 3
     last, best, summary = checkpoint_of(run), checkpoint_of(run, "best.pt"), summary_of(run)
-    assert summary["best"][f"val/{metric}"] == pytest.approx(mode(values))
-    assert summary["best_mode"] == mode.__name__
-    assert abs(last["run"]["best"]) == last["run"]["best_metrics"][f"val/{metric}"]
-    assert last["run"]["best_metric"] == f"val/{metric}"
+    assert summary["best"]["val/loss"] == pytest.approx(min(values))
+    assert -last["run"]["best"] == last["run"]["best_metrics"]["val/loss"]
+    assert (last["run"]["best_metric"], summary["best_mode"]) == ("val/loss", "min")
     assert (last["run"]["num_epochs"], last["loader"]["epoch"]) == (3, 2)
     assert last["config"]["epochs"] == 3
     assert best["run"]["metrics"] == last["run"]["best_metrics"]
-    assert best["loader"]["epoch"] == values.index(mode(values))
+    assert best["loader"]["epoch"] == values.index(min(values))
 
 
 def test_a_run_stops_early_on_all_ranks_and_goes_on_with_more_patience(tmp_path) -> None:
@@ -271,31 +269,20 @@ def test_learning_rate_warms_up_and_decays_to_zero_over_the_epochs_that_a_run_ha
 
 def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(runs, tmp_path) -> None:
     free = [norm for _, norm in scalars_of(runs("train.py"), "train/grad_norm")]
-    amp = runs("train_amp.py", *FLOAT16)
-    assert [norm for _, norm in scalars_of(amp, "train/grad_norm")][:3] == pytest.approx(
-        free[:3], rel=0.05
-    )
+    amp = scalars_of(runs("train_amp.py", *FLOAT16), "train/grad_norm")
+    assert [norm for _, norm in amp[:3]] == pytest.approx(free[:3], rel=0.05)
     clipped = tmp_path / "run"
     limit, options = 1e-3, ["optimizer=sgd", "optimizer.kwargs={momentum:0,nesterov:false}"]
-    options += ["optimizer.weight_decay=0"]
-    options += [f"clip_grad_norm={limit}", "optimizer.warmup_epochs=0", "max_steps=3"]
-    options += ["checkpoint.every_steps=1", "checkpoint.keep=3"]
+    options += [f"clip_grad_norm={limit}", "optimizer.weight_decay=0", "max_steps=2"]
+    options += ["checkpoint.every_steps=1", "optimizer.warmup_epochs=0"]
     train("train.py", clipped, *TWENTY_STEPS, *options)
     norms = [norm for _, norm in scalars_of(clipped, "train/grad_norm")]
     assert norms[0] == pytest.approx(free[0], rel=1e-4)
     assert min(norms) > 10 * limit
-    rates = [rate for _, rate in scalars_of(clipped, "train/lr")]
-    weights = [checkpoint_of(clipped, f"step-{step:08d}.pt")["model"] for step in (1, 2, 3)]
-    for rate, before, after in zip(rates[1:], weights, weights[1:], strict=False):
-        change = sum((after[key] - before[key]).double().square().sum() for key in after) ** 0.5
-        assert change == pytest.approx(rate * limit, rel=0.01)
-
-
-def test_a_checkpoint_of_another_model_is_refused(runs, tmp_path) -> None:
-    options = [f"resume={runs('train.py')}", "model.kwargs.width=16"]
-    codes, [printed] = run_to_end("train.py", tmp_path / "run", *options)
-    assert codes == [2]
-    assert "holds another model than model=small_cnn" in printed
+    rate = scalars_of(clipped, "train/lr")[1][1]
+    before, after = (checkpoint_of(clipped, f"step-{n:08d}.pt")["model"] for n in (1, 2))
+    change = sum((after[key] - before[key]).double().square().sum() for key in after) ** 0.5
+    assert change == pytest.approx(rate * limit, rel=0.01)
 
 
 def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:

@@ -137,17 +137,3 @@ def test_it_calls_a_wrapped_model_without_its_wrapper(wrap: Any) -> None:
     totals, _ = evaluate(wrapped, TASK, loader_of((outputs, targets)))
     assert torch.equal(totals, TASK.sums(model(outputs), targets))
     assert calls == []
-
-
-def test_it_calls_the_whole_of_a_net_that_has_a_layer_called_module() -> None:
-    class Doubling(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = Probe()
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return 2 * self.module(inputs)
-
-    outputs, targets = batch()
-    totals, _ = evaluate(Doubling(), TASK, two_batches())
-    torch.testing.assert_close(totals, TASK.sums(2 * outputs, targets), rtol=1e-6, atol=0)

@@ -391,20 +391,6 @@ def test_a_rank_that_hangs_under_nccl_is_named(device: str, tmp_path) -> None:
     assert any(name.startswith("nccl") and "all_reduce" in name for name in names)
 
 
-@on_cuda
-@TWO_GPUS
-def test_a_rank_that_is_killed_under_nccl_ends_the_other_before_torchrun_does(
-    device: str, tmp_path
-) -> None:
-    """The other one waits for its device, in SyncBatchNorm."""
-    folder, output = slow(tmp_path / "s", "train_ddp.py"), tmp_path / "run"
-    with on_gpus(folder, output, *STEPS, "checkpoint.every_steps=1") as torchrun:
-        wait_for_step(output, 3)
-        torchrun.rank(1).kill()
-        assert torchrun.wait() != 0
-    assert "[rank 0] stops, because another rank has" in torchrun.text()
-
-
 def on_gpus(
     folder: Path, output_dir: Path, *overrides: str, launcher: list[str] = TWO_RANKS
 ) -> Torchrun:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,7 @@ import yaml
 from torch.distributed.run import parse_args
 
 from launch import rendezvous
-from runtime.distributed import (
-    interface_to,
-    run_stamp,
-    sizes_that_do_not_divide,  # part: elastic
-)
+from runtime.distributed import interface_to, run_stamp
 from tests.helpers import wait_for
 
 REPOSITORY = Path(__file__).parents[1]
@@ -137,14 +132,6 @@ def test_shellcheck_finds_nothing_in_a_script():
     assert result.returncode == 0, result.stdout
 
 
-def test_slurm_reads_the_options_that_a_requeued_run_needs():
-    # sbatch reads no further than the first command.
-    head = re.match(r"(#.*\n|\n)*", SBATCH.read_text())
-    assert head
-    options = re.findall(r"^#SBATCH --(\S+)", head[0], re.MULTILINE)
-    assert {"signal=USR1@120", "open-mode=append", "ntasks-per-node=1", "requeue"} <= {*options}
-
-
 def test_every_node_runs_one_torchrun_that_meets_the_others_at_the_first_node(tmp_path):
     status, _ = finish(start_job(tmp_path, "exit 0", "data=cells", "name=two words"))
     assert status == 0
@@ -214,15 +201,6 @@ def test_the_job_is_requeued_exactly_when_the_run_asks_for_it(
     assert (f"submit again with output_dir={RUN}" in text) == bool(refused)
 
 
-def test_a_signal_to_the_batch_script_reaches_the_step_which_is_awaited(tmp_path):
-    step = "trap 'sleep 0.5; touch saved; exit 75' USR1; touch ready; while :; do sleep 0.05; done"
-    job = start_job(tmp_path, step)
-    wait_for((tmp_path / "ready").exists, "the ranks")
-    job.send_signal(signal.SIGUSR1)
-    assert finish(job)[0] == 75
-    assert (tmp_path / "saved").exists()
-
-
 def test_a_cancelled_job_is_not_requeued(tmp_path):
     step = f"mkdir -p {RUN}; touch {RUN}/requeue ready; sleep 0.5"
     job = start_job(tmp_path, step)
@@ -256,17 +234,6 @@ def test_a_port_that_is_taken_is_told():
             rendezvous.main([str(port)])
 
 
-# part: elastic
-def test_a_batch_that_fewer_machines_cannot_divide_is_known_at_the_start(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    monkeypatch.setenv("ELASTIC_NNODES", "1:4")
-    assert sizes_that_do_not_divide(96, 32) == ""
-    assert sizes_that_do_not_divide(64, 32) == "24"
-    assert sizes_that_do_not_divide(60, 24) == "8, 16, 32"
-    monkeypatch.delenv("ELASTIC_NNODES")
-    assert sizes_that_do_not_divide(63, 24) == ""
-
-
 def test_the_interface_to_another_machine_is_the_one_with_the_route() -> None:
     own = {
         family.address: name
@@ -286,63 +253,9 @@ def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch
     assert run_stamp() == "4711"
 
 
-FIELDS = {  # part: kubernetes
-    dict: "metadata spec labels mlPolicy torch template successPolicy podFailurePolicy onExitCodes "
-    "securityContext resources limits emptyDir persistentVolumeClaim runtimeRef trainer "
-    "resourcesPerNode",
-    list: "targetReplicatedJobs replicatedJobs rules onPodConditions values containers command env "
-    "volumeMounts volumes",
-    str: "apiVersion kind name operator restartPolicy image action type status value mountPath "
-    "medium sizeLimit claimName memory trainer.kubeflow.org/framework "
-    "trainer.kubeflow.org/trainjob-ancestor-step",
-    int: "backoffLimit cpu succeededCount terminationGracePeriodSeconds fsGroup numNodes "
-    "nvidia.com/gpu",
-    bool: "shareProcessNamespace runAsNonRoot",
-}
-VALUES = {  # part: kubernetes
-    "apiVersion": {"trainer.kubeflow.org/v1alpha1"},
-    "kind": {"TrainingRuntime", "TrainJob"},
-    "operator": {"All", "Any", "In", "NotIn"},
-    "restartPolicy": {"OnFailure", "Never"},
-    "action": {"FailJob", "FailIndex", "Ignore", "Count"},
-    "status": {"True", "False", "Unknown"},
-    "medium": {"Memory"},
-}
-
-
-def unknown_fields(tree: Any) -> Iterator[str]:  # part: kubernetes
-    """Fields that trainer.kubeflow.org/v1alpha1 (2.1 to 2.3) lacks, or of a wrong type or value."""
-    if isinstance(tree, dict):
-        for name, value in tree.items():
-            if name not in FIELDS[type(value)].split() or value not in VALUES.get(name, [value]):
-                yield name
-    if isinstance(tree, dict | list):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from unknown_fields(value)
-
-
 # part: kubernetes
-@pytest.fixture
-def runtime_and_job() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(TRAINJOB.read_text()))
-
-
-# part: kubernetes
-def test_the_trainjob_and_its_runtime_have_known_fields(runtime_and_job) -> None:
-    assert list(unknown_fields(runtime_and_job)) == []
-    runtime, job = runtime_and_job
-    jobs = runtime["spec"]["template"]["spec"]
-    job["spec"]["trainer"]["numNodes"] = "2"
-    job["spec"]["trainers"] = {}
-    jobs["successPolicy"]["operator"] = "all"
-    jobs["replicatedJobs"][1]["template"]["spec"]["backOffLimit"] = 3
-    found = {"numNodes", "trainers", "operator", "backOffLimit"}
-    assert set(unknown_fields(runtime_and_job)) == found
-
-
-# part: kubernetes
-def test_the_trainjob_fits_its_runtime_the_image_and_the_batch_script(runtime_and_job) -> None:
-    runtime, job = runtime_and_job
+def test_the_trainjob_fits_its_runtime_the_image_and_the_batch_script() -> None:
+    runtime, job = yaml.safe_load_all(TRAINJOB.read_text())
     name = job["metadata"]["name"]
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     jobs = runtime["spec"]["template"]["spec"]

@@ -13,10 +13,6 @@ from runtime import build_optimizer
 from tests.helpers import make_config
 
 STEPS_PER_EPOCH = 10
-CLASSES = [
-    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "muon", "nadam"),
-    *("radam", "rmsprop", "rprop", "sgd"),
-]
 
 
 def rates(num_steps: int, *overrides: str) -> list[float]:
@@ -65,7 +61,7 @@ def config() -> Config:
     return make_config("optimizer.schedule=constant", "optimizer.weight_decay=0")
 
 
-@pytest.mark.parametrize("name", [*CLASSES, "RMSprop"])
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "muon", "RMSprop", "sgd"])
 def test_any_class_of_torch_lowers_a_loss(name: str, config: Config) -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 8, bias=False)
@@ -102,8 +98,8 @@ def test_arguments_are_passed_on() -> None:
         ("optimizer.name=adamx", "optimizer.name=adamx .*did you mean adamax"),
         ("optimizer.name=lbfgs", "optimizer.name=lbfgs is unknown"),
         ("optimizer=sgd optimizer.kwargs.momentum=-1", "momentum': -1"),
-        ("+optimizer.kwargs.momentum=1", "kwargs has momentum, which optimizer.name=adamw"),
-        ("+optimizer.kwargs.lr=1", "kwargs has lr"),
+        ("+optimizer.kwargs.momentum=1", "optimizer.name=adamw .* argument 'momentum'"),
+        ("+optimizer.kwargs.lr=1", "optimizer.kwargs={'lr': 1}: .*multiple values"),
         ("optimizer.name=rprop", "optimizer.weight_decay=0.01"),
         ("optimizer.name=muon", "optimizer.name=muon"),
     ],

@@ -1,20 +1,11 @@
 """Parts of `runtime/` by themselves."""
 
-import ctypes
-import logging
 import math
 import os
-import platform
 import random
 import re
-import resource
 import signal
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,16 +17,14 @@ from torch.overrides import TorchFunctionMode
 from conf.errors import UserError
 from loaders import build_loaders
 from runtime import Run, build_optimizer, seed_everything
-from runtime.amp import amp_dtype
-from runtime.distributed import DeviceWork, Heartbeat, ProcessGroup, convert_sync_batchnorm
+from runtime.distributed import convert_sync_batchnorm
 from runtime.ema import EMA
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
-from runtime.libc import keep_freed_memory
 from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
-from tests.helpers import DEVICES, FORKSERVER, NEEDS_CUDA, REPOSITORY, make_config, on_ranks
+from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config
 
 MIB = 1 << 20
 
@@ -78,15 +67,6 @@ def test_the_guard_does_not_wait_for_a_device() -> None:
         guard.check(norm)  # the third step, after which it looks
 
 
-class SecondOfTwo(SingleProcess):
-    """Rank 0 acquires the run's folder and knows of no checkpoint."""
-
-    rank, world_size = 1, 2
-
-    def broadcast_from_rank0(self, read: Callable[[], Any]) -> Any:
-        return float("-inf"), {}
-
-
 class FirstOfTwo(SingleProcess):
     """Its answers come a step late."""
 
@@ -110,7 +90,8 @@ RunOf = Callable[..., Run]
 def run_of(tmp_path) -> Iterator[RunOf]:
     """Function that makes a run in `tmp_path` on synthetic data; signals' handlers are restored."""
 
-    def make_run(*overrides: str, group: SingleProcess, clock=float, **parts: Any) -> Run:
+    def make_run(*overrides: str, group=None, clock=float, **parts: Any) -> Run:
+        group = group or SingleProcess()
         cfg = make_config("loader=synthetic", f"output_dir={tmp_path}", *overrides)
         loader, _ = build_loaders(cfg, torch.device("cpu"), group.rank, group.world_size)
         model = nn.Linear(1, 1)
@@ -137,12 +118,12 @@ class Own:
 
 def test_a_part_of_ones_own_cannot_take_a_name_that_checkpoints_need(run_of: RunOf) -> None:
     with pytest.raises(ValueError, match="step"):
-        run_of(group=SingleProcess(), step=Own())
+        run_of(step=Own())
 
 
 def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(run_of: RunOf, tmp_path) -> None:
     options = ["max_steps=1", "checkpoint.every_steps=1", "resume=auto"]
-    first, second = (run_of(*options, group=SingleProcess(), own=Own()) for _ in range(2))
+    first, second = (run_of(*options, own=Own()) for _ in range(2))
     for _ in first.batches(first.loader):
         first.state["optimizer"].step()
         first.scheduler.step()
@@ -154,7 +135,7 @@ def test_a_bug_in_a_part_of_ones_own_is_no_damaged_checkpoint(run_of: RunOf, tmp
 
 
 def test_a_script_that_does_not_validate_each_epoch_ends_at_max_steps(run_of: RunOf) -> None:
-    run = run_of("max_steps=2", "log.images=0", group=SingleProcess())
+    run = run_of("max_steps=2", "log.images=0")
     epochs = []
     for epoch in run.epochs():
         epochs.append(epoch)
@@ -171,7 +152,6 @@ def test_a_script_that_does_not_validate_each_epoch_ends_at_max_steps(run_of: Ru
         (SingleProcess, "null", [3, 6, 9]),
         (FirstOfTwo, "null", [4, 8, 11]),
         (FirstOfTwo, 3, [3, 6, 9]),
-        (SecondOfTwo, "null", []),
     ],
 )
 def test_the_clock_of_one_rank_asks_once_for_each_save(
@@ -188,23 +168,6 @@ def test_the_clock_of_one_rank_asks_once_for_each_save(
     run.finish()
     names = sorted(path.stem for path in tmp_path.glob("checkpoints/step-*.pt"))
     assert [int(name.removeprefix("step-")) for name in names] == expected
-
-
-def test_the_speed_is_that_of_the_steps_after_the_first(run_of: RunOf, tmp_path) -> None:
-    """Also where a checkpoint counts a part of the first step's time."""
-    now = 0.0
-    run = run_of("max_steps=5", group=SecondOfTwo(), clock=lambda: now)
-    for _ in run.batches(run.loader):
-        if run.step_number == 0:
-            now += 100
-            run.timing.lap("compute")
-            assert run.timing.images_per_s == run.timing.data_wait_share == 0
-        now += 2
-        run.step(torch.zeros(()), torch.zeros(()))
-    seconds = run.timing.seconds
-    assert (seconds["first_step"], seconds["compute"]) == (102, 8)
-    assert run.timing.images_per_s == 4 * run.cfg.global_batch_size / 8
-    assert list(tmp_path.iterdir()) == []  # rank 0 alone writes
 
 
 def test_the_time_between_laps_belongs_to_the_part_that_ends() -> None:
@@ -296,15 +259,6 @@ def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) 
     assert not torch.backends.cudnn.benchmark
 
 
-def test_auto_is_the_precision_that_is_fast_on_the_device() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert (amp_dtype("auto", cpu), amp_dtype("auto", gpu)) == (torch.bfloat16, torch.float16)
-    assert (amp_dtype("bfloat16", gpu), amp_dtype("float16", cpu)) == (
-        torch.bfloat16,
-        torch.float16,
-    )
-
-
 def test_each_rank_and_each_seed_draws_other_numbers() -> None:
     def draw(*arguments: int) -> tuple[float, float, float]:
         seed_everything(*arguments)
@@ -354,83 +308,6 @@ def test_an_update_of_the_average_does_not_wait_for_the_device(device: str) -> N
     assert average.n_averaged == 3
 
 
-def refuse() -> None:
-    raise UserError("wrong")
-
-
-def errors_of_broadcasts() -> list[str]:
-    """Types of the errors that rank 0's errors are on this rank."""
-    names = []
-    for read in (lambda: int("a bug"), refuse):
-        with pytest.raises(ValueError, match="a bug|wrong") as raised:
-            ProcessGroup().broadcast_from_rank0(read)
-        names.append(type(raised.value).__name__)
-    return names
-
-
-def test_an_error_on_rank_0_is_raised_on_all_ranks_as_what_it_is() -> None:
-    assert on_ranks(errors_of_broadcasts) == [["ValueError", "UserError"]] * 2
-
-
-def test_the_heartbeat_keeps_nothing_alive_between_two_looks() -> None:
-    class Store:
-        looks = 0
-
-        def set(self, key: str, value: str) -> None:
-            self.looks += is_inside.is_set()
-            if self.looks == 2:  # the first one may have begun before
-                heartbeat.interval_s = 60.0
-                told.set()
-
-    class Activation:
-        pass
-
-    def forward() -> weakref.ref[Activation]:
-        activation = Activation()
-        is_inside.set()
-        assert told.wait(240)
-        return weakref.ref(activation)
-
-    is_inside, told = threading.Event(), threading.Event()
-    work = DeviceWork(torch.device("cpu"))
-    heartbeat = Heartbeat(Store(), 0, 1, work, 60.0, bytes, interval_s=0.01)
-    try:
-        assert forward()() is None
-    finally:
-        heartbeat.stop()
-
-
-END = """
-import atexit, time, torch, torch.distributed as dist
-from pathlib import Path
-from runtime.distributed import DeviceWork, Heartbeat, leave_process_group
-names = lambda: [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-model(torch.ones(2, 4)).sum().backward()
-print("before", *[name for name in names() if "gloo" in name])
-del model
-leave_process_group()
-print("after", *[name for name in names() if "gloo" in name])
-store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-work = DeviceWork(torch.device("cpu"))
-heartbeat = Heartbeat(store, 0, 1, work, 60.0, bytes, interval_s=0.0)
-atexit.register(heartbeat.stop)
-time.sleep(0.5)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the threads' names")
-def test_python_ends_without_threads_of_gloo_and_in_spite_of_a_heartbeat() -> None:
-    """It aborts if it ends while a thread is about to return from the store."""
-    command = [sys.executable, "-c", END]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    before, after = ended.stdout.split("after")
-    assert "gloo" in before
-    assert "gloo" not in after
-
-
 def test_only_one_folder_and_the_entry_points_know_torch_distributed() -> None:  # part: compose
     folders = ("conf", "loaders", "models", "runtime", "tasks")
     paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
@@ -445,30 +322,6 @@ def test_only_one_folder_and_the_entry_points_know_torch_distributed() -> None: 
     assert {"train_ddp.py", "train_fsdp.py"} <= users
     others = {user for user in users if not user.startswith("runtime/distributed/")}
     assert all("ddp" in user for user in others - {"train_fsdp.py", "predict.py"})
-
-
-def page_faults(kept: bool) -> int:
-    """Of allocating as a training step does: in the step with the fewest, after the first ones."""
-    # Where malloc starts from; what it makes of it depends on what was allocated so far.
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    for option in (m_trim_threshold, m_mmap_threshold):
-        assert ctypes.CDLL(None).mallopt(option, 128 << 10)
-    if kept:
-        keep_freed_memory()
-    faults = []
-    for _ in range(8):
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-        activations = [torch.ones(size * MIB, dtype=torch.uint8) for size in (24, 5, 24, 1, 24)]
-        del activations
-    return min(after - before for before, after in pairwise(faults[3:]))
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_memory_is_kept_for_the_next_step_on_a_cpu() -> None:
-    # Of a server that computes nothing, so that what this process did to malloc is not inherited.
-    with FORKSERVER.Pool(1, maxtasksperchild=1) as pool:
-        default, kept = pool.map(page_faults, [False, True], chunksize=1)
-    assert kept < 100 < 2_500 < default
 
 
 @pytest.mark.parametrize("hidden", [None, "", "0"])
@@ -495,19 +348,12 @@ def test_data_parallel_gathers_on_the_configured_gpu() -> None:
     assert visible_gpus(make_config(), torch.device("cuda", 1), num_gpus=3) == [1, 0, 2]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "batch_size", "num_lines"), [(True, 64, 1), (True, 60, 0), (False, 64, 0)]
-)
-def test_sync_batchnorm_is_a_choice_and_named_where_it_is_not_needed(
-    wanted: bool, batch_size: int, num_lines: int, monkeypatch, caplog
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")  # 16 samples on each device, or 15
-    cfg = make_config(f"distributed.sync_batchnorm={wanted}", f"global_batch_size={batch_size}")
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), *[nn.BatchNorm2d(2) for _ in range(3)])
-    with caplog.at_level(logging.INFO):
-        converted = convert_sync_batchnorm(cfg, model, torch.device("cuda"))
+@pytest.mark.parametrize("wanted", [True, False])
+def test_sync_batchnorm_is_a_choice(wanted: bool) -> None:
+    cfg = make_config(f"distributed.sync_batchnorm={wanted}")
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    converted = convert_sync_batchnorm(cfg, model, torch.device("cuda"))
     assert any(isinstance(m, nn.SyncBatchNorm) for m in converted.modules()) == wanted
-    assert caplog.text.count("distributed.sync_batchnorm=false") == num_lines
 
 
 # part: dali packed tune

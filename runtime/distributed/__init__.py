@@ -9,16 +9,14 @@ import torch.distributed.nn.functional  # noqa: F401
 
 from runtime.distributed.fsdp import shard
 from runtime.distributed.group import ProcessGroup
-from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat, watch_signals
+from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat
 from runtime.distributed.launch import (
     end_rank,
-    follow_torchrun,
     init_process_group,
     interface_to,
     leave_process_group,
     local_rank,
     run_stamp,
-    sizes_that_do_not_divide,  # part: elastic
 )
 from runtime.distributed.models import (
     convert_sync_batchnorm,
@@ -27,7 +25,7 @@ from runtime.distributed.models import (
     sync_buffers,
 )
 from runtime.distributed.private import backend_name
-from runtime.distributed.shards import read_shards, read_whole, split_like
+from runtime.distributed.shards import read_whole
 
 __all__ = [
     "FLIGHT_RECORD",  # part: hang_reports
@@ -37,19 +35,14 @@ __all__ = [
     "backend_name",  # part: hang_reports
     "convert_sync_batchnorm",
     "end_rank",
-    "follow_torchrun",
     "init_process_group",
     "interface_to",
     "leave_process_group",
     "local_rank",
     "place_like",  # part: ema
-    "read_shards",  # part: fsdp
     "read_whole",  # part: fsdp
     "run_stamp",
     "set_gradient_sync",  # part: accumulate
     "shard",  # part: fsdp
-    "sizes_that_do_not_divide",  # part: elastic
-    "split_like",  # part: fsdp
     "sync_buffers",
-    "watch_signals",  # part: hang_reports
 ]

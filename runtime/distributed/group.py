@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loaders.batch import map_leaves
-from runtime.distributed.shards import write_shards
+from runtime.distributed.shards import read_shards, write_shards
 from runtime.group import SingleProcess
 
 T = TypeVar("T")
@@ -63,6 +63,18 @@ class ProcessGroup(SingleProcess):
     def mean(self, tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor, group=self.handle)
         return tensor / self.world_size
+
+    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:  # part: fsdp
+        if isinstance(tensor, DTensor) or not isinstance(example, DTensor):
+            return tensor
+        # Every rank has the full tensor: nothing has to be sent.
+        full, mesh = tensor.to(example.device), example.device_mesh
+        return distribute_tensor(full, mesh, example.placements, src_data_rank=None)
+
+    def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:  # part: fsdp
+        if "shards" in saved and isinstance(example, DTensor):
+            return read_shards(saved, key, example)
+        return super().read_part(saved, key, example)
 
     def for_writing(self, model: nn.Module) -> SingleProcess:  # part: fsdp
         is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -1,12 +1,9 @@
 """A rank that fails or hangs is named, with the line where each rank stands."""
 
 import os
-import signal
-import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -16,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import preemption
 from runtime.distributed import private
 
 LONGEST_CALL_S = 10.0
@@ -24,9 +20,6 @@ LONGEST_CALL_S = 10.0
 
 WAIT_FOR_FAILED_S = 10.0
 """Seconds for which a device may be busy with the same work once another rank has failed."""
-
-SILENT_BEATS = 5
-"""Heartbeats of this rank in which another one has had none, after which that one has failed."""
 
 FLIGHT_RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 """Variable with the path of torch's record of the collectives, without the rank at its end."""
@@ -58,10 +51,8 @@ class Heartbeat:
     """Thread that repeatedly writes the line that this process is at to a store of all ranks.
 
     It also reports and ends this process if its device waits for other ranks for too long, which
-    raises no error in Python: for `timeout_s`, or for 10 s once another rank has failed. A rank
-    that raised an error announces it. One that was killed cannot: it counts as failed if it has no
-    heartbeat any more after this process was asked to leave, as torchrun does when a rank dies. A
-    signal alone ends nothing here: a run with steps of over 10 s has to end its step and save.
+    raises no error in Python: for `timeout_s`, or for 10 s once another rank has announced an
+    error. A rank that was killed cannot announce it: torchrun then ends the others.
     """
 
     def __init__(
@@ -72,7 +63,6 @@ class Heartbeat:
         work: DeviceWork,
         timeout_s: float,
         flight_record: Callable[[], bytes],
-        is_asked_to_leave: Callable[[], bool] = bool,
         interval_s: float = 2.0,
     ) -> None:
         """Start the thread.
@@ -84,13 +74,11 @@ class Heartbeat:
             work: work of this process's device.
             timeout_s: maximum duration of a collective in seconds.
             flight_record: function that returns torch's record of the collectives of this process.
-            is_asked_to_leave: function that returns True once a signal asked this process to end.
             interval_s: seconds between two heartbeats.
         """
         self.store, self.rank, self.world_size = store, rank, world_size
         self.work, self.timeout_s, self.interval_s = work, timeout_s, interval_s
-        self.flight_record, self.is_asked_to_leave = flight_record, is_asked_to_leave
-        self.places = deque[list[bytes]](maxlen=SILENT_BEATS)  # of all ranks, since it was asked
+        self.flight_record = flight_record
         self.stopped = threading.Event()
         self.is_ending = threading.Lock()  # held by the thread that reports why this process ends
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -111,14 +99,12 @@ class Heartbeat:
             overdue_s = self.work.overdue_s()
             if overdue_s > self.timeout_s and self.is_ending.acquire(blocking=False):
                 self._announce()
-                time.sleep(
-                    2 * self.interval_s
-                )  # another rank may have marked its work so much later
+                # Another rank may have marked its work so much later.
+                time.sleep(2 * self.interval_s)
                 self.report_timeout()
                 sys.stderr.flush()
                 os._exit(1)
-            is_silent = self._another_is_silent()  # in each beat: it compares the last ones
-            is_left = overdue_s > WAIT_FOR_FAILED_S and (is_silent or self._another_failed())
+            is_left = overdue_s > WAIT_FOR_FAILED_S and self._another_failed()
             if is_left and self.is_ending.acquire(blocking=False):
                 text = "stops, because another rank has, for which its device waits"
                 print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
@@ -140,19 +126,6 @@ class Heartbeat:
             return bool(self.store.check(["failed"]))
         except (RuntimeError, ValueError):
             return True  # the store is gone, and the rank that kept it
-
-    def _another_is_silent(self) -> bool:
-        """Return True if a rank has had no heartbeat in the last calls after a request to leave."""
-        if not self.is_asked_to_leave():
-            return False
-        keys = [f"place{rank}" for rank in range(self.world_size)]
-        try:
-            if self.store.check(keys):  # else, multi_get would wait
-                self.places.append(self.store.multi_get(keys))
-        except (RuntimeError, ValueError):
-            return False  # `_another_failed` notices that the store is gone
-        is_full = len(self.places) == SILENT_BEATS
-        return is_full and any(len(set(of_rank)) == 1 for of_rank in zip(*self.places, strict=True))
 
     def report_timeout(self) -> None:
         """Print which ranks are missing, where all stood, and the path of this rank's record."""
@@ -193,27 +166,6 @@ class Heartbeat:
 _heartbeat: Heartbeat | None = None
 
 
-def watch_signals() -> Callable[[], bool]:
-    """Return a function that tells if a signal has asked this process to end.
-
-    It also knows of signals that the main thread has not handled, because it waits for a device.
-    To be called in the main thread.
-    """
-    numbers, sender = socket.socketpair()
-    numbers.setblocking(False)
-    sender.setblocking(False)
-    # Python writes the number of each signal to it at once.
-    signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
-    arrived: set[int] = set()
-
-    def has_arrived() -> bool:
-        with suppress(BlockingIOError):
-            arrived.update(numbers.recv(4096))
-        return preemption.is_requested() or not arrived.isdisjoint(preemption.SIGNALS)
-
-    return has_arrived
-
-
 def record_collectives(folder: Path) -> None:
     """Let torch record its collectives; to be called before there is a process group."""
     os.environ.setdefault(FLIGHT_RECORD, f"{folder.absolute()}/flight_record_rank_")
@@ -232,7 +184,6 @@ def start(store: Any, device: torch.device, timeout_s: float) -> None:
         DeviceWork(device),
         timeout_s,
         private.flight_recorder(device),
-        watch_signals(),
     )
 
 

@@ -13,7 +13,7 @@ import warnings
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import psutil
 import torch
@@ -26,14 +26,9 @@ from conf import schema
 from conf.cli import EXIT_CODE
 from conf.credentials import MaskingFormatter, masked
 from conf.errors import UserError
+from conf.schema import Config
 from runtime.distributed import heartbeat
 from runtime.distributed.group import ProcessGroup
-from runtime.libc import end_with_parent
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-
-log = logging.getLogger(__name__)
 
 WAIT_FOR_RANK_0_S = 10.0
 
@@ -61,7 +56,7 @@ def local_rank() -> int:
     return int(os.environ["LOCAL_RANK"])
 
 
-def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
+def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     """Join the process group that torchrun prepared; it is left at every end of the process.
 
     From here on rank 0 alone logs everything; the other ranks log warnings.
@@ -102,12 +97,6 @@ def init_process_group(cfg: "Config", device: torch.device) -> ProcessGroup:
     heartbeat.start(store, device, cfg.distributed.timeout_s)  # part: hang_reports
     if rank != 0:
         _only_warn(rank)
-    elif sizes := sizes_that_do_not_divide(cfg.global_batch_size, world_size):  # part: elastic
-        log.warning(
-            "global_batch_size=%d is not divisible by %s ranks: the run would end if as many "
-            "machines were left of --nnodes=%s",
-            *(cfg.global_batch_size, sizes, os.environ["ELASTIC_NNODES"]),
-        )
     return ProcessGroup()
 
 
@@ -136,18 +125,6 @@ def _only_warn(rank: int) -> None:
     root = logging.getLogger()
     root.handlers = [console]
     root.setLevel(logging.WARNING)
-
-
-# part: elastic
-def sizes_that_do_not_divide(global_batch_size: int, world_size: int) -> str:
-    """Return the other numbers of ranks that launch/elastic_torchrun.py may start and that do not
-    divide the batch."""
-    if "ELASTIC_NNODES" not in os.environ:
-        return ""
-    fewest, _, most = os.environ["ELASTIC_NNODES"].partition(":")
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    numbers = (per_node * nodes for nodes in range(int(fewest), int(most or fewest) + 1))
-    return ", ".join(str(n) for n in numbers if global_batch_size % n and n != world_size)
 
 
 def open_store() -> dist.Store:
@@ -184,14 +161,6 @@ def _torchrun() -> int | None:
     return None
 
 
-def follow_torchrun() -> None:
-    """End this process when torchrun ends, or now if it has already: it would train on."""
-    end_with_parent()
-    if os.getppid() == 1 and _torchrun() is None:
-        print(f"[rank {os.environ['RANK']}] stops: torchrun has ended", file=sys.stderr)
-        os._exit(1)
-
-
 def end_rank(error: Exception, message: str | None) -> NoReturn:
     """End this process because of an error, at once: the usual way would wait for other ranks.
 
@@ -204,11 +173,12 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
     if message is None:
         end_failed_rank(error)
     is_elastic, torchrun = "TORCHELASTIC_RUN_ID" in os.environ, _torchrun()
-    end = time.monotonic() + (WAIT_FOR_RANK_0_S if os.environ["RANK"] != "0" else 0.0)
-    while time.monotonic() < end:
-        if is_elastic and (torchrun is None or os.getppid() != torchrun):
-            os._exit(EXIT_CODE)
-        time.sleep(0.1)
+    if is_elastic and os.environ["RANK"] != "0":
+        end = time.monotonic() + WAIT_FOR_RANK_0_S
+        while time.monotonic() < end:
+            if torchrun is None or os.getppid() != torchrun:
+                os._exit(EXIT_CODE)
+            time.sleep(0.1)
     print(message, file=sys.stderr, flush=True)
     if is_elastic and torchrun is not None:
         os.kill(torchrun, signal.SIGKILL)

@@ -1,8 +1,7 @@
 """Models that are spread over ranks."""
 
 import logging
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,19 +9,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from conf.schema import Config
 from runtime.distributed.fsdp import shard
 from runtime.guard import BATCH_NORMS
 
-if TYPE_CHECKING:
-    from conf.schema import Config
-
 log = logging.getLogger(__name__)
 
-ENOUGH_SAMPLES = 16
-"""Samples per device from which BatchNorm usually does as well without synchronisation."""
 
-
-def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device) -> nn.Module:
+def convert_sync_batchnorm(cfg: Config, model: nn.Module, device: torch.device) -> nn.Module:
     """Return the model with SyncBatchNorm on CUDA, unless `distributed.sync_batchnorm` is off."""
     has_any = any(isinstance(m, BATCH_NORMS) for m in model.modules())
     if not cfg.distributed.sync_batchnorm or not has_any:
@@ -30,17 +24,6 @@ def convert_sync_batchnorm(cfg: "Config", model: nn.Module, device: torch.device
     if device.type != "cuda":
         log.info("SyncBatchNorm needs CUDA: on the CPU each rank normalises by its own part")
         return model
-    if cfg.model.compile:
-        log.info("SyncBatchNorm splits a compiled model; distributed.sync_batchnorm=false does not")
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    size = cfg.global_batch_size // world_size
-    size //= cfg.accumulate_steps  # part: accumulate
-    if size >= ENOUGH_SAMPLES:
-        log.info(
-            "SyncBatchNorm waits for all ranks in each layer; with %d samples per device, "
-            "statistics of each device alone usually do as well: distributed.sync_batchnorm=false",
-            size,
-        )
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 

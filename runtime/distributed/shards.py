@@ -15,7 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
+from torch.distributed.tensor import DTensor, Shard, empty
 
 from conf.errors import UserError
 from conf.files import checksum, sync_folder
@@ -86,15 +86,7 @@ def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
     return {name: value for _, part in answers for name, value in part.items()}
 
 
-def split_like(tensor: Tensor, example: Tensor) -> Tensor:
-    """Split a tensor that is whole on all ranks as `example`, and return this rank's shard."""
-    assert isinstance(example, DTensor)
-    # Every rank has the full tensor: nothing has to be sent.
-    full = tensor.to(example.device)
-    return distribute_tensor(full, example.device_mesh, example.placements, src_data_rank=None)
-
-
-def read_shards(saved: dict[str, Any], key: str, example: Tensor) -> Any:
+def read_shards(saved: dict[str, Any], key: str, example: DTensor) -> Any:
     """Read `saved[key]` with this rank's shards of its sharded tensors; every rank calls it.
 
     Args:
@@ -106,7 +98,6 @@ def read_shards(saved: dict[str, Any], key: str, example: Tensor) -> Any:
         UserError: a rank cannot read the files.
     """
     path = Path(saved["path"]).parent / saved["shards"]["folder"]
-    assert isinstance(example, DTensor)
     new = partial(empty, device_mesh=example.device_mesh, placements=[Shard(0)])
     try:
         return _read(path, saved[key], f"/{key}", new)

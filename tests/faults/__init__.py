@@ -1,25 +1,181 @@
-"""Tests of faults, and what other tests need of them: runs that can be hit, and comparisons."""
+"""Tests of faults; runs that can be hit, scripts with a fault, and comparisons of runs."""
 
-from tests.faults.helpers import (
-    TWO_RANKS,
-    Torchrun,
-    assert_same,
-    assert_same_state,
-    join,
-    run_to_end,
-    script_with,
-    slow,
-    wait_for_step,
-)
+import os
+import re
+import signal
+import time
+import uuid
+from contextlib import suppress
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
 
-__all__ = [
-    "TWO_RANKS",
-    "Torchrun",
-    "assert_same",
-    "assert_same_state",
-    "join",
-    "run_to_end",
-    "script_with",
-    "slow",
-    "wait_for_step",
-]
+import psutil
+import torch
+
+from tests.helpers import LIMIT_S, REPOSITORY, checkpoint_of, folder_with, fork, wait_for
+from tests.torchrun import TWO_RANKS as TWO_RANKS
+from tests.torchrun import torchrun
+
+NUM_TRAIN = 64
+NUM_STEPS = 16
+
+SAVED = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "guard", "rng")
+"""All that decides how a run goes on; the rest of a checkpoint tells what was."""
+
+LOOP = re.compile(r"^ {8}for inputs, targets in run\.batches\(.*\):\n", re.MULTILINE)
+
+
+def script_with(folder: Path, script: str, *lines: str) -> Path:
+    """A folder like the repository's, with these lines put in at the top of the training loop.
+
+    `step` counts the steps from 1 there, and `rank` is the number of the process.
+    """
+    path = folder_with(folder, script) / script
+    added = ["step, rank = run.step_number + 1, run.group.rank", *lines]
+    indented = "".join(f"            {line}\n" for line in added)
+    text, count = LOOP.subn(lambda loop: loop[0] + indented, path.read_text())
+    assert count == 1
+    path.write_text("import os\nimport time\n" + text)
+    return folder
+
+
+def slow(folder: Path, script: str, seconds: float = 0.1) -> Path:
+    """The script with steps that last long enough to be hit."""
+    return script_with(folder, script, f"time.sleep({seconds})")
+
+
+def hit(mark: Path, step: int, rank: int, action: str) -> list[str]:
+    """Lines for `script_with()` that do something in a step of a rank, but not after a resume."""
+    return [
+        f"if (step, rank) == ({step}, {rank}) and not os.path.exists({str(mark)!r}):",
+        f"    open({str(mark)!r}, 'x').close()",
+        f"    {action}",
+    ]
+
+
+def steps_saved(output_dir: Path) -> list[int]:
+    return sorted(int(path.stem[5:]) for path in (output_dir / "checkpoints").glob("step-*.pt"))
+
+
+def wait_for_step(output_dir: Path, step: int, timeout: float = LIMIT_S) -> None:
+    """Until a checkpoint of this step or a later one is there."""
+    wait_for(lambda: any(s >= step for s in steps_saved(output_dir)), f"step {step}", timeout)
+
+
+def run_to_end(
+    script: str,
+    output_dir: Path,
+    *overrides: str,
+    folder: Path = REPOSITORY,
+    num_ranks: int | None = None,
+    timeout: float = LIMIT_S,
+) -> tuple[list[int | None], list[str]]:
+    """Exit codes and prints of all ranks."""
+    processes, prints = fork(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
+    return join(processes, timeout), [path.read_text() for path in prints]
+
+
+def join(processes: list[ForkServerProcess], timeout: float = LIMIT_S) -> list[int | None]:
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+class Torchrun:
+    """An entry point under torchrun, all of whose processes can be found."""
+
+    def __init__(
+        self,
+        folder: Path,
+        output_dir: Path,
+        script: str,
+        launcher: list[str],
+        *overrides: str,
+        environment: dict[str, str] | None = None,
+        is_forked: bool = True,
+        is_elastic: bool = False,
+    ) -> None:
+        self.prints = output_dir.with_name(f"{output_dir.name}-{uuid.uuid4().hex[:6]}.txt")
+        self.agent = torchrun(
+            [*launcher, script, f"output_dir={output_dir}", *overrides],
+            folder,
+            self.prints,
+            {"PYTHONFAULTHANDLER": "1", **(environment or {})},
+            is_forked=is_forked,
+            is_elastic=is_elastic,
+        )
+
+    def __enter__(self) -> "Torchrun":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.agent.kill()
+        self.agent.join()
+        for process in self.processes():
+            os.kill(process, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        """Those of the agent, its ranks and their workers that live: all that print to its file."""
+        ours = []
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):  # it has ended
+                if os.readlink(f"/proc/{process}/fd/1") == os.path.realpath(self.prints):
+                    ours.append(int(process))
+        return ours
+
+    def rank(self, rank: int) -> psutil.Process:
+        """The process of a rank, unless it was forked; torchrun starts one after the other."""
+        ranks = psutil.Process(self.agent.pid).children()
+        return sorted(ranks, key=lambda process: process.pid)[rank]
+
+    def wait(self, timeout: float = LIMIT_S) -> int:
+        """The exit code, when no process is left; if some hang, it prints where they stand."""
+        self.all_gone(timeout)
+        self.agent.join()
+        assert self.agent.exitcode is not None
+        return self.agent.exitcode
+
+    def all_gone(self, timeout: float = LIMIT_S) -> None:
+        try:
+            wait_for(
+                lambda: not (self.agent.is_alive() or self.processes()),
+                "the end of all processes",
+                timeout,
+            )
+        except AssertionError as error:
+            for process in self.processes():
+                os.kill(process, signal.SIGABRT)  # faulthandler prints the stacks
+            time.sleep(1)
+            raise AssertionError(f"{error}\n{self.text()}") from error
+
+    def text(self) -> str:
+        return self.prints.read_text()
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    """Equal to the last bit, all tensors in them included."""
+    assert type(one) is type(other), where
+    if isinstance(one, list | tuple):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    """The newest checkpoints of two runs are equal in all that decides how a run goes on."""
+    first, second = checkpoint_of(one), checkpoint_of(other)
+    assert first["step"] == second["step"]
+    for name in SAVED:
+        assert_same(first.get(name), second.get(name), name)

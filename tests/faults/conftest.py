@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.faults.helpers import NUM_TRAIN
+from tests.faults import NUM_TRAIN
 
 
 @pytest.fixture(scope="session")

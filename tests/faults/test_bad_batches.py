@@ -4,20 +4,15 @@ import json
 import os
 import pickle
 import re
-import signal
-import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from runtime import preemption
-from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat, watch_signals
-from tests.faults.helpers import assert_same, assert_same_state, run_to_end, script_with
+from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat
+from tests.faults import assert_same, assert_same_state, join, run_to_end, script_with
 from tests.helpers import FORKSERVER, answers_to, checkpoint_of, fork, summary_of, validated
 
 
@@ -146,30 +141,14 @@ class Stuck(DeviceWork):
         return float(self.asked)
 
 
-def beat(store: torch.distributed.Store, rank: int, work: DeviceWork, **others: Any) -> Heartbeat:
-    """The heartbeat of one of two ranks."""
-    defaults: dict[str, Any] = {
-        "timeout_s": 1e9,
-        "flight_record": lambda: b"all of them",
-        "interval_s": 0.1,
-    }
-    return Heartbeat(store, rank, 2, work, **defaults | others)
-
-
-def end_of(target: Callable[..., None], *cases: tuple[Any, ...]) -> list[int | None]:
-    """The exit codes of processes that run at the same time."""
-    processes = [FORKSERVER.Process(target=target, args=case) for case in cases]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-    return [process.exitcode for process in processes]
-
-
 def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) -> None:
     """NCCL raises no error in Python, where the main thread waits for the device."""
     hangs, failed = tmp_path / "hangs.txt", tmp_path / "failed.txt"
-    assert end_of(_wait_for_the_device, (hangs, 20.0), (failed, 1e9)) == [1, 1]
+    cases = (hangs, 20.0), (failed, 1e9)
+    processes = [FORKSERVER.Process(target=_wait_for_the_device, args=case) for case in cases]
+    for process in processes:
+        process.start()
+    assert join(processes) == [1, 1]
     text = hangs.read_text()
     assert "[rank 0] a collective timed out; missing: rank 1. Where each rank stood:" in text
     assert re.search(r"rank 0: \d+ s ago at test_bad_batches.py:\d+ \(time.sleep\(1000\)\)", text)
@@ -181,41 +160,8 @@ def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) ->
 def _wait_for_the_device(prints: Path, timeout_s: float) -> None:
     os.environ[FLIGHT_RECORD] = str(prints.parent / "new" / "record")
     os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT), 2)
-    store, device = torch.distributed.HashStore(), torch.device("cpu")
+    store, device, record = dist.HashStore(), torch.device("cpu"), lambda: b"all of them"
     if prints.stem == "failed":
-        beat(store, 1, DeviceWork(device)).announce_failure()
-    beat(store, 0, Stuck(device), timeout_s=timeout_s)
+        Heartbeat(store, 1, 2, DeviceWork(device), 1e9, record).announce_failure()
+    Heartbeat(store, 0, 2, Stuck(device), timeout_s, record, interval_s=0.1)
     time.sleep(1000)
-
-
-def test_a_signal_ends_a_wait_for_the_device_only_if_a_rank_was_killed() -> None:
-    """torchrun sends SIGTERM to the other ranks when one dies, as a cluster does to all of them.
-
-    Without a rank that was killed, the run has long steps, and saves at the end of this one.
-    """
-    assert end_of(_wait_in_c, (True,), (False,)) == [1, preemption.EXIT_CODE]
-
-
-def _wait_in_c(is_killed: bool) -> None:
-    """Send SIGTERM to this process, whose main thread waits in C, as in CUDA: no handler runs."""
-    store, work = torch.distributed.HashStore(), Stuck(torch.device("cpu"))
-    other = beat(store, 1, DeviceWork(work.device))
-    while not store.check(["place1"]):
-        time.sleep(0.01)
-    if is_killed:
-        other.stop()
-    preemption.listen()
-    beat(store, 0, work, is_asked_to_leave=watch_signals())
-    os.kill(os.getpid(), signal.SIGTERM)
-    # A minute, or for as long as 30 beats last: the wait ends, and with it a step that takes long.
-    threading.Thread(target=_end_step, args=(store, work), daemon=True).start()
-    store.wait(["end of the step"], timedelta(seconds=60))
-    while not preemption.is_requested():
-        time.sleep(0.01)
-    os._exit(preemption.EXIT_CODE)
-
-
-def _end_step(store: torch.distributed.Store, work: Stuck) -> None:
-    while work.asked < 30:
-        time.sleep(0.01)
-    store.set("end of the step", "")

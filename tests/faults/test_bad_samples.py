@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.helpers import join, run_to_end
+from tests.faults import join, run_to_end
 from tests.helpers import fork, summary_of
 
 HTML = b"<html>404 not found</html>"

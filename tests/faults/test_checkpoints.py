@@ -1,6 +1,5 @@
 """Damaged checkpoints, a full disk, and when what is kept."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
-from tests.faults.helpers import (
+from tests.faults import (
     NUM_STEPS,
     assert_same,
     assert_same_state,
@@ -160,14 +159,6 @@ def test_steps_that_a_run_has_left_go_before_older_ones(tmp_path) -> None:
         assert steps_saved(tmp_path) == kept
 
 
-def test_an_error_where_no_folder_can_be_made_is_told_too(tmp_path) -> None:
-    (tmp_path / "file").touch()
-    writer = CheckpointWriter(make_config().checkpoint, tmp_path / "file" / "checkpoints")
-    writer.write({"step": 1, "model": torch.zeros(250_000)})
-    with pytest.raises(OSError, match=r"step-00000001.pt .*Not a directory.* 1.0 MB needed"):
-        writer.wait()
-
-
 def test_an_epoch_whose_weights_could_not_be_written_is_not_the_best(options, tmp_path) -> None:
     """A folder blocks the first epoch's weights; the second epoch unlearns, so its are worse."""
     script, run = "train_ddp_ema.py", tmp_path / "run"
@@ -196,35 +187,6 @@ def test_what_was_best_counts_where_its_weights_lie(finished, tmp_path) -> None:
     assert read(finished)["run"] == read(finished, str(finished))["run"] == saved
     branch = read(tmp_path / "branch", str(finished))["run"]
     assert branch == saved | {"best": float("-inf"), "best_metrics": {}}
-
-
-SLOW_WRITES = """\
-if step == 1:
-    running, writes = [], []
-    def step_number(): return run.step_number
-    class Slow:
-        def state_dict(self): return self
-        def __reduce__(self):
-            assert not running, 'two writes at a time'
-            running.append(step_number())
-            end = time.monotonic() + 120
-            while step_number() < 7 and time.monotonic() < end: time.sleep(0.01)
-            if not writes: time.sleep(0.5)
-            writes.append([running.pop(), step_number()])
-            return str, ('slow',)
-    run.state['slow'] = Slow()
-if step == 16: open(WRITES, 'w').write(repr(writes))"""
-
-
-def test_training_goes_on_while_one_checkpoint_is_written(options, tmp_path) -> None:
-    """A write of step 4 ends only when step 8 has begun, whose own write begins then."""
-    writes, run = tmp_path / "writes", tmp_path / "run"
-    lines = SLOW_WRITES.replace("WRITES", repr(str(writes))).splitlines()
-    folder = script_with(tmp_path / "s", "train.py", *lines)
-    train("train.py", run, *options, "checkpoint.every_steps=4", "checkpoint.keep=9", folder=folder)
-    began, ended = json.loads(writes.read_text())[0]
-    assert 4 <= began < 7 <= ended
-    assert steps_saved(run) == [4, 8, 12, 16]
 
 
 LOST = """

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from runtime.preemption import REQUEUE_MARKER
-from tests.faults.helpers import (
+from tests.faults import (
     NUM_STEPS,
     TWO_RANKS,
     Torchrun,
@@ -12,9 +12,8 @@ from tests.faults.helpers import (
     hit,
     script_with,
     steps_saved,
-    wait_for,
 )
-from tests.helpers import REPOSITORY, scalars_of, summary_of, train
+from tests.helpers import scalars_of, summary_of, train
 
 SCRIPT = "train_ddp.py"
 RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
@@ -70,13 +69,3 @@ def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the
     assert scalars_of(run, "train/loss") == scalars_of(whole, "train/loss")
     assert summary_of(run)["steps"] == NUM_STEPS
     assert not (run / REQUEUE_MARKER).exists()
-
-
-def test_an_agent_killed_while_its_ranks_start_leaves_none_of_them(options, tmp_path) -> None:
-    """A Python that really starts looks after its launcher once torch is imported."""
-    job = REPOSITORY, tmp_path / "run", SCRIPT, TWO_RANKS
-    with Torchrun(*job, *options, is_forked=False) as torchrun:
-        wait_for(lambda: len(torchrun.processes()) == 3, "two ranks")
-        torchrun.agent.kill()
-        torchrun.all_gone()
-    assert not steps_saved(tmp_path / "run")

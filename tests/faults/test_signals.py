@@ -3,7 +3,7 @@
 import signal
 
 from runtime.preemption import EXIT_CODE, REQUEUE_MARKER
-from tests.faults.helpers import assert_same_state, hit, run_to_end, script_with, steps_saved
+from tests.faults import assert_same_state, hit, run_to_end, script_with, steps_saved
 from tests.helpers import checkpoint_of, train
 
 
