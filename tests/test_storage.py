@@ -150,13 +150,6 @@ def test_a_server_that_comes_back_in_time_is_no_error(web: WebServer) -> None:
     assert storage.read("a") == CONTENT
 
 
-def test_many_threads_read_at_once(web: WebServer) -> None:
-    eight_have_come = threading.Barrier(8)
-    web.fault = lambda path, number: None if eight_have_come.wait(240) >= 0 else "500"
-    with ThreadPoolExecutor(16) as pool:
-        assert set(pool.map(open_storage(web.url, PATIENT).read, 16 * ["a"])) == {CONTENT}
-
-
 def test_a_root_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="^ftp://host: "):
         open_storage("ftp://user:secret@host", PATIENT)
