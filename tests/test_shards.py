@@ -21,7 +21,7 @@ from loaders.open import open_splits
 from loaders.pack import pack
 from loaders.plan import PlanSampler
 from loaders.read import read_bytes
-from loaders.shards import LOSSLESS, Part, pack_shards, part_of
+from loaders.shards import LOSSLESS, Part, open_shards, pack_shards, part_of
 from loaders.storage import StorageError
 from loaders.targets import Labels
 from tests.helpers import FORKSERVER, checkpoint_of, fork, make_config, train, wait_for
@@ -131,7 +131,7 @@ def test_parts_make_what_one_makes_however_often_they_are_killed(
     packed(options, out, part="1/3")
     assert "train/000001.tar of part 2/3" in capsys.readouterr().out
     with pytest.raises(UserError, match="no complete shards"):
-        open_splits(make_config(*options, f"data.root=file://{out}").data)
+        open_shards(make_config(*options, f"data.root={out}").data)
     # Killed between a shard and its piece, and while another shard was copied.
     (out / "train/000000.tar").write_bytes(b"another attempt's")
     (out / "train/000003.tar").unlink()
@@ -257,15 +257,6 @@ def test_a_window_has_the_samples_of_few_shards_and_an_epoch_all_once(counts, wi
         assert (epochs[0] != samples_of(in_windows(counts, window, seed=8), 0)).any()
 
 
-def test_windows_reach_all_orders_alike_often() -> None:
-    """Shards of two and one sample in one window: each of six orders in a sixth of the epochs."""
-    sampler = in_windows([2, 1], 2, seed=0)
-    orders = [tuple(samples_of(sampler, epoch).tolist()) for epoch in range(600)]
-    counts = [orders.count(order) for order in set(orders)]
-    assert len(counts) == 6
-    assert max(abs(count - 100) for count in counts) < 5 * np.sqrt(100)
-
-
 def test_the_plan_depends_on_the_size_of_windows_only_if_there_are_windows() -> None:
     for shuffle, depends in (("window", True), ("full", False)):
         one, other = (in_windows([7] * 9, size, shuffle=shuffle).description() for size in (2, 3))
@@ -354,35 +345,24 @@ def test_processes_share_one_copy_of_each_shard(remote, web: WebServer) -> None:
 def test_the_next_window_is_fetched_while_one_is_read_and_copies_stay_within_their_bound(
     remote, shards: Path, tmp_path: Path, web: WebServer
 ) -> None:
-    loader = build_loaders(make_config(*remote), CPU)[0]
-    assert not fetched_shards(web)
-    local = build_loaders(make_config(*remote, f"data.root={shards}"), CPU)[0]
-    needed = [[shard_of(loader, n) for n in rows["sample"].tolist()] for rows in local.sampler]
-    order = list(dict.fromkeys(shard for batch in needed for shard in batch))
-    largest = sorted(len(web.files[f"train/{n:06d}.tar"]) for n in order)[-4:]
-    for batch, _ in enumerate(loader.sampler):
-        time.sleep(0.02)  # the resolution of a file system's clock
-        current = max(map(order.index, needed[batch]))
-        allowed = {f"train/{number:06d}.tar" for number in order[: current + 2]}
-        assert set(fetched_shards(web)) <= allowed
-        copies = list((tmp_path / "cache" / "shards").glob("*.tar"))
-        assert sum(path.stat().st_size for path in copies) <= sum(largest) + 4 * (16 << 10)
-    assert len(fetched_shards(web)) == len(order)
-    assert len(copies) < len(order)
-
-
-def test_the_next_window_is_fetched_before_its_first_batch(
-    remote, shards: Path, web: WebServer
-) -> None:
     remote = [*remote, "global_batch_size=1"]
     local = build_loaders(make_config(*remote, f"data.root={shards}"), CPU)[0]
     needed = [f"train/{shard_of(local, int(rows['sample'][0])):06d}.tar" for rows in local.sampler]
     order = list(dict.fromkeys(needed))
+    largest = sorted(len(web.files[name]) for name in order)[-4:]
     loader = build_loaders(make_config(*remote), CPU)[0]
+    assert not fetched_shards(web)
     for batch, _ in enumerate(loader.sampler):
+        time.sleep(0.02)  # the resolution of a file system's clock
+        following = order.index(needed[batch]) + 1
         if needed[batch] in needed[:batch]:  # in the middle of a window of one shard
-            for following in order[order.index(needed[batch]) + 1 :][:1]:
-                wait_for(partial(is_fetched, web, following), following)
+            for name in order[following : following + 1]:
+                wait_for(partial(is_fetched, web, name), name)
+        assert set(fetched_shards(web)) <= set(order[: following + 1])
+        copies = list((tmp_path / "cache" / "shards").glob("*.tar"))
+        assert sum(path.stat().st_size for path in copies) <= sum(largest) + 4 * (16 << 10)
+    assert sorted(fetched_shards(web)) == sorted(order)
+    assert len(copies) < len(order)
 
 
 def test_half_a_copy_is_never_read(remote, tmp_path: Path, web: WebServer) -> None:
