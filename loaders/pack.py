@@ -4,9 +4,9 @@
     python train.py data=imagefolder data.root=photos \\
         data.resize=256 loader=packed loader.pack=data/packed
 
-A pack is a folder of NumPy files, mapped into memory: the pixels of a split, image after image. A
-stopped command continues when started again.
-With `format=shards`, it writes shards; see `loaders.shards.pack`.  # part: shards
+A pack is a folder of NumPy files, mapped into memory: the pixels of a split, image after image.
+With `format=shards`, shards are written instead; see `loaders.shards.pack`.  # part: shards
+A stopped command continues when started again.
 """
 
 import json
@@ -174,10 +174,7 @@ def _check_space(folder: Path, arrays: dict[Path, tuple[int, str]]) -> None:
 
 
 def main() -> None:
-    """Command line: `out=DIR` and overrides of the data.
-
-    With `format=shards`, also the options of shards.  # part: shards
-    """
+    """Command line: `out=DIR`, overrides of the data, and the options below."""
     own: dict[str, str | None] = {"out": None}
     own |= {"format": "arrays", "shard_mb": "", "part": "", "quality": ""}  # part: shards
     options, overrides = parse_options(__doc__, sys.argv[1:], **own)
