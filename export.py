@@ -184,8 +184,6 @@ def write_weights(
     weights = {name: value.contiguous() for name, value in exported.model.state_dict().items()}
     save_file(weights, file, metadata)
     again = copy.deepcopy(exported)
-    for value in again.model.state_dict().values():
-        value.zero_()
     again.model.load_state_dict(load_file(file))
     return again
 

@@ -9,9 +9,8 @@ best run is on top; `sort=` takes `best`, `images/s`, `name` or a metric of `sum
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from conf.credentials import masked
 from conf.errors import UserError
 
 MAX_WIDTH = 120
-Number = int | float
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,6 @@ class Row:
     folder: str
     data: str = ""
     """Data set and task, as on a command line; empty if the run has not started."""
-    is_synthetic: bool = False
     metric: str = ""
     """The metric that chooses the best epoch; empty if the run did not end."""
     is_error: bool = False
@@ -56,24 +53,20 @@ def read_run(folder: Path, root: Path) -> Row:
     """Read the row of the run in this folder."""
     name = str(folder.relative_to(root))
     try:
-        config = read(folder / "config.yaml", yaml.safe_load, data=dict, loader=dict, task=dict)
-        start = read(folder / "run.json", json.loads, settings=dict)
-        types: dict[str, Any] = {"best": dict, "best_metric": str, "perf/images_per_s": Number}
-        # Integers may be too large for a float.
-        summary = read(folder / "summary.json", partial(json.loads, parse_int=float), **types)
-        best = summary.get("best", {})
-        if not all(isinstance(value, Number) for value in best.values()):
-            raise ValueError(f"summary.json: best={best} are not all numbers")
+        config, start, summary = (
+            read(folder / file) for file in ("config.yaml", "run.json", "summary.json")
+        )
     except ValueError as error:
         return Row(name, damage=masked(str(error)))
     data, task = config.get("data", {}), config.get("task", {})
     about = {"data": data.get("layout"), "data.root": data.get("root"), "task": task.get("name")}
     about |= {"data.table": data.get("table")}
-    is_synthetic = config.get("loader", {}).get("name") == "synthetic"
+    if config.get("loader", {}).get("name") == "synthetic":
+        about["loader"] = "synthetic"
+    best = summary.get("best", {})
     return Row(
         folder=name,
         data=as_overrides({key: value for key, value in about.items() if value}),
-        is_synthetic=is_synthetic,
         metric=summary.get("best_metric", "") if best else "",
         is_error=summary.get("best_mode") == "min",
         best=best,
@@ -82,23 +75,21 @@ def read_run(folder: Path, root: Path) -> Row:
     )
 
 
-def read(file: Path, parse: Callable[[str], Any], **types: Any) -> dict[str, Any]:
-    """Read the mapping in a file; empty if there is no such file.
+def read(file: Path) -> dict[str, Any]:
+    """Read the keys and values in a file; none if there is no such file.
 
     Raises:
-        ValueError: the file cannot be read, holds no mapping, or a value is not of these types.
+        ValueError: the file holds something else.
     """
     if not file.exists():
         return {}
     try:
-        values = parse(file.read_text())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        text = file.read_text()
+        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{file.name} holds {values!r:.20} instead of keys and values")
-    for key, type_ in types.items():
-        if key in values and not isinstance(values[key], type_):
-            raise ValueError(f"{file.name}: {key}={values[key]!r:.20} has another type")
     return values
 
 
@@ -110,13 +101,12 @@ def listing(rows: list[Row], key: str) -> str:
     """Return the rows in order, one table for each data set and task, then the damaged folders."""
 
     def group(row: Row) -> tuple[bool, str]:
-        return row.is_synthetic, row.data
+        return row.data.endswith("loader=synthetic"), row.data
 
     tables = []
     sound = [row for row in rows if not row.damage]
-    for (is_synthetic, data), some in groupby(sorted(sound, key=group), group):
-        title = f"{data} loader=synthetic" if is_synthetic else data
-        tables.append([title] * bool(title) + table(in_order(list(some), key), key))
+    for (_, data), some in groupby(sorted(sound, key=group), group):
+        tables.append([data] * bool(data) + table(in_order(list(some), key), key))
     if damaged := [row for row in rows if row.damage]:
         tables.append(["damaged:", *(f"{row.folder}: {row.damage}" for row in damaged)])
     return "\n\n".join("\n".join(map(shortened, lines)) for lines in tables)
@@ -155,13 +145,11 @@ def shortened(line: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = [argument for argument in arguments if "=" in argument]
-    folders = [argument for argument in arguments if "=" not in argument]
-    unknown = [option for option in options if not option.startswith("sort=")]
-    if unknown or len(folders) > 1 or any(folder.startswith("-") for folder in folders):
+    folders = [argument for argument in arguments if not argument.startswith("sort=")]
+    keys = [argument.removeprefix("sort=") for argument in arguments if argument not in folders]
+    root, key = Path([*folders, "outputs"][0]), [*keys, "best"][0]
+    if len(folders) > 1:
         raise UserError(f"runs.py takes a folder and sort=KEY, not {' '.join(arguments)}")
-    root = Path(folders[0] if folders else "outputs")
-    key = options[-1].removeprefix("sort=") if options else "best"
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds the runs")
     rows = [read_run(file.parent, root) for file in root.rglob("config.yaml")]

@@ -19,11 +19,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -66,6 +64,11 @@ class Trial(NamedTuple):
     folder: Path
     overrides: list[str]
 
+    @property
+    def log(self) -> Path:
+        """File next to the folder that gets the output."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
     def has_ended(self) -> bool:
         return (self.folder / "summary.json").exists()
 
@@ -73,84 +76,74 @@ class Trial(NamedTuple):
         return {path.name for path in self.folder.glob("checkpoints/step-*.pt")}
 
 
+class Job(NamedTuple):
+    """A trial that is running."""
+
+    trial: Trial
+    env: dict[str, str]
+    checkpoints: set[str]
+    """Those before it was started."""
+    process: subprocess.Popen[bytes]
+
+
 def main(arguments: Sequence[str]) -> None:
     options = command_line(arguments)
     overrides = parse(options.overrides)
-    environments = [environment(options, place) for place in range(options.jobs)]
+    free = [environment(options, place) for place in range(options.jobs)]
     options.out.mkdir(parents=True, exist_ok=True)
     study = open_study(options, overrides) if options.trials else None
-    values = combinations(overrides) if study is None else [t.params for t in study.trials]
-    trials = [
-        make_trial(options, overrides, chosen, None if study is None else number)
-        for number, chosen in enumerate(values)
-    ]
+    known = combinations(overrides) if study is None else [t.params for t in study.trials]
+    trials = [make_trial(options, overrides, values, n) for n, values in enumerate(known)]
+    waiting = [trial for trial in trials if not trial.has_ended()]
     num_trials = options.trials or len(trials)
-    num_ended = sum(trial.has_ended() for trial in trials)
-    print(f"{options.out}: {num_trials} runs, {num_ended} have ended already")
+    num_ended = len(trials) - len(waiting)
+    print(f"{options.out}: {num_trials} runs, {num_ended} have ended already", flush=True)
 
-    failed: list[Trial] = []
-    running: set[subprocess.Popen[bytes]] = set()
-    stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-        for process in list(running):  # saves and exits
-            process.send_signal(signal.SIGTERM)
-
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, stop)
+            signal.signal(number, lambda number, frame: signals.append(number))
 
-    def waiting() -> Iterator[Trial]:
-        yield from [trial for trial in trials if not trial.has_ended()]
-        while study is not None and len(trials) < num_trials:
-            report(study, trials)
-            values = choose(study, overrides)
-            trials.append(make_trial(options, overrides, values, len(trials)))
-            yield trials[-1]
-
-    def train(trial: Trial, env: dict[str, str]) -> None:
-        """Train one trial; start it again as long as it is killed but makes new checkpoints."""
-        name = trial.folder.name
-        while not stopping.is_set():
-            print(f"{name}: starts", flush=True)
-            before = trial.checkpoints()
-            process = start(options, trial, env)
-            running.add(process)
-            if stopping.is_set():  # since the condition of the loop
-                process.send_signal(signal.SIGTERM)
-            process.wait()
-            running.remove(process)
+    running: list[Job] = []
+    failed, num_forwarded = False, 0
+    while True:
+        while free and not signals and (waiting or len(trials) < num_trials):
+            if not waiting:
+                assert study is not None
+                report(study, trials)
+                values = choose(study, overrides)
+                trials.append(make_trial(options, overrides, values, len(trials)))
+                waiting.append(trials[-1])
+            running.append(start(options, waiting.pop(0), free.pop(0)))
+        if not running:
+            break
+        for _ in signals[num_forwarded:]:
+            num_forwarded += 1
+            for job in running:  # saves and exits
+                job.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        for job in [job for job in running if job.process.poll() is not None]:
+            running.remove(job)
+            free.append(job.env)
+            trial = job.trial
             if trial.has_ended():
-                print(f"{name}: has ended", flush=True)
-                return
-            if trial.checkpoints() == before and not stopping.is_set():
-                failed.append(trial)
-                last = log_of(trial).read_text(errors="replace").splitlines()[-NUM_LOG_LINES:]
-                print(f"{name}: failed with exit code {process.returncode}; {log_of(trial)} ends:")
+                print(f"{trial.folder.name}: has ended", flush=True)
+            elif trial.checkpoints() != job.checkpoints:  # it was killed
+                waiting.insert(0, trial)
+            elif not signals:
+                failed = True
+                last = trial.log.read_text(errors="replace").splitlines()[-NUM_LOG_LINES:]
+                code = job.process.returncode
+                print(f"{trial.folder.name}: failed with exit code {code}; {trial.log} ends:")
                 print("\n".join(f"    {line}" for line in last), flush=True)
-                return
-
-    left, lock = waiting(), threading.Lock()
-
-    def work(env: dict[str, str]) -> None:
-        while not stopping.is_set():
-            with lock:
-                trial = next(left, None)
-            if trial is None:
-                return
-            train(trial, env)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(work, environments))  # raises the error of a thread
 
     if study is not None:
         report(study, trials)
     print(runs.listing([runs.read_run(trial.folder, options.out) for trial in trials], "best"))
-    if stopping.is_set():
+    if signals:
         print(f"stopped by a signal; the same command again continues {options.out}")
         sys.exit(EXIT_CODE)
-    sys.exit(bool(failed))
+    sys.exit(failed)
 
 
 def command_line(arguments: Sequence[str]) -> Options:
@@ -213,14 +206,12 @@ def combinations(overrides: list[Override]) -> list[dict[str, str]]:
 
 
 def make_trial(
-    options: Options, overrides: list[Override], values: dict[str, Any], number: int | None
+    options: Options, overrides: list[Override], values: dict[str, Any], number: int
 ) -> Trial:
-    """Combine fixed overrides with these values of the swept ones; Optuna's trials have numbers."""
+    """Combine fixed overrides with these values of the swept ones."""
     chosen = [f"{key}={value}" for key, value in values.items()]
-    fixed = [
-        override.input_line or "" for override in overrides if not override.is_sweep_override()
-    ]
-    parts = [*([] if number is None else [str(number)]), *chosen]
+    fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
+    parts = [str(number), *chosen] if options.trials else chosen
     # Without = and commas, which Hydra would read in output_dir=.
     name = re.sub(r"[^\w.+-]", "_", "-".join(masked(parts)))[:MAX_NAME_LENGTH]
     name = f"{name}-{checksum(options.script, fixed + chosen)}".lstrip("-")
@@ -268,7 +259,7 @@ def choose(study: "optuna.Study", overrides: list[Override]) -> dict[str, Any]:
 
 
 def report(study: "optuna.Study", trials: list[Trial]) -> None:
-    """Give the study the metrics of the trials that have ended."""
+    """Give the study the metrics of those of the trials that have ended."""
     for number, trial in enumerate(trials):
         if trial.has_ended():
             row = runs.read_run(trial.folder, trial.folder.parent)
@@ -284,24 +275,24 @@ def environment(options: Options, place: int) -> dict[str, str]:
         UserError: there are not enough GPUs for all places.
     """
     num_ranks = max(1, options.ranks)
-    found = dict(os.environ)
     every = [str(n) for n, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
-    visible = found.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
     gpus = list(itertools.takewhile(lambda gpu: gpu not in ("", "-1"), visible))  # as CUDA reads it
-    if gpus and "device=cpu" not in options.overrides:
-        if len(gpus) < options.jobs * num_ranks:
-            raise UserError(
-                f"jobs={options.jobs} of {num_ranks} ranks need {options.jobs * num_ranks} GPUs, "
-                f"but there are {len(gpus)}; use fewer, or device=cpu"
-            )
-        chosen = gpus[place * num_ranks : (place + 1) * num_ranks]
-        return found | {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
-    num_threads = len(os.sched_getaffinity(0)) // (options.jobs * num_ranks)
-    return {"OMP_NUM_THREADS": str(max(1, num_threads))} | found
+    if not gpus or "device=cpu" in options.overrides:
+        num_threads = len(os.sched_getaffinity(0)) // (options.jobs * num_ranks)
+        return {"OMP_NUM_THREADS": str(max(1, num_threads)), **os.environ}
+    if len(gpus) < options.jobs * num_ranks:
+        raise UserError(
+            f"jobs={options.jobs} of {num_ranks} ranks need {options.jobs * num_ranks} GPUs, "
+            f"but there are {len(gpus)}; use fewer, or device=cpu"
+        )
+    chosen = gpus[place * num_ranks : (place + 1) * num_ranks]
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(chosen)}
 
 
-def start(options: Options, trial: Trial, env: dict[str, str]) -> subprocess.Popen[bytes]:
+def start(options: Options, trial: Trial, env: dict[str, str]) -> Job:
     """Start or resume a run; its output is appended to its log."""
+    print(f"{trial.folder.name}: starts", flush=True)
     command = [sys.executable]
     if options.ranks:
         # Ranks on one machine find each other without a port that other runs may have.
@@ -309,14 +300,11 @@ def start(options: Options, trial: Trial, env: dict[str, str]) -> subprocess.Pop
         command += [f"--nproc_per_node={options.ranks}"]
     command += [str(options.script), *trial.overrides]
     command += [f"output_dir={trial.folder}", "resume=auto"]
-    with log_of(trial).open("ab") as log:
+    checkpoints = trial.checkpoints()
+    with trial.log.open("ab") as log:
         # In a session of its own a run gets Ctrl-C once, from here.
-        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-
-
-def log_of(trial: Trial) -> Path:
-    """Return the file next to the folder of a run that gets its output."""
-    return trial.folder.with_name(f"{trial.folder.name}.log")
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    return Job(trial, env, checkpoints, process)
 
 
 if __name__ == "__main__":

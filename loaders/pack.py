@@ -4,8 +4,9 @@
     python train.py data=imagefolder data.root=photos \\
         data.resize=256 loader=packed loader.pack=data/packed
 
-A pack is a folder of NumPy files, mapped into memory: the pixels of a split, image after image. A
-stopped command continues when started again. For `format=shards`, see `loaders.shards.pack`.
+A pack is a folder of NumPy files, mapped into memory: the pixels of a split, image after image.
+With `format=shards`, shards are written instead; see `loaders.shards.pack`.  # part: shards
+A stopped command continues when started again.
 """
 
 import json
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from filelock import FileLock
 from tqdm import tqdm
 
 from conf.cli import load_config, user_errors
@@ -97,21 +97,18 @@ def pack(data: DataConfig, out: Path, chunk: int = CHUNK) -> None:
     text = json.dumps(description, indent=2, default=list) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     begun, finished = out / "unfinished.json", out / "pack.json"
-    with FileLock(out / ".lock"):
-        for path in (begun, finished):
-            if path.exists() and path.read_text() != text:
-                raise UserError(
-                    f"{out} holds a pack of other data or settings; choose another out=DIR"
-                )
-        if finished.exists():
-            print(f"{out} is packed already")
-            return
-        begun.write_text(text)
-        for split, index in indexes.items():
-            _pack_split(data, index, out / split, chunk)
-        begun.rename(finished)
-        for split in indexes:
-            (out / split / DONE).unlink()
+    for path in (begun, finished):
+        if path.exists() and path.read_text() != text:
+            raise UserError(f"{out} holds a pack of other data or settings; choose another out=DIR")
+    if finished.exists():
+        print(f"{out} is packed already")
+        return
+    begun.write_text(text)
+    for split, index in indexes.items():
+        _pack_split(data, index, out / split, chunk)
+    begun.rename(finished)
+    for split in indexes:
+        (out / split / DONE).unlink()
 
 
 def _pack_split(data: DataConfig, index: Index, folder: Path, chunk: int) -> None:
@@ -177,20 +174,20 @@ def _check_space(folder: Path, arrays: dict[Path, tuple[int, str]]) -> None:
 
 
 def main() -> None:
-    """Command line: overrides of the data, `out=DIR`, `format`, and options of `format=shards`."""
-    options, overrides = parse_options(
-        __doc__, sys.argv[1:], out=None, format="arrays", shard_mb="", part="", quality=""
-    )
-    data = load_config(overrides).data
-    out, kind = options.pop("out"), options.pop("format")
-    given = [f"{key}={value}" for key, value in options.items() if value]
-    if kind == "shards":  # part: shards
+    """Command line: `out=DIR`, overrides of the data, and the options below."""
+    own: dict[str, str | None] = {"out": None}
+    own |= {"format": "arrays", "shard_mb": "", "part": "", "quality": ""}  # part: shards
+    options, overrides = parse_options(__doc__, sys.argv[1:], **own)
+    data, out = load_config(overrides).data, options.pop("out")
+    if (kind := options.pop("format")) == "shards":  # part: shards
         pack_shards(data, out, **shard_options(**options))
         return
-    if kind != "arrays":
-        raise UserError(f"format={kind} is not possible; use arrays or shards")
-    if given:
-        raise UserError(f"{given[0]} is an option of format=shards; add format=shards")
+    if kind != "arrays" or any(options.values()):  # part: shards
+        given = [f"{key}={value}" for key, value in options.items() if value]
+        raise UserError(
+            f"{' '.join([f'format={kind}', *given])} is not possible; use format=arrays alone, or "
+            "format=shards, which takes shard_mb=, part= and quality="
+        )
     pack(data, Path(out))
 
 

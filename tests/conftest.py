@@ -35,7 +35,6 @@ SLOW = {
     "test_ranks_are_started_by_torchrun",
     "test_the_guides_path_leads_from_photos_to_predictions",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",
-    "test_torchrun_starts_it_with_a_backend_that_meets_a_broken_file",
     "test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts",
     *("test_entry_points.py", "test_launch.py", "test_side_by_side.py", "test_techniques.py"),
 }

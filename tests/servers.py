@@ -6,8 +6,9 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from email.utils import formatdate
+from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,16 +43,14 @@ class WebServer:
         self.files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
     def _serve(self, port: int) -> "_Server":
-        server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"web": self}))
+        server = _Server(("127.0.0.1", port), partial(_Handler, self))
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return server
 
     def close(self) -> None:
-        """Refuse connections from now on; the ones that are open are reset."""
+        """Refuse connections from now on."""
         self._server.shutdown()
         self._server.server_close()
-        for connection in list(self._server.connections):
-            _reset(connection)
 
     def reopen(self) -> None:
         """Answer again, at the same address."""
@@ -86,38 +85,22 @@ def bucket_server(bucket: str = "bucket") -> Iterator[str]:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
     block_on_close = False
     request_queue_size = 256
-
-    def __init__(self, *arguments: Any) -> None:
-        self.connections: set[socket.socket] = set()
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self.connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self.connections.discard(request)
-        super().shutdown_request(request)
 
     def handle_error(self, *arguments: Any) -> None:
         """Clients that go away are no errors."""
 
 
-def _reset(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
-
-
 class _Handler(BaseHTTPRequestHandler):
-    web: WebServer
-    protocol_version = "HTTP/1.1"
+    """As HTTP/1.0, it has a connection for each request."""
+
     disable_nagle_algorithm = True
     wbufsize = 1 << 16
+
+    def __init__(self, web: WebServer, *arguments: Any) -> None:
+        self.web = web
+        super().__init__(*arguments)
 
     def log_message(self, *arguments: Any) -> None:
         pass
@@ -137,38 +120,30 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(web.latency_s + (web.stall_s if fault == "slow" else 0))
         if body is None or (fault or "").isdigit():
             self._answer(int(fault or 404))
-            return
-        if fault == "reset":
-            _reset(self.connection)
-            self.close_connection = True
-            return
-        tag = f'"{hashlib.md5(body).hexdigest()}"'
-        headers, status = {"ETag": tag, "Last-Modified": formatdate(0, usegmt=True)}, 200
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-            start, stop = int(asked[1]), min(int(asked[2]) + 1, len(body))
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
-            body, status = body[start:stop], 206
-        if fault == "short" and self.command == "GET":
-            body = body[: len(body) // 2]
-        self._answer(status, headers, body, fault)
+        elif fault == "reset":
+            at_once = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            self.connection.close()
+        else:
+            body = body[: len(body) // 2] if fault == "short" and self.command == "GET" else body
+            tag = f'"{hashlib.md5(body).hexdigest()}"'
+            headers, status = {"ETag": tag, "Last-Modified": formatdate(0, usegmt=True)}, 200
+            if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                start, stop = int(asked[1]), min(int(asked[2]) + 1, len(body))
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
+                body, status = body[start:stop], 206
+            self._answer(status, headers, body, len(body) // 2 if fault == "cut" else len(body))
 
     def _path(self) -> str:
         return unquote(urlsplit(self.path).path).lstrip("/")
 
     def _answer(
-        self,
-        status: int,
-        headers: dict[str, str] | None = None,
-        body: bytes = b"",
-        fault: str | None = None,
+        self, status: int, headers: dict[str, str] | None = None, body: bytes = b"", sent: int = 0
     ) -> None:
+        """Answer with the first `sent` bytes of a body."""
         self.send_response(status)
-        for key, value in (headers or {}).items():
+        for key, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if fault == "cut":
-            body = body[: len(body) // 2]
-            self.close_connection = True
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[:sent])

@@ -1,8 +1,6 @@
 """User, password and query of an address stay out of everything that is written or printed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 
 from conf.credentials import masked, without_credentials
 from loaders.shards import Part, pack_shards
-from tests.helpers import REPOSITORY, answers_to, folder_with, fork, make_config
+from tests.helpers import answers_to, folder_with, fork, make_config, run_all
 from tests.images import make_photos
 from tests.servers import web_server
 
@@ -66,10 +64,8 @@ def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path) ->
     with web_server() as web:
         web.serve(tmp_path)
         root = f"data.root='{web.url.replace('//', '//bobby:s3cret@')}/shards?sig=T0KEN'"
-        sweep = [sys.executable, "sweep.py", f"out={seen / 'sweep'}", "script=train.py", *options]
-        sweep += [root, "max_steps=2", "seed=0"]
-        swept = subprocess.run(sweep, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-        (prints / "sweep").write_text(swept.stdout + swept.stderr)
+        sweep = ["sweep.py", f"out={seen / 'sweep'}", "script=train.py", *options]
+        run_all([[*sweep, root, "max_steps=2", "seed=0"]], prints)
         [folder] = [path.parent for path in seen.glob("sweep/*/config.yaml")]
         root = root.replace("T0KEN", "T0KEN2")
         resume = [f"output_dir={folder}", "resume=auto", "max_steps=4", "seed=0"]

@@ -4,8 +4,9 @@ import csv
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from safetensors import safe_open
 
 from tasks.palette import palette
 from tests.helpers import REPOSITORY, answers_to, checkpoint_of, has_ranks, run_all, summary_of
+from tests.images import IGNORED, KINDS, common
 from tests.torchrun import TWO_RANKS, torchrun
 
 SHORT = ["log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
@@ -37,16 +39,14 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def export_of(run: Path, *overrides: str) -> list[str]:
-    return ["export.py", f"run={run}", "format=torch", f"out={run}.pt2", *overrides]
+def export_of(run: Path) -> list[str]:
+    return ["export.py", f"run={run}", "format=torch", f"out={run}.pt2"]
 
 
-def program_of(run: Path) -> tuple[Any, dict[str, Any]]:  # part: export
-    """The exported program, which takes one image (H, W, C), and the description of its target."""
-    extra = {"metadata.json": ""}
-    program = torch.export.load(f"{run}.pt2", extra_files=extra).module()
-    target = json.loads(json.loads(extra["metadata.json"])["target"])
-    return lambda image: program(torch.from_numpy(image.copy())[None])[0].detach().numpy(), target
+def program_of(run: Path) -> Callable[[np.ndarray], np.ndarray]:  # part: export
+    """The exported program, which takes one image (H, W, C)."""
+    program = torch.export.load(f"{run}.pt2").module()
+    return lambda image: program(torch.from_numpy(image.copy())[None])[0].detach().numpy()
 
 
 def backends() -> dict[str, list[str]]:
@@ -127,28 +127,25 @@ def test_a_folder_of_images_becomes_a_table_with_class_names(photos, run) -> Non
         assert len(classes & set(NAMES)) == 5
 
 
-def test_any_backend_and_number_of_ranks_give_the_same_table(run, photos, tmp_path) -> None:
-    one, two = run.parent / "pytorch.csv", tmp_path / "two.csv"
+def test_any_backend_gives_the_same_table(run) -> None:
+    expected = table(run.parent / "pytorch.csv")
     for name in backends():
-        for row, other in zip(table(one), table(run.parent / f"{name}.csv"), strict=True):
+        for row, other in zip(expected, table(run.parent / f"{name}.csv"), strict=True):
             assert (row["path"], bool(row["error"])) == (other["path"], bool(other["error"]))
             if not row["error"]:  # DALI's resizing rounds differently
                 same = pytest.approx(float(other["probability"]), abs=0.02)
                 assert float(row["probability"]) == same
-    use = ["predict.py", f"run={run}", f"data.root={photos[0]}", f"out={two}"]
-    run_all([use], tmp_path, num_ranks=2)
-    assert two.read_bytes() == one.read_bytes()
 
 
-def test_torchrun_starts_it_with_a_backend_that_meets_a_broken_file(run, photos, tmp_path) -> None:
+def test_two_ranks_that_torchrun_starts_write_the_same_table(run, photos, tmp_path) -> None:
     out, prints = tmp_path / "predictions.csv", tmp_path / "prints.txt"
-    loader = list(backends().values())[-1]
+    name, loader = list(backends().items())[-1]
     use = ["predict.py", f"run={run}", f"data.root={photos[0]}", f"out={out}", *loader]
     process = torchrun([*TWO_RANKS, *use], REPOSITORY, prints)
     process.join(240)
     assert process.exitcode == 0, prints.read_text()
     assert prints.read_text().count("3 of them broken") == 1
-    assert sorted(Path(row["path"]).name for row in table(out) if row["error"]) == BROKEN
+    assert out.read_bytes() == (run.parent / f"{name}.csv").read_bytes()
 
 
 @pytest.mark.parametrize("script", ["train_ema.py", "train_ddp_amp.py"])
@@ -181,144 +178,108 @@ def test_the_validation_split_gives_the_runs_metrics_and_files_the_same_predicti
             assert float(row["probability"]) == pytest.approx(float(other["probability"]), abs=1e-4)
 
 
-def train_and_use(
-    tmp_path: Path, options: list[str], inputs: Path, ending: str = "", *overrides: str
-) -> dict[str, float]:
-    """Train `run`, export it, and predict its validation split as `val` and these inputs as `all`.
+class Case(NamedTuple):
+    kind: str
+    """Kind of data, of `tests.images`."""
+    options: list[str]
+    inputs: str = "."
+    """Folder of the inputs of the validation split, below the data's."""
 
-    Returns:
-        The metrics of the validation split.
-    """
-    run, cache = tmp_path / "run", f"data.cache_dir={tmp_path}"
+
+CROP = (24, 32)
+CASES = {
+    "multilabel": Case("several labels", ["model.kwargs.width=8"]),
+    "regression": Case("numbers", ["model.kwargs.width=8"]),
+    "restoration": Case("pairs", ["model=nafnet", "model.kwargs.width=4"], "test/blurry"),
+    "segmentation": Case("masks", ["model=unet", "model.kwargs.width=4"], "images"),
+}
+COLUMNS = {"multilabel": ["cat", "cow", "dog"], "regression": ["label"]}
+
+
+def centre(image: np.ndarray) -> np.ndarray:
+    """The middle of an image (H, W, ...), as the validation crops it."""
+    y, x = ((length - crop) // 2 for length, crop in zip(image.shape, CROP, strict=False))
+    return image[y : y + CROP[0], x : x + CROP[1]]
+
+
+@pytest.mark.parametrize("task", [task for task in CASES if CASES[task].kind in KINDS])
+def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
+    task: str, tmp_path: Path
+) -> None:
+    """Those of the validation split, among them files that no run has seen."""
+    pytest.importorskip(f"tasks.{task}")
+    kind, options, below = CASES[task]
+    if "model=" in options[0]:
+        pytest.importorskip(f"models.{options[0].partition('=')[2]}")
+    root, run, photos = tmp_path / "data", tmp_path / "run", tmp_path / "photos"
+    data = KINDS[kind](root)
+    shutil.copytree(root / below, photos)
+    first = next(photos.rglob("*.png"))
+    Image.open(first).convert("RGB").save(photos / "more.jpg")
+    (photos / "broken.jpg").write_bytes(b"no image")
+    ending = ".csv" if task in COLUMNS else ""
+    val, some = (tmp_path / f"{name}{ending}" for name in ("val", "some"))
+    options = [*SHORT, *data.options, *common(root), f"task={task}", *options]
+    options += ["global_batch_size=4", f"data.crop=[{CROP[0]},{CROP[1]}]"]
+    if task in ("multilabel", "segmentation"):  # part: loss_weights
+        options += ["loss.weights=auto"]
     commands = [
-        ["train.py", f"output_dir={run}", cache, *SHORT, "global_batch_size=4", *options],
-        ["predict.py", f"run={run}", "split=val", f"out={tmp_path / 'val'}{ending}"],
-        ["predict.py", f"run={run}", f"data.root={inputs}", f"out={tmp_path / 'all'}{ending}"],
+        ["train.py", f"output_dir={run}", *options],
+        ["predict.py", f"run={run}", "split=val", f"out={val}"],
+        ["predict.py", f"run={run}", f"data.root={photos}", f"out={some}"],
     ]
-    commands[-1] += overrides
-    commands += [export_of(run, *overrides)]  # part: export
+    commands += [export_of(run)]  # part: export
     _, printed, *_ = run_all(commands, tmp_path)
     metrics = metrics_in(printed)
     assert metrics == summary_of(run)["best"]
-    return metrics
-
-
-def test_a_restorer_writes_images(tmp_path) -> None:
-    pytest.importorskip("tasks.restoration")
-    pytest.importorskip("models.nafnet")
-    random, run, photos = np.random.default_rng(0), tmp_path / "run", tmp_path / "photos"
-    for number in range(12):
-        name = f"scene/{number:02d}.{'jpg' if number else 'png'}"
-        for folder in (tmp_path / "pairs/input", tmp_path / "pairs/target", photos):
-            (folder / "scene").mkdir(parents=True, exist_ok=True)
-            small = random.integers(0, 255, (4, 6, 3), np.uint8)
-            Image.fromarray(small).resize((48, 32)).save(folder / name)
-    (photos / "scene" / "07.jpg").write_bytes(b"no image")
-    options = ["data=pairs", f"data.root={tmp_path / 'pairs'}", "data.val_count=3"]
-    options += ["model=nafnet", "model.kwargs.width=4", "task=restoration", "data.crop=[16,16]"]
-    train_and_use(tmp_path, options, photos, "", "data.crop=[32,48]")
-    one, two = tmp_path / "all", tmp_path / "two"
-    use = ["predict.py", f"run={run}", f"data.root={photos}", "data.crop=null"]
-    run_all([[*use, f"out={two}"]], tmp_path, num_ranks=2)
-    [(code, printed)] = answers_to([[*use, f"out={run / '../photos'}"]], tmp_path)
-    assert code == 2
-    assert "data.root" in printed  # whose images would be replaced
-    rows = table(one / "predictions.csv")
-    assert list(rows[0]) == ["path", "image", "error"]
-    assert [bool(row["error"]) for row in rows] == [number == 7 for number in range(12)]
-    whole = [row for row in rows if not row["error"]]
-    names = [f"scene/{n:02d}.{'jpg.png' if n else 'png'}" for n in range(12) if n != 7]
-    assert [row["image"] for row in whole] == [str(one / name) for name in names]
-    assert {Image.open(path).size for path in tmp_path.glob("val/**/*.png")} == {(16, 16)}
-    for name, row in zip(names, whole, strict=True):
-        image, other = (np.asarray(Image.open(out / name)).astype(int) for out in (one, two))
-        assert image.shape == (32, 48, 3)
-        assert abs(image - other).max() <= 1
-        # After one epoch the net corrects little: it is the image, not noise or a black square.
-        assert abs(np.asarray(Image.open(row["path"]).convert("RGB")) - image).mean() < 30
-    assert not (two / "scene" / "07.jpg.png").exists()
-    answer = program_of(run)[0](np.array(Image.open(whole[0]["path"])))  # part: export
-    image = np.array(Image.open(whole[0]["image"])) / 255
-    assert abs(answer - image).max() < 0.6 / 255  # part: export
-
-
-@pytest.mark.parametrize(
-    ("task", "columns", "kind"),
-    [
-        ("multilabel", ["image", "light", "shade"], "several labels"),
-        ("regression", ["label"], "numbers"),
-    ],
-)
-def test_several_labels_and_numbers_are_columns(
-    tmp_path, task: str, columns: list[str], kind: str
-) -> None:
-    """A table of images, some lighter than others."""
-    pytest.importorskip(f"tasks.{task}")
-    root, lines, is_number = tmp_path / "images", ["path,label"], task == "regression"
-    root.mkdir()
-    for number in range(24):
-        image = np.full((16, 16, 3), 10 * number, np.uint8)
-        image[:8] //= 1 + number % 2
-        Image.fromarray(image).save(root / f"{number:02d}.png")
-        labels = [name for name, has in [("light", number > 11), ("shade", number % 2)] if has]
-        label = number / 24 if is_number else ";".join([*labels, "image"])
-        lines.append(f"{number:02d}.png,{label}")
-    (tmp_path / "labels.csv").write_text("\n".join(lines))
-    data = ["data=table", f"data.root={root}", f"data.table={tmp_path / 'labels.csv'}"]
-    data += ["data.val_count=5", "data.crop=[16,16]", "data.resize=null"]
-    options = [*SMALL, *data, f"task={task}", "epochs=4"]
-    options += [] if is_number else ["loss.weights=auto"]  # part: loss_weights
-    metrics = train_and_use(tmp_path, options, root, ".csv")
-    rows, val = {row["path"]: row for row in table(tmp_path / "all.csv")}, tmp_path / "val.csv"
-    assert len(rows) == 24
-    program, target = program_of(tmp_path / "run")  # part: export
-    assert target["kind"] == kind  # part: export
-    for row in table(val):
-        assert list(row) == ["path", *columns, "error"]
-        numbers, again = ([float(r[name]) for name in columns] for r in (row, rows[row["path"]]))
-        assert again == pytest.approx(numbers, abs=1e-4)
-        assert is_number or all(0 <= number <= 1 for number in numbers)
-        answer = program(np.array(Image.open(row["path"])))  # part: export
-        assert answer == pytest.approx(numbers, abs=1e-4)  # part: export
-    if is_number:
-        errors = [abs(float(r["label"]) - int(Path(r["path"]).stem) / 24) for r in table(val)]
+    columns = COLUMNS.get(task, ["image"])
+    rows = table(val if ending else val / "predictions.csv")
+    others = table(some if ending else some / "predictions.csv")
+    assert list(rows[0]) == list(others[0]) == ["path", *columns, "error"]
+    assert [Path(row["path"]).name for row in others if row["error"]] == ["broken.jpg"]
+    again = {Path(row["path"]).name: [row[column] for column in columns] for row in others}
+    assert len(again) == len([path for path in photos.rglob("*.*")])
+    program = program_of(run)  # part: export
+    errors, right = [], []
+    for row in rows:
+        name, predicted = Path(row["path"]).name, [row[column] for column in columns]
+        image = centre(np.asarray(Image.open(row["path"]).convert("RGB")))
+        answer = program(image)  # part: export
+        if ending:
+            numbers = [float(cell) for cell in predicted]
+            assert [float(cell) for cell in again[name]] == pytest.approx(numbers, abs=1e-4)
+            assert answer == pytest.approx(numbers, abs=1e-4)  # part: export
+            assert task == "regression" or all(0 <= number <= 1 for number in numbers)
+            if task == "regression":
+                errors.append(abs(numbers[0] - float(data.targets[name])))
+            continue
+        picture = Image.open(predicted[0])
+        assert (picture.size, Path(again[name][0]).suffix) == (CROP[::-1], ".png")
+        files = predicted[0], again[name][0]
+        pixels, same = (np.asarray(Image.open(file)).astype(int) for file in files)
+        if task == "segmentation":
+            assert picture.getpalette()[:9] == palette(3).flatten().tolist()  # type: ignore[index]
+            assert np.mean(pixels == same) > 0.99
+            np.testing.assert_allclose(answer.sum(axis=-1), 1, rtol=1e-5)  # part: export
+            assert np.mean(answer.argmax(axis=-1) == pixels) > 0.99  # part: export
+            target = centre(data.targets[name])
+            right.append((target == pixels)[target != IGNORED])
+        else:
+            assert abs(pixels - same).max() <= 1
+            # After one epoch the net corrects little: it is the image, not noise or a black square.
+            assert abs(image - pixels).mean() < 30
+            assert abs(answer - pixels / 255).max() < 0.6 / 255  # part: export
+    if task == "regression":
         assert np.mean(errors) == pytest.approx(metrics["val/mae"], abs=1e-4)
-
-
-def test_masks_are_written_as_indices_in_colours(tmp_path) -> None:
-    """A run on the middle of images that are bright where their masks are 2, dark elsewhere."""
-    pytest.importorskip("tasks.segmentation")
-    pytest.importorskip("models.unet")
-    random, scenes = np.random.default_rng(0), tmp_path / "scenes"
-    for number in range(12):
-        mask = 2 * random.integers(0, 2, (9, 10), np.uint8).repeat(4, axis=0).repeat(4, axis=1)
-        image = (100 * mask[..., None] + random.integers(0, 50, (36, 40, 3))).astype(np.uint8)
-        for kind, array in [("images", image), ("masks", mask)]:
-            path = scenes / kind / f"{number:02d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(array).save(path)
-    options = ["data=masks", f"data.root={scenes}", "data.crop=[24,32]", "data.val_count=4"]
-    options += ["loss.weights=auto"]  # part: loss_weights
-    options += ["task=segmentation", "model=unet", "model.kwargs.width=4"]
-    options += ["model.kwargs.num_levels=2", "epochs=3", "optimizer.lr=0.01"]
-    metrics, right = train_and_use(tmp_path, options, scenes / "images"), []
-    assert len(list(tmp_path.glob("all/*.png"))) == 12
-    program, target = program_of(tmp_path / "run")  # part: export
-    assert target["kind"] == "masks"  # part: export
-    for row in table(tmp_path / "val" / "predictions.csv"):
-        assert list(row) == ["path", "image", "error"]
-        picture = Image.open(row["image"])
-        assert (picture.mode, picture.size) == ("P", (32, 24))
-        assert picture.getpalette()[:9] == palette(3).flatten().tolist()  # type: ignore[index]
-        image, mask_file = np.asarray(picture), row["path"].replace("images", "masks")
-        right.append(image == np.asarray(Image.open(mask_file))[6:30, 4:36])
-        again = np.asarray(Image.open(tmp_path / "all" / Path(row["path"]).name))
-        assert np.mean(again == image) > 0.99
-        answer = program(np.array(Image.open(row["path"]))[6:30, 4:36])  # part: export
-        np.testing.assert_allclose(answer.sum(axis=-1), 1, rtol=1e-5)  # part: export
-        assert np.mean(answer.argmax(axis=-1) == image) > 0.99  # part: export
-    assert len(right) == 4
-    assert np.mean(right) == pytest.approx(metrics["val/pixel_accuracy"])
+    if task == "segmentation":
+        assert np.concatenate(right).mean() == pytest.approx(metrics["val/pixel_accuracy"])
+    if not ending:
+        assert again["more.jpg"] == [str(some / "more.jpg.png")]
+        assert not (some / "broken.jpg.png").exists()
+        use = ["predict.py", f"run={run}", f"data.root={photos}", f"out={run / '../photos'}"]
+        [(code, printed)] = answers_to([use], tmp_path)
+        assert code == 2
+        assert "data.root" in printed  # whose images would be replaced
 
 
 def test_the_names_of_the_classes_travel_with_the_run(run) -> None:

@@ -22,8 +22,8 @@ from loaders.storage import Storage, StorageError
 PARTIAL, LOCK = ".partial", ".lock"
 """File name endings of copies that are not complete, and of locks."""
 
-COLUMNS_AT_ONCE, SHARDS_AT_ONCE = 16, 8
-"""Number of files of each kind that a process copies at once."""
+SHARDS_AT_ONCE = 8
+"""Number of shards that a process copies at once."""
 
 TAIL_BYTES = 16 << 10
 """Maximum bytes after the last image of a shard: its labels, and the end of the tar file."""
@@ -31,22 +31,19 @@ TAIL_BYTES = 16 << 10
 
 def copy_columns(storage: Storage, columns: dict[str, dict[str, int]], folder: Path) -> None:
     """Copy the files of the index into a folder, unless it exists."""
-
-    def fetch(name: str) -> None:
-        path = unfinished / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        storage.fetch(name, path)
-        if {"size": path.stat().st_size, "crc32": checksum(path)} != columns[name]:
-            raise UserError(
-                f"{without_credentials(storage.root)}: {name} is not the file that was packed with "
-                "the shards; restore it, or pack again into another place"
-            )
-
     with one_process_at_a_time(folder):
         if folder.is_dir():
             return
-        with replaced_folder(folder) as unfinished, ThreadPoolExecutor(COLUMNS_AT_ONCE) as pool:
-            list(pool.map(fetch, columns))
+        with replaced_folder(folder) as unfinished:
+            for name, facts in columns.items():
+                path = unfinished / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                storage.fetch(name, path)
+                if {"size": path.stat().st_size, "crc32": checksum(path)} != facts:
+                    raise UserError(
+                        f"{without_credentials(storage.root)}: {name} is not the file that was "
+                        "packed with the shards; restore it, or pack again into another place"
+                    )
 
 
 def room_for_copies(sizes: np.ndarray, data: DataConfig, folder: Path) -> int:
@@ -67,10 +64,7 @@ def room_for_copies(sizes: np.ndarray, data: DataConfig, folder: Path) -> int:
     found = f"copies of {len(sizes):,} shards need {needed / 1e9:.3g} GB"
     if data.cache_gb is not None and 1e9 * data.cache_gb < needed:
         raise UserError(f"data.cache_gb={data.cache_gb:g}, but {found}; increase it, or {fix}")
-    free = shutil.disk_usage(folder).free
-    for copy in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process has removed it
-            free += copy.stat().st_size
+    free = shutil.disk_usage(folder).free + sum(stat.st_size for _, stat in _files_in(folder))
     if free < needed:
         raise UserError(
             f"data.cache_dir={data.cache_dir} has {free / 1e9:.3g} GB of free space, but {found}; "
@@ -184,17 +178,19 @@ class Copies(ShardFiles):
     def _make_room(self, size: int) -> None:
         """Remove the least recently used copies until one of this size fits."""
         with FileLock(self.folder / f"room{LOCK}"):
-            room, copies = self.max_bytes - size, []
-            for entry in os.scandir(self.folder):
-                with suppress(FileNotFoundError):
-                    stat = entry.stat()
-                    if entry.name.endswith(LOCK):
-                        continue
-                    is_partial = entry.name.endswith(PARTIAL)
-                    room -= max(stat.st_size, size) if is_partial else stat.st_size
-                    copies.append((stat.st_mtime_ns, entry.path, stat.st_size))
-            for _, path, freed in sorted(copies):
-                if room >= 0:
-                    break
-                Path(path).unlink(missing_ok=True)
-                room += freed
+            copies = [(path, stat) for path, stat in _files_in(self.folder) if path.suffix != LOCK]
+            room = self.max_bytes - size
+            for path, stat in copies:
+                room -= max(stat.st_size, size) if path.suffix == PARTIAL else stat.st_size
+            for path, stat in sorted(copies, key=lambda copy: copy[1].st_mtime_ns):
+                if room < 0:
+                    path.unlink(missing_ok=True)
+                    room += stat.st_size
+
+
+def _files_in(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    found = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process has removed it
+            found.append((path, path.stat()))
+    return found

@@ -34,7 +34,7 @@ from loaders.index import (
     read_description,
 )
 from loaders.shards.copies import Copies, copy_columns, room_for_copies
-from loaders.storage import MissingError, local_folder, open_storage
+from loaders.storage import MissingError, open_storage
 
 FORMAT = 2  # increased when the index or the pieces change
 DESCRIPTION = "shards.json"
@@ -68,7 +68,8 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
         ) from error
     columns = _columns_of(text, data, shown)
     fingerprint = hashlib.sha256(text).hexdigest()[:16]
-    local, cache = local_folder(data.root), Path(data.cache_dir)
+    cache = Path(data.cache_dir)
+    local = None if "://" in data.root else Path(data.root)
     folder = local or cache / f"index-{fingerprint}"
     if local is None:
         copy_columns(storage, columns, folder)

@@ -13,13 +13,13 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -46,17 +46,13 @@ from loaders.index import (
 from loaders.limits import cpus_per_rank
 from loaders.plan import resized_sizes
 from loaders.read import read_bytes, read_whole
-from loaders.shards.open import DESCRIPTION, FORMAT, holds_shards, shard_name
+from loaders.shards.open import DESCRIPTION, FORMAT, shard_name
 from loaders.storage import Storage, open_storage
 from loaders.targets import ImageSpec
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 BEGUN = "begun.json"
 PIECE = np.dtype([("span", SPAN), ("header", HEADER)])
 LOSSLESS = "lossless"
-NO_FILES = "data={} data.root={} has no image files to pack; set data.root to a folder of images"
 SIDE_NAMES = ("input", "target")
 OF_FILES = ("table", "path_column")
 """Keys of `data` that locate labels, which the shards contain."""
@@ -115,21 +111,15 @@ def shard_options(shard_mb: str, part: str, quality: str) -> dict[str, Any]:
     return {"shard_mb": size, "part": part_of(part), "quality": quality or None}
 
 
-class Encoded(NamedTuple):
-    """A file of a shard."""
-
-    content: bytes | bytearray
-    header: Any
-    """Of dtype `HEADER`, or its fields."""
-    ending: str
-    """Ending of its name, such as `.jpg`."""
+Encoded = tuple[bytes | bytearray, Any, str]
+"""Content of a file, its header (of dtype `HEADER`, or its fields) and ending, such as `.jpg`."""
 
 
 class Split:
     """A split, divided into shards.
 
     Args:
-        split: `train` or `val`.
+        name: `train` or `val`.
         index: index of its samples.
         data: the configuration.
         shard_mb: approximate size of a shard in MB.
@@ -141,14 +131,17 @@ class Split:
     """
 
     def __init__(
-        self, split: str, index: Index, data: DataConfig, shard_mb: float, quality: str | None
+        self, name: str, index: Index, data: DataConfig, shard_mb: float, quality: str | None
     ) -> None:
         if not index.files:
-            raise UserError(NO_FILES.format(data.layout, data.root))
-        self.split, self.index, self.data, self.quality = split, index, data, quality
+            raise UserError(
+                f"data={data.layout} data.root={without_credentials(data.root)} has no image files "
+                "to pack; set data.root to a folder of images"
+            )
+        self.name, self.index, self.data, self.quality = name, index, data, quality
         self.sizes = index.sizes if quality is None else resized_sizes(data, index.sizes)
         self.order = np.arange(len(index))
-        if split == "train":
+        if name == "train":
             self.order = random_permutation(
                 self.order, len(index), stream_key("shard", data.split_seed)
             )
@@ -167,14 +160,10 @@ class Split:
         return len(self.starts) - 1
 
     def describe(self) -> dict[str, Any]:
-        """Describe everything that the content of the shards depends on."""
+        """Describe the files that the content of the shards depends on."""
         sizes = [np.ascontiguousarray(side["num_bytes"]) for side in self.index.headers]
-        return {
-            "fingerprint": self.index.fingerprint,
-            "shards": len(self),
-            "starts_crc32": zlib.crc32(self.starts.tobytes()),
-            "sizes_crc32": zlib.crc32(b"".join(side.tobytes() for side in sizes)),
-        }
+        sizes_crc32 = zlib.crc32(np.stack(sizes).tobytes())
+        return {"fingerprint": self.index.fingerprint, "sizes_crc32": sizes_crc32}
 
     def samples_of(self, number: int) -> np.ndarray:
         """Return the samples of a shard, in its order."""
@@ -206,7 +195,7 @@ class Split:
             return encode(image, self.index.sides[side], self.quality)
         ending = os.path.splitext(self.index.files[side][sample])[1].lower()
         content = read_bytes(self.index, sample, side)
-        return Encoded(content, self.index.headers[side][sample], ending)
+        return (content, self.index.headers[side][sample], ending)
 
     def _labels(self, sample: int) -> Iterator[tuple[str, str]]:
         """Yield labels for users of WebDataset: the ending of the file's name, and its text."""
@@ -223,15 +212,6 @@ class Split:
             values = target.values[sample].tolist()
             yield ".json", json.dumps(dict(zip(target.names, values, strict=True)))
 
-    def write_index(self, table: np.ndarray, folder: Path) -> None:
-        """Write the columns from the pieces of all shards: (samples, sides) of dtype `PIECE`."""
-        headers = tuple(table["header"][:, side] for side in range(table.shape[1]))
-        is_resized = self.quality is not None and self.data.resize is not None
-        index = replace(self.index, headers=headers, sizes=self.sizes, resized=is_resized)
-        write_columns(index, folder)
-        spans = {f"spans-{side}": table["span"][:, side] for side in range(table.shape[1])}
-        save_columns(folder, spans | {"order": self.order, "starts": self.starts})
-
 
 def encode(image: np.ndarray, side: ImageSpec, quality: str) -> Encoded:
     """Encode an image of shape (H, W, C)."""
@@ -242,14 +222,14 @@ def encode(image: np.ndarray, side: ImageSpec, quality: str) -> Encoded:
 
         imwrite(file, image, photometric="minisblack", planarconfig="contig")
         file.seek(0)
-        return Encoded(file.getvalue(), tuple(read_header(file, "stored")), ".tif")
+        return (file.getvalue(), tuple(read_header(file, "stored")), ".tif")
     is_photo = side.content == "rgb"
     header = Header(height, width, 3 if is_photo else 1, 8 * image.itemsize, dali_reads=is_photo)
     if is_photo and quality != LOSSLESS:
         jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(image), int(quality))
-        return Encoded(jpeg, tuple(header), ".jpg")
+        return (jpeg, tuple(header), ".jpg")
     Image.fromarray(image if is_photo else image[..., 0]).save(file, "PNG")
-    return Encoded(file.getvalue(), tuple(header), ".png")
+    return (file.getvalue(), tuple(header), ".png")
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes | bytearray) -> None:
@@ -269,8 +249,6 @@ def pack_shards(
         BadFileError: a file cannot be read.
     """
     storage, shown = open_storage(out, data), without_credentials(out)
-    if holds_shards(data.root):
-        raise UserError(NO_FILES.format(data.layout, without_credentials(data.root)))
     indexes = zip(SPLITS, build_index(data), strict=True)
     splits = {name: Split(name, index, data, shard_mb, quality) for name, index in indexes}
     encodes = quality is not None
@@ -279,6 +257,7 @@ def pack_shards(
     about: dict[str, Any] = {
         "format": FORMAT,
         "settings": settings_of(data, tuple(keys)),
+        "shard_mb": shard_mb,
         "encoded": [quality, data.reduced_decoding] if encodes else None,
         "splits": {name: split.describe() for name, split in splits.items()},
     }
@@ -292,7 +271,7 @@ def pack_shards(
         return
 
     def is_complete(job: tuple[str, int]) -> bool:
-        return storage.exists(piece_name(*job)) and storage.exists(shard_name(*job))
+        return storage.exists(piece_name(*job))
 
     def write(job: tuple[str, int]) -> None:
         if not is_complete(job):
@@ -307,19 +286,18 @@ def pack_shards(
     with ThreadPoolExecutor(max(SHARDS_AT_ONCE, cpus_per_rank())) as pool:
         list(tqdm(pool.map(write, mine), total=len(mine), desc=f"part {part}", unit="shard"))
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        are_complete = enumerate(_in_blocks(pool, is_complete, jobs))
-        missing = next((number for number, is_there in are_complete if not is_there), None)
-        if missing is not None:
+        complete = list(pool.map(is_complete, jobs))
+        if not all(complete):
+            missing = complete.index(False)
             of = Part(missing % part.of + 1, part.of)
             print(
                 f"part {part} is complete; {shard_name(*jobs[missing])} of part {of} is missing: "
                 "the part that ends last writes the index"
             )
             return
-        columns: dict[str, dict[str, int]] = {}
+        about["columns"] = {}
         for split in splits.values():
-            columns |= _write_index(split, storage, shown, pool)
-    about["columns"] = columns
+            about["columns"] |= _write_index(split, storage, shown, pool)
     storage.write(DESCRIPTION, json.dumps(about, indent=2, default=list).encode())
     print(f"{shown} is packed: {len(jobs):,} shards")
 
@@ -328,33 +306,34 @@ def _write_index(
     split: Split, storage: Storage, shown: str, pool: ThreadPoolExecutor
 ) -> dict[str, dict[str, int]]:
     """Join a split's pieces to columns and store them; return their names, sizes and checksums."""
-    shape, columns = (len(split.index), len(split.index.sides)), {}
-    names = [piece_name(split.split, number) for number in range(len(split))]
     with TemporaryDirectory(prefix="shards-") as temporary:
-        folder = Path(temporary, "index", split.split)
+        shape = len(split.index), len(split.index.sides)
         table = np.lib.format.open_memmap(Path(temporary, "table.npy"), "w+", PIECE, shape)
-        for number, content in enumerate(_in_blocks(pool, storage.read, names)):
-            samples = split.samples_of(number)
+
+        def join(number: int) -> None:
+            name, samples = piece_name(split.name, number), split.samples_of(number)
+            content = storage.read(name)
             if len(content) != len(samples) * shape[1] * PIECE.itemsize:
                 raise UserError(
-                    f"{shown}: {names[number]} was written by another version; choose another out="
+                    f"{shown}: {name} was written by another version; choose another out="
                 )
             table[samples] = np.frombuffer(content, PIECE).reshape(-1, shape[1])
-        split.write_index(table, folder)
+
+        list(pool.map(join, range(len(split))))
+        folder, columns, sides = Path(temporary, "index"), {}, range(shape[1])
+        headers = tuple(table["header"][:, side] for side in sides)
+        is_resized = split.quality is not None and split.data.resize is not None
+        index = replace(split.index, headers=headers, sizes=split.sizes, resized=is_resized)
+        write_columns(index, folder)
+        spans = {f"spans-{side}": table["span"][:, side] for side in sides}
+        save_columns(folder, spans | {"order": split.order, "starts": split.starts})
         for path in sorted(folder.iterdir()):
-            name = f"index/{split.split}/{path.name}"
+            name = f"index/{split.name}/{path.name}"
             columns[name] = {"size": path.stat().st_size, "crc32": checksum(path)}
             storage.write(name, path)
     return columns
 
 
-def _in_blocks(
-    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Sequence[T]
-) -> Iterator[R]:
-    """Map in blocks, which bounds the number of results that wait."""
-    for start in range(0, len(items), 8 * IN_FLIGHT):
-        yield from pool.map(function, items[start : start + 8 * IN_FLIGHT])
-
-
 def piece_name(split: str, number: int) -> str:
+    """Return the path of a shard's piece below the root."""
     return f"pieces/{split}/{number:06d}.bin"

@@ -4,23 +4,23 @@ from conf.credentials import MASK
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.storage.base import MissingError, Storage, StorageError
-from loaders.storage.folder import Folder, local_folder
+from loaders.storage.folder import Folder
 
-__all__ = ["MissingError", "Storage", "StorageError", "local_folder", "open_storage"]
+__all__ = ["MissingError", "Storage", "StorageError", "open_storage"]
 
 
 def open_storage(root: str, data: DataConfig, stall_s: float = 10.0) -> Storage:
     """Open the storage that a root names.
 
     Args:
-        root: a folder, or a `file://`, `http://`, `https://`, `s3://` or `gs://` address.
+        root: a folder, or an `http://`, `https://`, `s3://` or `gs://` address.
         data: the configuration; `retry_s` is used.
         stall_s: seconds without a byte after which an attempt fails and the next one begins.
 
     Raises:
         UserError: another scheme, missing credentials, or a package that is not installed.
     """
-    if local_folder(root) is not None:
+    if "://" not in root:
         return Folder(root)
     if MASK in root:
         raise UserError(

@@ -23,14 +23,8 @@ except ModuleNotFoundError:
         "http(s)://, s3:// and gs:// need the package obstore; pip install obstore"
     ) from None
 
-CONNECT_S = 5
-"""Time-out of one attempt to connect in seconds."""
-
 LONGEST_S = 24 * 3600
 """Time-out in seconds of a file whose bytes keep arriving."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 15
-"""Pauses between attempts, doubled each time."""
 
 CHUNK_BYTES = 4 << 20
 
@@ -69,9 +63,6 @@ class Bucket(Storage):
                 f"{without_credentials(root)}: {self.scheme}:// is not supported; use a folder or "
                 "one of " + ", ".join(f"{scheme}://" for scheme in CREDENTIALS)
             )
-
-    def __reduce__(self) -> Any:
-        return Bucket, (self.root, self.retry_s, self.stall_s)
 
     def read(self, name: str) -> bytes:
         with self._errors_of(name):
@@ -136,18 +127,12 @@ class Bucket(Storage):
             client_options={
                 "allow_http": self.scheme != "https",  # for s3 and gs, the environment decides
                 **({"default_headers": {"authorization": f"Basic {basic}"}} if at else {}),
-                "connect_timeout": timedelta(seconds=CONNECT_S),
                 "read_timeout": timedelta(seconds=self.stall_s),
                 "timeout": timedelta(seconds=LONGEST_S),
             },
             retry_config={
                 "max_retries": 1 << 30,
                 "retry_timeout": timedelta(seconds=self.retry_s),
-                "backoff": {
-                    "init_backoff": timedelta(seconds=FIRST_PAUSE_S),
-                    "max_backoff": timedelta(seconds=LONGEST_PAUSE_S),
-                    "base": 2,
-                },
             },
         )
 

@@ -2,25 +2,17 @@
 
 import shutil
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from conf.files import write_atomically
 from loaders.storage.base import MissingError, Storage
 
 
-def local_folder(root: str) -> Path | None:
-    """Return the folder that a root names; None for an address of another machine."""
-    if root.startswith("file://"):
-        return Path(unquote(urlsplit(root).path))
-    return None if "://" in root else Path(root)
-
-
 class Folder(Storage):
-    """The files below `root`, a path or an address that begins with `file://`."""
+    """The files below the folder `root`."""
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.path = local_folder(root) or Path(root)
+        self.path = Path(root)
 
     def read(self, name: str) -> bytes:
         return self._existing(name).read_bytes()
