@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.utils.data import get_worker_info
 
 NO_SHARED_MEMORY = (  # part: workers
     "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run "
@@ -89,13 +87,3 @@ def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolE
     """
     torch.get_num_threads()  # fixes the number of the calling thread
     return ThreadPoolExecutor(number, name, torch.set_num_threads, (torch_num_threads,))
-
-
-def share_memory(tensor: Tensor) -> None:  # part: workers
-    """Move a tensor to shared memory, in a worker process.
-
-    The DataLoader's queue would move it in a thread, where a full /dev/shm loses the batch and the
-    training process waits forever.
-    """
-    if get_worker_info() is not None:
-        tensor.share_memory_()

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.backends.dataset import LoadedBatch, PlanDataset, movable
+from loaders.backends.dataset import PlanDataset, movable
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import RawBatch
+from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError
 from loaders.limits import cpus_per_rank
 from loaders.plan import PlanSampler
@@ -183,8 +184,8 @@ class DALILoader(ImageLoader):
             others, *masks = (future.result() for future in batch.by_threads)
             bad = {sample: why for loaded in (others, *masks) for sample, why in loaded.bad.items()}
             if not bad:
-                images = self._joined(batch, images, others.images)
-                yield batch.rows, sum((loaded.images for loaded in masks), images)
+                images = self._joined(batch, images, others.content)
+                yield batch.rows, sum((loaded.content for loaded in masks), images)
                 return
             self.sampler.set_aside(bad)
             self._restart([batch, *self.pending])

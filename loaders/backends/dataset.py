@@ -5,32 +5,22 @@ Threads are enough, because decoding and resizing release Python's interpreter l
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError, Index
-from loaders.limits import share_memory, torch_threads
+from loaders.limits import torch_threads
 from loaders.read import read_raw_batch, read_resized
 
 
-class LoadedBatch(NamedTuple):
-    """The images of the rows of a batch."""
-
-    rows: np.ndarray
-    images: tuple[Tensor, ...]
-    """(B, height, width, C) of the index's dtype, by side; meaningless if any sample is bad."""
-    bad: dict[int, str]
-    """Reasons why samples cannot be decoded."""
-
-
 class PlanDataset(Dataset[LoadedBatch]):
-    """Data set whose items are rows of the plan.
-
-    The DataLoader hands a whole batch of rows to `__getitems__`, so nothing is collated.
+    """Data set whose items are batches of rows of the plan: for each side the images, a Tensor
+    (B, height, width, C) of the index's dtype.
 
     Args:
         index: index of the samples.
@@ -77,7 +67,8 @@ class PlanDataset(Dataset[LoadedBatch]):
             self.pool = torch_threads(self.num_threads, "load", 1)
         if self._is_copied(rows):
             return self.pool.submit(lambda: then(self._copy(rows)))
-        batch, positions = LoadedBatch(rows, self._new_batch(len(rows)), {}), iter(range(len(rows)))
+        images, positions = self._new_batch(len(rows)), iter(range(len(rows)))
+        batch = LoadedBatch(rows, images, {})
         finished: Future[Any] | None = None
 
         def fill() -> None:
@@ -85,7 +76,7 @@ class PlanDataset(Dataset[LoadedBatch]):
                 if finished is not None and finished.cancelled():
                     return
                 try:
-                    self._fill(rows[position], [side[position] for side in batch.images])
+                    self._fill(rows[position], [side[position] for side in images])
                 except BadFileError as error:
                     batch.bad[int(rows["sample"][position])] = str(error)
 
@@ -120,7 +111,6 @@ class PlanDataset(Dataset[LoadedBatch]):
                 flipped = torch.from_numpy(rows[name].copy())
                 pixels[flipped] = pixels[flipped].flip(dim)
         images = images.pin_memory() if self.pin_memory else images
-        share_memory(images)  # part: workers
         return LoadedBatch(rows, (images,), bad)
 
     def _new_batch(self, count: int) -> tuple[Tensor, ...]:
@@ -129,9 +119,7 @@ class PlanDataset(Dataset[LoadedBatch]):
         for number, size in self.sizes.items():
             side = self.sides[number]
             shape, dtype = (count, *size, side.channels), getattr(torch, side.dtype)
-            images = torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
-            share_memory(images)  # part: workers
-            batch.append(images)
+            batch.append(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory))
         return tuple(batch)
 
     def _fill(self, row: np.void, batch: list[Tensor]) -> None:

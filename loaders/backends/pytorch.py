@@ -1,7 +1,7 @@
 """Threads of the training process, or those of PyTorch's DataLoader, as the backend."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from conf.schema import Config
-from loaders.backends.dataset import LoadedBatch, PlanDataset
+from loaders.backends.dataset import PlanDataset
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import Batch, RawBatch
-from loaders.epoch import init_worker, worker_context
+from loaders.epoch import LoadedBatch, worker_loader
 from loaders.index import StoredIndex, share
 from loaders.limits import cpus_per_rank
 from loaders.plan import PlanSampler
@@ -37,27 +37,13 @@ class PyTorchLoader(ImageLoader):
         self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory)
         self.dataset.reduces = cfg.data.reduced_decoding  # part: partial_decoding
         if options.num_workers:  # part: workers
-            self.data_loader = DataLoader(
-                self.dataset,
-                batch_sampler=sampler,  # type: ignore[arg-type]  # of arrays, not lists
-                collate_fn=_unchanged,
-                num_workers=options.num_workers,
-                prefetch_factor=options.prefetch_factor,
-                persistent_workers=True,
-                pin_memory=device.type == "cuda",
-                worker_init_fn=init_worker,
-                multiprocessing_context=worker_context("loaders.backends.dataset"),
-                # Drawing from the global generator would change dropout after a resume.
-                generator=torch.Generator(),
-            )
+            self.data_loader = worker_loader(self.dataset, sampler, options, device)
 
     def raw_batches(self) -> Iterator[RawBatch]:
-        batches = self._by_threads(_unchanged)
+        batches: Iterable[LoadedBatch] = self._by_threads(lambda batch: batch)
         if self.data_loader is not None:  # part: workers
-            batches = iter(self.data_loader)
-        for batch in map(self._good, batches):
-            if len(batch.rows):
-                yield batch.rows, batch.images
+            batches = self.data_loader
+        return self.good_batches(batches, self.dataset.__getitems__)
 
     def finished_batches(self) -> Iterator[Batch]:
         is_by_threads = self.device.type == "cpu"
@@ -68,9 +54,8 @@ class PyTorchLoader(ImageLoader):
         # The threads that fill a batch transform it: one more thread would take a CPU from them.
         for batch in self._by_threads(self._transform_good):
             if isinstance(batch, LoadedBatch):  # with bad samples
-                batch = self._good(batch)
-                if len(batch.rows):
-                    yield self.transform(batch.rows, batch.images)
+                for good in self.good_batches([batch], self.dataset.__getitems__):
+                    yield self.transform(*good)
             else:
                 yield batch
 
@@ -89,16 +74,4 @@ class PyTorchLoader(ImageLoader):
                 future.cancel()
 
     def _transform_good(self, batch: LoadedBatch) -> LoadedBatch | Batch:
-        return batch if batch.bad else self.transform(batch.rows, batch.images)
-
-    def _good(self, batch: LoadedBatch) -> LoadedBatch:
-        """Return the batch with its bad samples replaced or left out."""
-        while batch.bad:
-            self.sampler.set_aside(batch.bad)
-            rows = self.sampler.without_bad(batch.rows)  # part: bad_samples
-            batch = self.dataset.__getitems__(rows)  # part: bad_samples
-        return batch
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+        return batch if batch.bad else self.transform(batch.rows, batch.content)

@@ -1,13 +1,23 @@
 """The base class of loaders whose order is a function of seed and epoch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from loaders.epoch.sampler import SAMPLE, EpochSampler
 from loaders.limits import limits_explained
 from loaders.loader import DataInfo
+
+
+class LoadedBatch(NamedTuple):
+    """A batch as a Dataset of rows loads it."""
+
+    rows: np.ndarray
+    content: Any
+    """What was loaded; meaningless if any sample is bad."""
+    bad: dict[int, str]
+    """Reasons why samples cannot be loaded."""
 
 
 class EpochLoader:
@@ -34,6 +44,22 @@ class EpochLoader:
     def finished_batches(self) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
         """Yield the rows of each batch, and its inputs and targets on the device."""
         raise NotImplementedError
+
+    def good_batches(
+        self, batches: Iterable[LoadedBatch], load: Callable[[np.ndarray], LoadedBatch]
+    ) -> Iterator[tuple[np.ndarray, Any]]:
+        """Yield rows and content of batches, with their bad samples replaced or left out.
+
+        Args:
+            batches: batches that may have bad samples.
+            load: loads rows that replace them.
+        """
+        for batch in batches:
+            while batch.bad:
+                self.sampler.set_aside(batch.bad)
+                batch = load(self.sampler.without_bad(batch.rows))  # part: bad_samples
+            if len(batch.rows):
+                yield batch.rows, batch.content
 
     def __len__(self) -> int:
         return len(self.sampler)

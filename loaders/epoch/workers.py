@@ -1,4 +1,4 @@
-"""Worker processes of the DataLoader, which ignore signals meant for the training process."""
+"""Worker processes of a DataLoader, which ignore signals meant for the training process."""
 
 import multiprocessing
 import os
@@ -6,12 +6,57 @@ import signal
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from threading import Thread
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from conf.schema import LoaderConfig
+from loaders.batch import tensors_of
+from loaders.epoch.sampler import EpochSampler
 
 FORWARDED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 """Signals that are often sent to all processes, and that only the training process handles."""
 
 
-def worker_context(module: str) -> ForkServerContext:
+def worker_loader(
+    dataset: Any, sampler: EpochSampler, options: LoaderConfig, device: torch.device
+) -> DataLoader:
+    """Return a DataLoader whose `loader.num_workers` processes load the sampler's batches.
+
+    Args:
+        dataset: its `__getitems__` makes a batch of rows.
+        sampler: sampler of the rows.
+        options: the configuration.
+        device: device that the batches will be copied to.
+    """
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,  # type: ignore[arg-type]  # of arrays, not lists
+        collate_fn=_in_shared_memory,
+        num_workers=options.num_workers,
+        prefetch_factor=options.prefetch_factor,
+        persistent_workers=True,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=_init_worker,
+        multiprocessing_context=_worker_context(type(dataset).__module__),
+        # Drawing from the global generator would change dropout after a resume.
+        generator=torch.Generator(),
+    )
+
+
+def _in_shared_memory(batch: Any) -> Any:
+    """Move the tensors of a batch to shared memory.
+
+    The DataLoader's queue would do it in a thread, where a full /dev/shm loses the batch and the
+    training process waits forever.
+    """
+    for tensor in tensors_of(batch):
+        tensor.share_memory_()
+    return batch
+
+
+def _worker_context(module: str) -> ForkServerContext:
     """Return a context whose processes are forked from a process without threads.
 
     A fork of the training process could find locks held by threads that it does not have (of gloo,
@@ -28,7 +73,7 @@ def worker_context(module: str) -> ForkServerContext:
     return context
 
 
-def init_worker(worker_id: int) -> None:
+def _init_worker(worker_id: int) -> None:
     """Block signals; the worker ends with the training process, or at a SIGTERM from it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
     if hasattr(signal, "sigtimedwait"):

@@ -14,10 +14,16 @@ from torch.utils.data import DataLoader
 from conf.errors import UserError
 from conf.schema import Config, DataConfig
 from loaders.batch import map_leaves, tensors_of
-from loaders.epoch import CudaPrefetcher, EpochLoader, EpochSampler, init_worker, worker_context
+from loaders.epoch import (
+    CudaPrefetcher,
+    EpochLoader,
+    EpochSampler,
+    LoadedBatch,
+    worker_loader,
+)
 from loaders.limits import limits_explained
 from loaders.loader import DataInfo
-from loaders.own.seeded import LoadedBatch, SeededDataset
+from loaders.own.seeded import SeededDataset
 from loaders.targets import Labels, Target
 
 Read = Callable[[DataConfig], tuple]
@@ -47,43 +53,18 @@ class OwnLoader(EpochLoader):
         super().__init__(sampler, self._info(sampler, target))
         self.data_loader: DataLoader[LoadedBatch] | None = None
         if cfg.loader.num_workers:
-            self.data_loader = DataLoader(
-                self.dataset,
-                batch_sampler=sampler,  # type: ignore[arg-type]  # of arrays, not lists
-                collate_fn=_unchanged,
-                num_workers=cfg.loader.num_workers,
-                prefetch_factor=cfg.loader.prefetch_factor,
-                persistent_workers=True,
-                pin_memory=device.type == "cuda",
-                worker_init_fn=init_worker,
-                multiprocessing_context=worker_context("loaders.own"),
-                # Drawing from the global generator would change dropout after a resume.
-                generator=torch.Generator(),
-            )
+            self.data_loader = worker_loader(self.dataset, sampler, cfg.loader, device)
 
     def finished_batches(self) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
+        loaded = self.data_loader or map(self.dataset.__getitems__, self.sampler)
+        batches = self.good_batches(loaded, self.dataset.__getitems__)
         if self.device.type == "cuda":
-            return iter(CudaPrefetcher(self._good_batches(), self._on_device, self.device))
-        return starmap(self._on_device, self._good_batches())
-
-    def _good_batches(self) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield the batches with their bad samples replaced or left out."""
-        for batch in self.data_loader or map(self.dataset.__getitems__, self.sampler):
-            batch = self._good(batch)
-            if len(batch.rows):
-                yield batch.rows, batch.items
-
-    def _good(self, batch: LoadedBatch) -> LoadedBatch:
-        """Replace or leave out bad samples; UserError if the samples fit into no batch."""
-        while batch.bad:
-            self.sampler.set_aside(batch.bad)
-            rows = self.sampler.without_bad(batch.rows)  # part: bad_samples
-            batch = self.dataset.__getitems__(rows)  # part: bad_samples
-        if batch.misfit:
-            raise UserError(batch.misfit)
-        return batch
+            return iter(CudaPrefetcher(batches, self._on_device, self.device))
+        return starmap(self._on_device, batches)
 
     def _on_device(self, rows: np.ndarray, batch: Any) -> tuple[np.ndarray, tuple[Any, Any]]:
+        if isinstance(batch, UserError):
+            raise batch
         inputs, targets = map_leaves(self._moved, batch)
         if self.cfg.loader.channels_last:
             inputs = map_leaves(_channels_last, inputs)
@@ -101,17 +82,17 @@ class OwnLoader(EpochLoader):
         Raises:
             UserError: it is no pair of inputs and targets that can be moved to a device and split.
         """
-        for rows in sampler:
-            batch = self._good(self.dataset.__getitems__(rows[:1]))
-            if len(batch.rows):
-                break
-        if not isinstance(batch.items, tuple | list) or len(batch.items) != 2:
+        single = (self.dataset.__getitems__(rows[:1]) for rows in sampler)
+        _, batch = next(self.good_batches(single, self.dataset.__getitems__))
+        if isinstance(batch, UserError):
+            raise batch
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UserError(
-                f"{sampler.name}: an item is no pair but {type(batch.items).__name__}; return "
+                f"{sampler.name}: an item is no pair but {type(batch).__name__}; return "
                 "(inputs, targets) from __getitem__ or collate_fn"
             )
-        map_leaves(partial(_check_leaf, sampler.name), batch.items)
-        inputs = batch.items[0]
+        map_leaves(partial(_check_leaf, sampler.name), batch)
+        inputs = batch[0]
         first = next(tensors_of(inputs), torch.zeros(0))
         info = DataInfo(
             target=target,
@@ -187,7 +168,3 @@ def _check_leaf(name: str, value: Any) -> None:
 def _channels_last(value: Any) -> Any:
     is_image = isinstance(value, Tensor) and value.ndim == 4 and value.is_floating_point()
     return value.to(memory_format=torch.channels_last) if is_image else value
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -6,34 +6,25 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from loaders.batch import map_leaves, tensors_of
-from loaders.limits import share_memory
+from conf.errors import UserError
+from loaders.batch import map_leaves
+from loaders.epoch import LoadedBatch
 
 MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
 """Errors that are no sample's fault."""
 
 
-class LoadedBatch(NamedTuple):
-    """The items of the rows of a batch."""
-
-    rows: np.ndarray
-    """Of dtype `loaders.epoch.SAMPLE`."""
-    items: Any
-    """(inputs, targets) on the CPU; None if any sample is bad, or if they fit into no batch."""
-    bad: dict[int, str]
-    """Reasons why samples cannot be loaded."""
-    misfit: str
-    """Reason why the samples fit into no batch; empty if they do."""
-
-
 class SeededDataset(Dataset[LoadedBatch]):
     """Dataset whose items are batches of rows; each row's seed is set in Python, NumPy and torch.
+
+    The content of a batch is (inputs, targets) on the CPU, or a UserError if the samples fit into
+    no batch: raised in a worker process, it would be shown with a traceback.
 
     So ordinary random transforms draw the same numbers in any process. The generators of the
     calling process, which draw dropout masks, are left as they were.
@@ -57,25 +48,23 @@ class SeededDataset(Dataset[LoadedBatch]):
                     if _is_of_machine(error):
                         raise
                     bad[sample] = f"{self.name}: sample {sample} cannot be loaded ({_told(error)})"
-            batch, misfit = None, ""
+            batch: Any = None
             if items and not bad:
                 try:
                     batch = self.collate_fn(items)
                 except Exception as error:
                     if _is_of_machine(error):
                         raise
-                    misfit = self._misfit(rows["sample"].tolist(), items, error)
-        for tensor in tensors_of(batch):
-            share_memory(tensor)
-        return LoadedBatch(rows, batch, bad, misfit)
+                    batch = self._misfit(rows["sample"].tolist(), items, error)
+        return LoadedBatch(rows, batch, bad)
 
-    def _misfit(self, samples: list[int], items: list[Any], error: Exception) -> str:
+    def _misfit(self, samples: list[int], items: list[Any], error: Exception) -> UserError:
         shapes = [str(map_leaves(_shape_of, item)) for item in items]
         other = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), 0)
         described = f"sample {samples[0]} is {shapes[0]}"
         if other:
             described += f", sample {samples[other]} is {shapes[other]}"
-        return (
+        return UserError(
             f"{self.name}: the samples fit into no batch ({_told(error)}): {described}; return the "
             "same dicts, tuples and tensor shapes for each sample, or give the Dataset a collate_fn"
         )
