@@ -151,6 +151,7 @@ def compose(
             f"{BASELINE} has changed since the scripts were updated; run python compose.py --update"
         )
     titles, launchers = [], []
+    are_sorted = sort_imports(merged) == merged
     for name in sorted(names):
         path = folder / f"train_{name}.py"
         own_docstring, text = read(path)
@@ -159,6 +160,7 @@ def compose(
         titles.append(own_docstring.splitlines()[0].rstrip("."))
         command = COMMAND.search(own_docstring)
         launchers.append(command["launcher"] if command else "python ")
+    merged = sort_imports(merged) if are_sorted else merged
     script_name = output or f"train_{'_'.join(names)}.py"
     head = f"{docstring}\n\nWith:\n" if onto else ""
     arguments = " ".join(names) + (f" --onto {onto.name}" if onto else "")
@@ -193,9 +195,7 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
             return conflict["ours"]
         return conflict["ours"] + conflict["theirs"]
 
-    merged = CONFLICT.sub(resolved, done.stdout)
-    are_sorted = all(sort_imports(text) == text for text in (ours, theirs))
-    return sort_imports(merged) if are_sorted else merged
+    return CONFLICT.sub(resolved, done.stdout)
 
 
 def sort_imports(text: str) -> str:
@@ -238,6 +238,7 @@ def update(folder: Path = HERE) -> None:
     """
     techniques = find_techniques(folder).keys()
     (_, base), (_, baseline) = read(folder / BASE), read(folder / BASELINE)
+    is_sorted = sort_imports(baseline) == baseline
     scripts: dict[Path, list[str]] = {}  # those composed with the names of their techniques
     merged = {}
     for path in sorted(folder.glob("train_*.py")):
@@ -247,7 +248,10 @@ def update(folder: Path = HERE) -> None:
             continue
         scripts[path] = composed["names"].split() if composed else []
         _, own = split_docstring(text, path.name)
-        new = own if base == baseline else merge(base, baseline, own, "as edited", path.name)
+        if base == baseline:
+            continue
+        new = merge(base, baseline, own, "as edited", path.name)
+        new = sort_imports(new) if is_sorted else new
         if new != own:
             merged[path] = text.removesuffix(own) + new
 

@@ -5,15 +5,15 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import NoReturn
 
 from conf.reference import documented_keys
-from template.cut_tests import parse, without_tests
+from template.cut_tests import names_of, parse, tables_of, without_row, without_tests
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 DECLARATION = TEMPLATE / "template" / "parts.toml"
@@ -30,8 +30,8 @@ class Part:
 
     group: str
     about: str
-    paths: list[str]
-    needs: list[str]
+    paths: list[str] = field(default_factory=list)
+    needs: list[str] = field(default_factory=list)
 
 
 def refuse(message: str) -> NoReturn:
@@ -43,7 +43,10 @@ def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
     """Read the parts by name, and paths with the parts that all have to be there for them."""
     declared = tomllib.loads(DECLARATION.read_text())
     together = declared.pop("with")
-    return {name: Part(**facts) for name, facts in declared.items()}, together
+    groups = declared.items()
+    return {
+        name: Part(group, **facts) for group, parts in groups for name, facts in parts.items()
+    }, together
 
 
 def with_needs(names: list[str]) -> set[str]:
@@ -108,7 +111,7 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
             (folder / path).unlink()
         elif text != before[path]:
             if path.suffix == ".py":
-                text = without_unused(text, names_used(before[path]))
+                text = without_unused(text, names_of(before[path]))
             (folder / path).write_text(text)
 
 
@@ -303,11 +306,9 @@ def without_names(texts: dict[Path, str], gone: set[str]) -> None:
     while is_changed:
         is_changed = False
         for module, path in modules.items():
-            text, names = without_imports(texts[path], gone, lost)
-            if text == texts[path]:
-                continue
-            is_changed, texts[path] = True, without_entries(text, names, gone)
-            lost[module] = lost.get(module, set()) | names
+            texts[path], names = without_imports(texts[path], gone, lost)
+            if names:
+                is_changed, lost[module] = True, lost.get(module, set()) | names
     for module, path in modules.items():
         texts[path] = without_entries(texts[path], lost.get(module, set()), gone)
 
@@ -321,19 +322,9 @@ def without_imports(text: str, gone: set[str], lost: dict[str, set[str]]) -> tup
     return with_fewer_imports(text, lambda module, name: is_gone(module or name.name, name.name))
 
 
-def names_used(text: str) -> set[str]:
-    """Return the names in the code of a module, also those in strings that are annotations or in
-    `__all__`."""
-    nodes = list(ast.walk(parse(text)))
-    strings = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
-    annotations = [s for s in strings if re.fullmatch(r"[A-Za-z_]\w*(\.\w+|\[.*\])*( \| None)?", s)]
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return names | set(re.findall(r"\w+", " ".join(annotations)))
-
-
 def without_unused(text: str, used_before: set[str]) -> str:
     """Return the text without imports of names that it used before, and now does not."""
-    lost = used_before - names_used(text)
+    lost = used_before - names_of(text)
     return with_fewer_imports(text, lambda module, name: bound_name(name) in lost)[0]
 
 
@@ -374,28 +365,19 @@ def shown_import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> l
 
 
 def without_entries(text: str, names: set[str], gone: set[str]) -> str:
-    """Return the text without the lines of tables at its top level that name something that is
+    """Return the text without the rows of tables at its top level that name something that is
     gone."""
-    doomed = set[int]()
-    for statement in parse(text).body:
-        table = getattr(statement, "value", None)
-        if not isinstance(statement, ast.Assign | ast.AnnAssign):
-            continue
-        if isinstance(table, ast.Dict):
-            entries = [
-                (key or value, value) for key, value in zip(table.keys, table.values, strict=True)
-            ]
-        elif isinstance(table, ast.List | ast.Tuple):
-            entries = [(entry, entry) for entry in table.elts]
-        else:
-            continue
-        for first, last in entries:
-            used = {n.id for n in ast.walk(last) if isinstance(n, ast.Name)}
-            strings = {n.value for n in ast.walk(last) if isinstance(n, ast.Constant)}
-            modules = {s.rpartition(".")[0] for s in strings if isinstance(s, str)}
-            if used & names or strings & names or modules & gone:
-                doomed |= set(range(first.lineno - 1, last.end_lineno or last.lineno))
-    return "\n".join(line for n, line in enumerate(text.split("\n")) if n not in doomed)
+
+    def is_gone(node: ast.AST) -> bool:
+        used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        strings = {str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)}
+        return bool((used | strings) & names or {s.rpartition(".")[0] for s in strings} & gone)
+
+    for statement in reversed(parse(text).body):  # what is above keeps its lines
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            for row in reversed([row for rows in tables_of(statement) for row in rows]):
+                text = without_row(text, row) if is_gone(row[-1]) else text
+    return text
 
 
 def listing(root: Path, files: list[str]) -> str:
@@ -410,14 +392,14 @@ def listing(root: Path, files: list[str]) -> str:
     for file in files:
         if file.endswith(PRODUCT) and not file.startswith("tests/") and file not in together:
             num_lines[owner_of(file)] += len((root / file).read_text().splitlines())
-    lines = ["", f"{'core':18}{num_lines['core']:6,}  what every project has"]
-    for group in dict.fromkeys(part.group for part in parts.values()):
+    lines = ["part       lines of files"]
+    lines += ["", f"{'core':18}{num_lines['core']:6,}  what every project has"]
+    for group, of_group in groupby(parts.items(), lambda item: item[1].group):
         lines += ["", group]
-        for name, part in parts.items():
-            if part.group == group:
-                needs = f" (needs {', '.join(part.needs)})" if part.needs else ""
-                lines.append(f"  {name:16}{num_lines[name]:6,}  {part.about}{needs}")
-    return "\n".join(["part       lines of files", *lines])
+        for name, part in of_group:
+            needs = f" (needs {', '.join(part.needs)})" if part.needs else ""
+            lines.append(f"  {name:16}{num_lines[name]:6,}  {part.about}{needs}")
+    return "\n".join(lines)
 
 
 def parts_table(chosen: set[str], files: Path) -> str:

@@ -30,7 +30,7 @@ from tests.helpers import (
 TECHNIQUES = [Path(name).stem.removeprefix("train_") for name in SCRIPTS if name.count("_") == 1]
 SETS = allowed_sets()
 TINY = ["model.kwargs.width=4", "data.crop=8", "optimizer.warmup_epochs=0", "epochs=1"]
-TINY += ["log.images=0", "loader.num_workers=0"]
+TINY += ["log.images=0", "loader.num_workers=0", "global_batch_size=128"]
 EDITS = {  # of a user's, in train.py
     "an import where techniques have theirs": (
         "import hydra\n",
