@@ -111,7 +111,7 @@ def write_files(count: int, folder: Path) -> list[str]:
         index,
         sizes=np.tile(index.sizes, (times, 1))[:count],
         target=Labels(np.zeros(count, np.int64), ("all",)),
-        files=(Paths(paths.root, np.tile(paths.names, times)[:count]),),
+        files=(Paths(paths.folder, np.tile(paths.names, times)[:count]),),
         headers=(np.tile(side.headers, times)[:count],),
     )
     write_index(dict(zip(SPLITS, (many, index), strict=True)), data, folder / "index")

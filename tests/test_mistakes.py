@@ -44,8 +44,6 @@ TABLE = [
         "train.py data=imagefolder data.root=nowhere",
         "data.root=nowhere is not a folder; set data.ro",
     ),
-    ("train.py data=caltech256 data.root=PHOTOS", "nothing is downloaded into PHOTOS"),
-    ("train.py data=mnist data.root=PHOTOS", "nothing is downloaded into PHOTOS"),
     ("train.py data=imagefolder data.root=PHOTOS/cat", "has no class folders"),
     ("train.py data=cells data.root=PHOTOS", "cannot be used"),
     ("train.py data=pairs data.root=PHOTOS", "PHOTOS/input is not a folder"),

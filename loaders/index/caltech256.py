@@ -6,7 +6,6 @@ from pathlib import Path
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.index.class_folders import class_folders
-from loaders.index.download import refuse_to_fill
 from loaders.index.index import Index
 from loaders.index.store import one_process_at_a_time
 
@@ -18,7 +17,6 @@ CALTECH256_MD5 = "67b4f42ca05d46448c6bb8ecd2220f6d"
 def caltech256(data: DataConfig) -> tuple[Index, Index]:
     folder = Path(data.root, CALTECH256)
     if not folder.is_dir():
-        refuse_to_fill(Path(data.root), "caltech256")
         try:
             with one_process_at_a_time(Path(data.root) / "download"):
                 if not folder.is_dir():  # another process may have unpacked it meanwhile

@@ -19,7 +19,7 @@ from conf.schema import DataConfig
 from loaders.images import HEADER
 from loaders.index.headers import in_threads
 from loaders.index.index import Index
-from loaders.index.paths import Paths
+from loaders.index.paths import Paths, folder_of
 from loaders.index.store import open_column, replaced_folder, save_columns
 from loaders.targets import ImageTarget, Labels, Target, describe_target, target_of
 
@@ -194,7 +194,7 @@ def write_columns(index: Index, folder: Path) -> None:
 
 def share(index: Index, folder: Path) -> Index:
     """Write the columns of an index to a folder; return the index that workers map into memory."""
-    root = index.files[0].root if index.files else ""
+    root = index.files[0].folder if index.files else ""
     write_columns(index, folder)
     return open_columns(folder, int(index.distinct_sizes.prod(axis=1).max()), root)
 
@@ -259,7 +259,9 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
         left_out=dict.fromkeys(facts["left_out"], "left out when the index was made"),
         sizes=sizes,
         target=target,
-        files=tuple(Paths(root, column(f"names-{n}", np.bytes_, len(sizes))) for n in sides),
+        files=tuple(
+            Paths(folder_of(root), column(f"names-{n}", np.bytes_, len(sizes))) for n in sides
+        ),
         headers=tuple(column(f"headers-{n}", HEADER, len(sizes)) for n in sides),
         folder=str(folder),
         **{"reopen": partial(open_columns, folder, max_pixels, root)} | others,

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from conf.files import write_atomically
 from conf.schema import DataConfig
 from loaders.images import HEADER
-from loaders.index.headers import in_threads, scan_headers, stamp_of
+from loaders.index.headers import in_threads, scan_headers
 from loaders.index.paths import paths_of
 from loaders.index.store import one_process_at_a_time
 
@@ -31,18 +30,17 @@ def kept_headers(
         content: kind of content, see `ImageSpec.content`.
         at_once: number of headers that are read before they are stored.
     """
-    headers = np.zeros(len(files), HEADER)
-    stamps = in_threads(stamp_of, files, "looking at files") if data.check_files else []
-    names, broken = paths_of(files, data.root).names, dict[str, str]()
+    stamps = in_threads(_stamp_of, files, "looking at files") if data.check_files else []
     kind = f"{data.root} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
     kept = Path(data.cache_dir, f"headers-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}.npy")
-    with ExitStack() as lock:
-        try:
-            lock.enter_context(one_process_at_a_time(kept))
-            can_keep = True
-        except (OSError, NotImplementedError) as error:  # such as a read-only or full folder
-            log.warning(NOT_KEPT, kept.parent, error)
-            can_keep = False
+    try:
+        lock = one_process_at_a_time(kept).acquire()
+    except (OSError, NotImplementedError) as error:  # such as a read-only or full folder
+        log.warning(NOT_KEPT, kept.parent, error)
+        return scan_headers(files, data, content)
+    headers, names = np.zeros(len(files), HEADER), paths_of(files, data.root).names
+    broken: dict[str, str] = {}
+    with lock:
         stored = _stored(kept, names.dtype)
         row_of = {name: row for row, name in enumerate(stored["name"].tolist())}
         rows = np.array([row_of.get(name, -1) for name in names.tolist()], int)
@@ -57,7 +55,7 @@ def kept_headers(
             headers[part], reasons = scan_headers([files[i] for i in part], data, content)
             is_known[part] = headers[part]["height"] > 0
             broken |= reasons
-            if can_keep and is_known[part].any():  # if this is stopped, the next time starts here
+            if is_known[part].any():  # if this is stopped, the next time starts here
                 known = np.zeros(is_known.sum(), [("name", names.dtype), ("header", HEADER)])
                 known["name"], known["header"] = names[is_known], headers[is_known]
                 others = stored[~np.isin(stored["name"], names)]  # such as those of other sides
@@ -66,8 +64,16 @@ def kept_headers(
                         np.save(unfinished, np.concatenate([others, known]))
                 except OSError as error:  # a full disk
                     log.warning(NOT_KEPT, kept.parent, error)
-                    can_keep = False
     return headers, broken
+
+
+def _stamp_of(path: str) -> tuple[int, int]:
+    """Return the size of a file in bytes and its time of change in ns since 1970."""
+    try:
+        found = os.stat(path)
+    except OSError:  # such as a link to nowhere; reading its header will say so
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _stored(kept: Path, name: np.dtype) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Reading the headers of image files, and which files cannot be used."""
 
 import os
+import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -66,10 +67,10 @@ def scan_headers(
 def _header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
     """Return the header of a file, or the reason why it cannot be used."""
     max_pixels = data.max_pixels
-    num_bytes, modified_ns = stamp_of(path)
-    if os.path.exists(path) and not os.path.isfile(path):  # where reading would wait
-        return "a device or a pipe"
     try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            return "a device or a pipe"  # where reading would wait
         header = read_header(path, content)
         if content == "indices" and header.height * header.width <= max_pixels:  # part: masks
             header = read_mask(path, header, data.ignore_index)
@@ -80,16 +81,7 @@ def _header_or_reason(path: str, data: DataConfig, content: str) -> Header | str
             f"{header.height}x{header.width} pixels are more than data.max_pixels={max_pixels}; "
             "raise it if the file is meant"
         )
-    return header._replace(num_bytes=num_bytes, modified_ns=modified_ns)
-
-
-def stamp_of(path: str) -> tuple[int, int]:
-    """Return the size of a file in bytes and its time of change in ns since 1970."""
-    try:
-        found = os.stat(path)
-    except OSError:  # such as a link to nowhere; reading its header will say so
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return header._replace(num_bytes=found.st_size, modified_ns=found.st_mtime_ns)
 
 
 def in_threads(answer: Callable[[T], R], questions: Sequence[T], what: str) -> list[R]:

@@ -6,7 +6,6 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.images import reason_of
 from loaders.index.digits import digits
-from loaders.index.download import refuse_to_fill
 from loaders.index.index import Index
 from loaders.index.store import one_process_at_a_time
 
@@ -20,7 +19,6 @@ UNPACKED = [
 def mnist(data: DataConfig) -> tuple[Index, Index]:
     from torchvision.datasets import MNIST
 
-    refuse_to_fill(Path(data.root), "MNIST")
     raw = Path(data.root, "MNIST", "raw")
     try:
         if not all((raw / name).is_file() for name in UNPACKED):

@@ -16,11 +16,11 @@ from loaders.epoch import BadFileError
 class Paths(Sequence[str]):
     """The paths of N files, in an array that is smaller than N strings and that processes share."""
 
-    root: str
-    """Folder below which all of them lie."""
+    folder: str
+    """Below which all of them lie, as `folder_of` returns it."""
 
     names: np.ndarray
-    """(N,) bytes: the paths, relative to `root`."""
+    """(N,) bytes: what follows in each path."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -30,15 +30,22 @@ class Paths(Sequence[str]):
             return [self[i] for i in range(*number.indices(len(self)))]
         name = os.fsdecode(bytes(self.names[number]))
         if os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
-            raise UserError(f"{shown(repr(name))} leads out of {self.root}; write the index again")
-        return os.path.normpath(os.path.join(self.root, name))
+            raise UserError(
+                f"{shown(repr(name))} leads out of {self.folder}; write the index again"
+            )
+        return self.folder + name
 
 
 def paths_of(files: Sequence[str], root: str) -> Paths:
     """Store these paths of files below `root`, in this order."""
-    top = os.path.join(os.path.normpath(root), "").removeprefix("./")
-    names = [os.fsencode(os.path.normpath(path).removeprefix(top)) for path in files]
-    return Paths(root, np.array(names, np.bytes_))
+    folder = folder_of(root)
+    names = [os.fsencode(os.path.normpath(path).removeprefix(folder)) for path in files]
+    return Paths(folder, np.array(names, np.bytes_))
+
+
+def folder_of(root: str) -> str:
+    """Return a folder with the separator at its end; the working directory is empty."""
+    return os.path.join(os.path.normpath(root), "").removeprefix("./")
 
 
 def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:
