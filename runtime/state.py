@@ -159,7 +159,10 @@ def restore(
             if isinstance(part, AveragedModel):  # part: ema
                 part.module.load_state_dict(state["model"].state_dict())
     if group.rank < len(saved["rng"]):
-        _set_rng_state(saved["rng"][group.rank])
+        rng = saved["rng"][group.rank]
+        torch.set_rng_state(rng["cpu"])
+        if "cuda" in rng and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state(rng["cuda"])
 
 
 def _compare_settings(cfg: Config, saved: dict[str, Any]) -> None:
@@ -226,9 +229,3 @@ def rng_state() -> dict[str, Tensor]:
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
-
-
-def _set_rng_state(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda"])

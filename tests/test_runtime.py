@@ -26,8 +26,6 @@ from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
 from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config
 
-MIB = 1 << 20
-
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_bad_step_leaves_batch_norms_statistics_as_they_were(device: str) -> None:

@@ -166,9 +166,9 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
 
     Args:
         error: error that ends the process.
-        message: message for the user, if the user can fix the error; None: it is a bug. Rank 0
-            prints the message, another rank only if rank 0 does not within 10 s. torchrun is ended,
-            too, because the error would occur again after a restart.
+        message: message for the user, if the user can fix the error; None: it is a bug. Under
+            torchrun, rank 0 prints the message, another rank only if rank 0 does not within 10 s.
+            torchrun is ended, too, because the error would occur again after a restart.
     """
     if message is None:
         end_failed_rank(error)

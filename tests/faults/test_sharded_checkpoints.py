@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -49,8 +48,14 @@ def assert_all_shards_are_named(run: Path) -> None:
     assert {path.name for path in (run / "checkpoints").glob("shards-*")} == named
 
 
-def test_training_goes_on_while_shards_are_written(options, tmp_path) -> None:
-    """The write of step 4 ends once step 8 has begun; the file that names its shards follows."""
+FULL = "raise OSError(28, 'No space left on device')"
+
+
+def test_training_goes_on_while_shards_are_written_and_if_one_rank_cannot(
+    options, tmp_path
+) -> None:
+    """The write of step 4 ends once step 8 has begun; the file that names its shards follows. In
+    the first write of step 8, the disk of a rank is full."""
     run, seen = tmp_path / "run", tmp_path / "seen.json"
     named = run / "checkpoints" / "step-00000004.pt"
     folder = script_that_writes(
@@ -61,31 +66,26 @@ def test_training_goes_on_while_shards_are_written(options, tmp_path) -> None:
         "while count == 1 and run.step_number < 7 and time.monotonic() < end: time.sleep(0.01)",
         f"facts = [before, run.step_number, os.path.exists({str(named)!r})]",
         f"count > 1 or rank or open({str(seen)!r}, 'w').write(json.dumps(facts))",
+        f"if (rank, count) == (1, 2): {FULL}",
     )
-    train(SCRIPT, run, *options, "checkpoint.every_steps=4", "checkpoint.keep=9", folder=folder)
+    overrides = ["checkpoint.every_steps=4", "checkpoint.keep=9", "checkpoint.on_error=warn"]
+    text = train(SCRIPT, run, *options, *overrides, folder=folder)
     before, after, is_named = json.loads(seen.read_text())
     assert before < after == 7
     assert not is_named
-    assert steps_saved(run) == [4, 8, 12, 16]
+    assert "step-00000008.pt could not be written" in text
+    assert steps_saved(run) == [4, 8, 12, 16]  # step 8 once more, with its validation
     assert_all_shards_are_named(run)
 
 
-@pytest.mark.parametrize("on_error", ["raise", "warn"])
-def test_a_full_disk_on_one_rank_leaves_no_file_that_names_the_shards(
-    on_error: str, options, tmp_path
-) -> None:
-    run = tmp_path / "run"
-    full = "if rank == 1 and count == 1: raise OSError(28, 'No space left on device')"
-    folder = script_that_writes(tmp_path / "s", full)
-    overrides = [*options, "checkpoint.every_steps=4", f"checkpoint.on_error={on_error}"]
-    codes, [text, _] = run_to_end(SCRIPT, run, *overrides, folder=folder)
-    assert codes == ([0, 0] if on_error == "warn" else [1, 1]), text
+def test_a_full_disk_on_one_rank_ends_all_and_no_file_names_the_shards(options, tmp_path) -> None:
+    run, folder = tmp_path / "run", script_that_writes(tmp_path / "s", f"if rank == 1: {FULL}")
+    codes, [text, _] = run_to_end(SCRIPT, run, *options, "checkpoint.every_steps=4", folder=folder)
+    assert codes == [1, 1], text
     assert "step-00000004.pt could not be written" in text
     assert "on rank 1" in text
     assert "No space left on device" in text
-    assert steps_saved(run) == ([12, 16] if on_error == "warn" else [])
-    if on_error == "warn":
-        assert_all_shards_are_named(run)
+    assert steps_saved(run) == []
 
 
 def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(options, tmp_path) -> None:
