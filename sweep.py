@@ -162,10 +162,6 @@ def command_line(arguments: Sequence[str]) -> Options:
         if not given[key].isdecimal() or int(given[key]) < least:
             raise UserError(f"{key}={given[key]} is not valid; use 1 or more")
     ranks, jobs, trials = (int(given[key]) for key in ("ranks", "jobs", "trials"))
-    if not ranks and "torchrun" in script.read_text():
-        raise UserError(
-            f"script={script} needs torchrun; set the number of ranks, for example ranks=2"
-        )
     if trials and masked(overrides) != overrides:
         raise UserError(
             "trials= would store the user, password or query of an address in a file; put the "
@@ -277,7 +273,7 @@ def environment(options: Options, place: int) -> dict[str, str]:
     num_ranks = max(1, options.ranks)
     every = [str(n) for n, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
-    gpus = list(itertools.takewhile(lambda gpu: gpu not in ("", "-1"), visible))  # as CUDA reads it
+    gpus = [gpu for gpu in visible if gpu not in ("", "-1")]
     if not gpus or "device=cpu" in options.overrides:
         num_threads = len(os.sched_getaffinity(0)) // (options.jobs * num_ranks)
         return {"OMP_NUM_THREADS": str(max(1, num_threads)), **os.environ}

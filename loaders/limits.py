@@ -54,7 +54,7 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of CPUs for this process, a share of those of all ranks of this machine.
 
     Args:
-        cgroup: folder of the container's quota, if there is one.
+        cgroup: folder of the container's quota of CPU time (of cgroups 2), if there is one.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     mine = all_ranks = os.cpu_count() or 1
@@ -62,21 +62,10 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         mine = len(os.sched_getaffinity(0))
         # torchrun's own CPUs are those of all ranks; with --numa-binding, each rank has a part.
         all_ranks = len(os.sched_getaffinity(os.getppid())) if num_ranks > 1 else mine
-    quota, period = _quota_and_period(cgroup)
-    if quota.isdecimal():  # else there is none
-        all_ranks = min(all_ranks, int(quota) // int(period))
+    if (limit := cgroup / "cpu.max").exists():
+        quota, period = limit.read_text().split()  # in us; `max`: none
+        all_ranks = min(all_ranks, int(quota) // int(period) if quota != "max" else all_ranks)
     return max(1, min(mine, all_ranks // num_ranks))
-
-
-def _quota_and_period(cgroup: Path) -> tuple[str, str]:
-    """Return the quota of CPU time in each period and the period, in us; `max` or -1: no quota."""
-    if (version_2 := cgroup / "cpu.max").exists():
-        quota, _, period = version_2.read_text().partition(" ")
-        return quota, period
-    version_1 = [cgroup / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period")]
-    if all(path.exists() for path in version_1):
-        return version_1[0].read_text().strip(), version_1[1].read_text()
-    return "max", ""
 
 
 def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolExecutor:

@@ -1,6 +1,5 @@
 """`sweep.py` starts a run for each combination of values, and goes on where runs were killed."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -121,18 +120,6 @@ def test_a_run_with_another_fixed_override_or_script_is_another_run(
     assert "3 runs, 2 have ended already" in said
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [("4,5,6", {"4", "5"}), ("GPU-a,GPU-b,-1,6", {"GPU-a", "GPU-b"}), ("-1", {"-1"}), ("", {""})],
-)
-@pytest.mark.usefixtures("folder")
-def test_a_gpu_that_cuda_does_not_see_is_none(monkeypatch, visible: str, expected: set) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    options = sweep.command_line(["jobs=2", "script=train.py", "lr=1", "seed=1,2"])
-    places = [sweep.environment(options, place) for place in range(2)]
-    assert {env["CUDA_VISIBLE_DEVICES"] for env in places} == expected
-
-
 def test_a_run_that_fails_is_told_and_does_not_end_the_others(folder: Path, run: Sweep) -> None:
     status, said = run("script=train.py", "lr=1", "seed=13,1")
     assert status == 1
@@ -186,7 +173,6 @@ def test_optuna_chooses_by_what_the_runs_before_reached_and_goes_on_later(
         ([], ["script="]),
         (["train.py"], ["train.py"]),
         (["script=train_me.py"], ["script=train_me.py"]),
-        (["script=train_ddp.py"], ["ranks="]),
         (["script=train.py", "jobs=0"], ["jobs=0"]),
         (["script=train.py", "trials=two"], ["trials=two"]),
         (["script=train.py", "output_dir=a"], ["output_dir="]),
@@ -199,7 +185,6 @@ def test_mistakes_end_in_one_line(
     folder: Path, monkeypatch, arguments: list[str], named: list[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    shutil.copy(REPOSITORY / "train_ddp.py", folder)
     with pytest.raises(UserError) as error:
         sweep.main(arguments)
     assert all(name in str(error.value) for name in named)

@@ -143,8 +143,4 @@ def _summary(error: Exception) -> str:
     status, code = re.search(STATUS, text), re.search(r"<Code>(\w+)</Code>", text)
     if status:
         return status[1] + (f" ({code[1]})" if code else "")
-    if "TimedOut" in text:
-        return "no answer in time"
-    cause = re.search(r'message: "([^"]+)"|(Incomplete\w+)', text)
-    first = without_credentials(text.partition("\n")[0]).rpartition(" - ")[2]
-    return f"{first} ({cause[1] or cause[2]})" if cause else first
+    return without_credentials(text.partition("\n")[0]).rpartition(" - ")[2]
