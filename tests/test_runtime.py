@@ -31,7 +31,7 @@ from runtime.distributed import DeviceWork, Heartbeat, ProcessGroup, convert_syn
 from runtime.ema import EMA
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
-from runtime.libc import keep_freed_memory
+from runtime.libc import keep_freed_memory  # part: cpu_memory
 from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
@@ -447,7 +447,7 @@ def test_only_one_folder_and_the_entry_points_know_torch_distributed() -> None: 
     assert all("ddp" in user for user in others - {"train_fsdp.py", "predict.py"})
 
 
-def page_faults(kept: bool) -> int:
+def page_faults(kept: bool) -> int:  # part: cpu_memory
     """Of allocating as a training step does: in the step with the fewest, after the first ones."""
     # Where malloc starts from; what it makes of it depends on what was allocated so far.
     m_trim_threshold, m_mmap_threshold = -1, -3
@@ -463,6 +463,7 @@ def page_faults(kept: bool) -> int:
     return min(after - before for before, after in pairwise(faults[3:]))
 
 
+# part: cpu_memory
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_memory_is_kept_for_the_next_step_on_a_cpu() -> None:
     # Of a server that computes nothing, so that what this process did to malloc is not inherited.
