@@ -18,9 +18,8 @@ from benchmarks.interleave import CountItems, Workload
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
-from loaders.augment import AUGMENTATIONS
+from loaders.augment import AUGMENTATIONS, parts
 from loaders.index import Index
-from loaders.memory import parts
 from loaders.plan import PlanSampler
 from loaders.targets import Labels
 

@@ -16,6 +16,7 @@ from loaders.limits import limits_explained
 from loaders.open import open_splits
 from loaders.plan import PlanSampler
 
+# part: table
 GEOMETRY = (
     "random_crop",
     "random_resized_crop",
@@ -66,8 +67,8 @@ def _describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[s
         f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and "
         f"{len(val_index):,} validation samples, {train_index.target.describe()}"
     ]
-    moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]
-    if moved and train_index.target.kind == "numbers":
+    moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]  # part: table
+    if moved and train_index.target.kind == "numbers":  # part: table
         lines.append(
             f"the labels' numbers do not move with {', '.join(moved)}: none may be a position"
         )

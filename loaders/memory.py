@@ -1,4 +1,4 @@
-"""Memory of batches on the CPU: a pool for reuse, and parts that fit into the cache."""
+"""Memory of batches on the CPU, which is used again."""
 
 import math
 import weakref
@@ -7,8 +7,6 @@ from collections import defaultdict, deque
 import numpy as np
 import torch
 from torch import Tensor
-
-PART_BYTES = 4 << 20
 
 
 class BatchMemory:
@@ -25,8 +23,8 @@ class BatchMemory:
     def __init__(self, max_unused: int) -> None:
         self.unused: dict[int, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=max_unused))
 
-    def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Return a contiguous tensor, whose memory returns to the pool when neither it nor a view
+    def empty(self, shape: tuple[int, ...], memory_format: torch.memory_format) -> Tensor:
+        """Return a tensor (B, C, H, W), whose memory returns to the pool when neither it nor a view
         of it is left."""
         count = math.prod(shape)
         try:
@@ -35,16 +33,7 @@ class BatchMemory:
             piece = np.empty(count, np.float32)  # unlike torch, NumPy asks Linux for huge pages
         lent = piece.view()
         weakref.finalize(lent, self.unused[count].append, piece).atexit = False
-        return torch.from_numpy(lent).view(shape)
-
-
-def parts(images: Tensor) -> list[slice]:
-    """Return the slices that make up a batch.
-
-    On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in
-    the cache and below 32 MB, from which on malloc asks the system for memory each time.
-    """
-    size = len(images)
-    if images.is_cpu:
-        size = max(1, PART_BYTES * size // images.nbytes)
-    return [slice(start, start + size) for start in range(0, len(images), size)]
+        if memory_format == torch.contiguous_format:
+            return torch.from_numpy(lent).view(shape)
+        batch, channels, height, width = shape
+        return torch.from_numpy(lent).view(batch, height, width, channels).permute(0, 3, 1, 2)

@@ -5,10 +5,10 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # part: ranks
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # part: cpu_memory
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory() -> None:  # part: cpu_memory
     """Keep freed memory in the process, for the next step; without glibc, do nothing.
 
     By default malloc may return it to the system, and the next step then has a page fault for every

@@ -11,6 +11,7 @@ from loaders.augment.base import (
     Augmentation,
     Random,
     on_device,  # part: colour|spatial|mixing
+    parts,
 )
 from loaders.augment.colour import ColourJitter, RandAugment
 from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
@@ -42,5 +43,6 @@ __all__ = [
     "Random",
     "active_augmentations",
     "on_device",  # part: colour|spatial|mixing
+    "parts",
     "probabilities",
 ]

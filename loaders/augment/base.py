@@ -9,6 +9,8 @@ from torch import Tensor
 from conf.schema import DataConfig
 from loaders.targets import Target
 
+PART_BYTES = 4 << 20
+
 Random = Callable[[str, int], np.ndarray]
 """(rows, n) float64 in [0, 1) from a column's name and n. Each name has its own random numbers, so
 switching on one augmentation leaves the columns of the others unchanged."""
@@ -87,3 +89,15 @@ def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
     if device.type == "cuda":
         together = together.pin_memory()
     return list(together.to(device, non_blocking=True).split(widths, dim=1))
+
+
+def parts(images: Tensor) -> list[slice]:
+    """Return the slices that make up a batch.
+
+    On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in
+    the cache and below 32 MB, from which on malloc asks the system for memory each time.
+    """
+    size = len(images)
+    if images.is_cpu:
+        size = max(1, PART_BYTES * size // images.nbytes)
+    return [slice(start, start + size) for start in range(0, len(images), size)]

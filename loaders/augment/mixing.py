@@ -6,9 +6,8 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device
+from loaders.augment.base import Augmentation, Random, on_device, parts
 from loaders.augment.spatial import inside
-from loaders.memory import parts
 from loaders.targets import Labels, Target
 
 

@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device
-from loaders.memory import parts
+from loaders.augment.base import Augmentation, Random, on_device, parts
 from loaders.targets import Target
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.augment import Augmentation
-from loaders.memory import BatchMemory, parts
+from loaders.augment import Augmentation, parts
+from loaders.memory import BatchMemory
 from loaders.plan import PlanSampler
 
 RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
@@ -30,8 +30,8 @@ class BatchTransform:
         self.index, self.output_size, self.device = index, sampler.output_size, device
         last = cfg.loader.channels_last
         self.memory_format = torch.channels_last if last else torch.contiguous_format
-        # For the batches in use, next and loaded ahead, each of two tensors if there are pairs.
-        self.memory = BatchMemory(max_unused=2 * (2 + cfg.loader.prefetch_factor))
+        # For the batches in use, next and ahead, each of two tensors.  # part: cpu_memory
+        self.memory = BatchMemory(2 * (2 + cfg.loader.prefetch_factor))  # part: cpu_memory
         low, high = cfg.data.value_range
         mean, std = np.array(cfg.data.mean or [0.0]), np.array(cfg.data.std or [1.0])
         for key, values in [("mean", mean), ("std", std)]:
@@ -73,7 +73,7 @@ class BatchTransform:
     def _side(
         self, side: int, images: Tensor, rows: np.ndarray, augmentations: list[Augmentation]
     ) -> Tensor:
-        if self.index.sides[side].interpolation == "nearest":
+        if self.index.sides[side].interpolation == "nearest":  # part: masks
             return images[..., 0].to(self.device, non_blocking=True).long()
         factor = self.index.sides[side].size_factor
         height, width = (factor * length for length in self.output_size)
@@ -101,12 +101,9 @@ class BatchTransform:
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         """Return an uninitialised float32 tensor of a shape (B, C, H, W)."""
-        if self.device.type != "cpu":
-            return torch.empty(shape, device=self.device, memory_format=self.memory_format)
-        if self.memory_format == torch.contiguous_format:
-            return self.memory.empty(shape)
-        batch, channels, height, width = shape
-        return self.memory.empty((batch, height, width, channels)).permute(0, 3, 1, 2)
+        if self.device.type == "cpu":  # part: cpu_memory
+            return self.memory.empty(shape, self.memory_format)
+        return torch.empty(shape, device=self.device, memory_format=self.memory_format)
 
     def _to_device(self, values: Tensor) -> Tensor:
         """Copy values to the device; from pinned memory, which does not block the host."""

@@ -133,7 +133,7 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linea
     """
     if image.shape[:2] == size:
         return image
-    if interpolation == "nearest":
+    if interpolation == "nearest":  # part: masks
         # The pixel of the image in which the centre of each new one lies.
         lines, columns = (
             ((2 * np.arange(new) + 1) * old) // (2 * new)
@@ -142,8 +142,8 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linea
         return image[lines[:, None], columns]
     # The leading dimension comes first: only so does torch see channels_last.
     pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
-    if image.dtype == np.uint16:  # which torch cannot resize
-        pixels = pixels.float()
+    if image.dtype == np.uint16:  # part: cells
+        pixels = pixels.float()  # torch cannot resize uint16
     # Lines cost torch more than columns: the fewer of them it resizes, the better.
     if size[0] < image.shape[0]:
         pixels = interpolate(pixels, (size[0], image.shape[1]), mode="bilinear", antialias=True)
