@@ -108,16 +108,15 @@ def first_convolution(model: nn.Module) -> str:
 
 
 def freeze_as(cfg: ModelConfig, model: nn.Module) -> None:
-    """Train the head alone if `cfg.freeze` is `backbone`; raise UserError for other names."""
-    if cfg.freeze not in (None, "backbone"):
+    """Train the head alone if `cfg.freeze` is `backbone`; raise UserError for other names.
+
+    All other layers get no gradients and stay in evaluation mode, in which BatchNorm keeps its
+    statistics and dropout does nothing.
+    """
+    if cfg.freeze is None:
+        return
+    if cfg.freeze != "backbone":
         raise unknown_name("model.freeze", cfg.freeze, ["backbone", "null"])
-    if cfg.freeze == "backbone":
-        freeze_backbone(model)
-
-
-def freeze_backbone(model: nn.Module) -> None:
-    """Train the head alone: all other layers get no gradients and stay in evaluation mode, in which
-    BatchNorm keeps its statistics and dropout does nothing."""
     head = head_of(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_in(name, head))

@@ -22,7 +22,6 @@ SLOW = {
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
     "test_a_run_names_its_architecture_and_predicts",
     "test_a_dry_run_goes_through_every_part",
-    "test_a_run_names_its_architecture_resumes_and_predicts",
     "test_experiments.py",
     "test_own_pages.py",
     "test_export.py",

@@ -231,6 +231,10 @@ def run_in_turn(
     os.environ.update(ENVIRONMENT | env)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
+    if not (folder / "conf").samefile(REPOSITORY / "conf"):  # the modules are a project's own
+        for module in list(sys.modules):
+            if (REPOSITORY / module.partition(".")[0]).exists():
+                del sys.modules[module]
     from hydra.core.global_hydra import GlobalHydra
 
     told = []
@@ -332,6 +336,11 @@ def events_of(output_dir: Path) -> EventAccumulator:
 def scalars_of(output_dir: Path, tag: str) -> list[tuple[int, float]]:
     """(step, value) of a TensorBoard scalar."""
     return [(event.step, event.value) for event in events_of(output_dir).Scalars(tag)]
+
+
+def values_of(output_dir: Path, tag: str) -> list[float]:
+    """The values of a TensorBoard scalar."""
+    return [value for _, value in scalars_of(output_dir, tag)]
 
 
 def weights_differ_by(one: Path, other: Path) -> float:

@@ -44,8 +44,8 @@ from tests.helpers import (
     checkpoint_of,
     has_ranks,
     make_config,
-    scalars_of,
     summary_of,
+    values_of,
 )
 from tests.images import save_tiff
 
@@ -321,10 +321,6 @@ def run(device: str, script: str, output_dir: Path, *overrides: str, num_ranks: 
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def losses_of(folder: Path) -> list[float]:
-    return [value for _, value in scalars_of(folder, "train/loss")]
-
-
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory) -> Path:
     """The folder of a run of `train.py`."""
@@ -359,8 +355,8 @@ def test_it_trains_like_the_baseline(
     """Scripts with ranks do so on all GPUs, or as many of them as divide the batch."""
     num_ranks = 2 ** (torch.cuda.device_count().bit_length() - 1)
     run(device, script, tmp_path / "run", override, num_ranks=num_ranks)
-    expected = losses_of(baseline)
-    assert losses_of(tmp_path / "run") == pytest.approx(expected, abs=tolerance)
+    expected = values_of(baseline, "train/loss")
+    assert values_of(tmp_path / "run", "train/loss") == pytest.approx(expected, abs=tolerance)
 
 
 @on_cuda
@@ -370,7 +366,9 @@ def test_two_gloo_ranks_with_sync_batchnorm_match_one_process(
     """Both ranks share one GPU, which NCCL refuses; BatchNorm sees the global batch."""
     two = tmp_path / "two"
     run("cuda:0", "train_ddp.py", two, "distributed.backend=gloo", num_ranks=2)
-    assert losses_of(two) == pytest.approx(losses_of(baseline), abs=2e-3)
+    assert values_of(two, "train/loss") == pytest.approx(
+        values_of(baseline, "train/loss"), abs=2e-3
+    )
     one_state, two_state = (checkpoint_of(folder)["model"] for folder in (baseline, two))
     for key in one_state:
         if "running" in key:

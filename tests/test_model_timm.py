@@ -12,8 +12,6 @@ from conf.errors import UserError
 from conf.schema import ModelConfig
 from models import build_model
 from models.finetune import fitting_weights, head_of, initial_weights, is_in
-from runtime import build_optimizer
-from tests.helpers import make_config, run_all
 
 timm = pytest.importorskip("timm")
 
@@ -52,17 +50,6 @@ def test_families_take_other_channels_and_outputs_and_train_their_head_alone(arc
     assert outputs
     assert all(is_in(name, head_of(model)) for name in [*outputs, *learning])
     assert learning >= {f"{name}.weight" for name in outputs}
-
-
-@pytest.mark.parametrize("arch", ["test_resnet", "levit_128s"])
-def test_the_backbone_learns_with_its_own_rate(arch: str) -> None:
-    cfg = make_config("optimizer.lr=0.5", "optimizer.backbone_lr_scale=0.1")
-    model = build_model(config(arch), 3, 7)
-    head, backbone = build_optimizer(cfg, model, 10)[0].param_groups
-    assert (head["initial_lr"], backbone["initial_lr"]) == pytest.approx((0.5, 0.05))
-    parts = [p for name, p in model.named_parameters() if is_in(name, head_of(model))]
-    assert [id(p) for p in head["params"]] == [id(p) for p in parts]
-    assert len(backbone["params"]) == len(list(model.parameters())) - len(parts)
 
 
 @pytest.mark.parametrize(
@@ -106,16 +93,3 @@ def test_pretrained_weights_that_cannot_be_had_are_named(tmp_path: Path) -> None
     cfg = config("test_vit", kwargs=kwargs, weights="imagenet")
     with pytest.raises(UserError, match=r"model\.weights=imagenet.*test_vit"):
         initial_weights(cfg, 3)
-
-
-def test_a_run_names_its_architecture_resumes_and_predicts(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out.csv"
-    options = ["train.py", f"output_dir={run}", "global_batch_size=20", "log.images=0"]
-    options += ["model=timm", "model.arch=test_resnet", "model.freeze=backbone", "resume=auto"]
-    options += ["optimizer.warmup_epochs=0", "data.val_count=50"]
-    use = ["predict.py", f"run={run}", "split=val", f"out={out}"]
-    commands = [[*options, "max_steps=1"], [*options, "max_steps=2"], use]
-    first, second, _ = run_all(commands, tmp_path)
-    assert "timm test_resnet with" in first
-    assert "step 1" in second
-    assert out.read_text().count("\n") > 1

@@ -4,13 +4,14 @@ import csv
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.helpers import REPOSITORY, SCRIPTS, has_ranks, scalars_of, summary_of
+from tests.helpers import REPOSITORY, SCRIPTS, has_ranks, summary_of, values_of
 from tests.test_guide import add_own_parts, follow
 from tests.test_project import clone_template, make_project
 
@@ -38,18 +39,19 @@ def commands_of(page: str) -> list[list[str]]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with the data, models and tasks of all pages."""
     folder = tmp_path_factory.mktemp("pages")
-    assert make_project(clone_template(folder / "template"), folder / "mine").returncode == 0
+    template = clone_template(folder / "template", without="tests/")
+    assert make_project(template, folder / "mine").returncode == 0
     for page in PAGES.values():
         add_own_parts(folder / "mine", blocks_of(page))
     return folder / "mine"
 
 
 def follow_page(
-    project: Path, name: str
+    project: Path, name: str, more: Sequence[list[str]] = ()
 ) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, str]], dict[str, float]]:
     """The summaries of one process and of two ranks, the table of predictions and its metrics."""
     commands = commands_of(PAGES[name])
-    printed = [follow(project, command) for command in commands][-1]
+    printed = follow(project, [*commands, *more])[commands[-1][-1]]
     one, two = [
         summary_of(project / word.removeprefix("output_dir="))
         for command in commands
@@ -81,7 +83,10 @@ def test_text(project: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_keypoints_come_back_in_pixels_of_the_source_and_after_a_resume(project: Path) -> None:
-    one, two, rows, metrics = follow_page(project, "keypoints")
+    [one_process, ranks, _] = commands_of(PAGES["keypoints"])
+    parts = ["resume=auto", "output_dir=outputs/parts"]
+    more = [[*one_process[:-1], "max_steps=5", *parts], [*ranks[:-1], *parts]]
+    one, two, rows, metrics = follow_page(project, "keypoints", more)
     assert one["val/error_px"] < 2
     assert two["val/error_px"] == pytest.approx(one["val/error_px"], abs=0.02)
     mine: dict[str, Any] = {}
@@ -94,9 +99,6 @@ def test_keypoints_come_back_in_pixels_of_the_source_and_after_a_resume(project:
     errors = np.linalg.norm(found - true, axis=2)
     assert errors.mean() == pytest.approx(metrics["val/error_px"], rel=1e-3)
 
-    [one_process, ranks, _] = commands_of(PAGES["keypoints"])
-    follow(project, [*one_process[:-1], "max_steps=5", "output_dir=outputs/parts"])
-    follow(project, [*ranks[:-1], "resume=auto", "output_dir=outputs/parts"])
     resumed = summary_of(project / "outputs" / "parts")
     assert resumed["val/loss"] == pytest.approx(two["val/loss"], rel=1e-3)
 
@@ -115,15 +117,14 @@ def test_detection(project: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_nested_batches_run_in_every_script(project: Path) -> None:
-    losses = {}
+    commands = []
     for script in SCRIPTS:
         launcher = "torchrun" if has_ranks(script) else "python"
-        options = [*SHAPES, f"output_dir=outputs/{script}"]
-        options += ["accumulate_steps=2"] if "accumulate" in script else []
-        follow(project, [launcher, script, *options])
-        losses[script] = [
-            loss for _, loss in scalars_of(project / "outputs" / script, "train/loss")
-        ]
-    for script, found in losses.items():
+        more = ["accumulate_steps=2"] if "accumulate" in script else []
+        commands.append([launcher, script, *SHAPES, *more, f"output_dir=outputs/{script}"])
+    follow(project, commands)
+    expected = values_of(project / "outputs" / "train.py", "train/loss")
+    for script in SCRIPTS:
+        found = values_of(project / "outputs" / script, "train/loss")
         rel = 0.02 if "amp" in script else 1e-4
-        assert found == pytest.approx(losses["train.py"], rel=rel), script
+        assert found == pytest.approx(expected, rel=rel), script

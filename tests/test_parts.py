@@ -14,7 +14,7 @@ import pytest
 from template.parts import left_out, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
 from template.suites import SETS
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, run_all
 from tests.images import make_photos
 from tests.test_project import clone_template, commit, git, made, make_project, replace
 
@@ -215,16 +215,12 @@ def test_what_cannot_be_merged_is_refused(parts: str, message: str, template: Pa
 def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
     """`make test-projects` trains the others."""
     project = project_of(names)
-    command = [sys.executable, "train.py"]
-    if names == MERGED:
-        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["max_steps=2", "device=cpu", "output_dir=outputs/run", "log.images=0"]
+    command = ["train.py", "max_steps=2", "output_dir=outputs/run", "log.images=0"]
     if names == DALI:
         make_photos(project / "photos", 30)
         command += ["loader=dali", "data=imagefolder", "data.root=photos", "data.crop=28"]
         command += ["data.resize=32", "global_batch_size=4"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_all([command], project.parent, 2 if names == MERGED else 1, project)
     assert (project / "outputs" / "run" / "checkpoints" / "last.pt").exists()
 
 

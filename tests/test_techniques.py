@@ -34,6 +34,7 @@ from tests.helpers import (
     summary_of,
     train,
     validated,
+    values_of,
     weights_differ_by,
 )
 
@@ -79,10 +80,6 @@ def runs(data, tmp_path_factory):
         return folders[key]
 
     return folder_of
-
-
-def values_of(run: Path, tag: str) -> list[float]:
-    return [value for _, value in scalars_of(run, tag)]
 
 
 def with_text(folder: Path, script: str, added: dict[str, str]) -> Path:

@@ -24,7 +24,9 @@ from runtime.group import SingleProcess
 from tests.helpers import (
     REPOSITORY,
     checkpoint_of,
+    has_ranks,
     make_config,
+    run_all,
     summary_of,
     train,
 )
@@ -250,10 +252,17 @@ def test_fine_tuning_from_a_run_beats_starting_from_scratch(tmp_path) -> None:
     digits += ["model.kwargs.width=16", "optimizer.warmup_epochs=0"]
     low = digit_folders(tmp_path / "low", range(5), 300, 20)
     high = digit_folders(tmp_path / "high", range(5, 10), 40, 80)
-    train("train.py", tmp_path / "first", *digits, f"data.root={low}", "epochs=4")
-    again = [*digits, f"data.root={high}", "epochs=2", "global_batch_size=25"]
-    train("train.py", tmp_path / "scratch", *again)
-    train("train.py", tmp_path / "tuned", *again, f"model.weights={tmp_path / 'first'}")
+    first = [f"data.root={low}", "epochs=4"]
+    again = [f"data.root={high}", "epochs=2", "global_batch_size=25"]
+    runs = {"first": first, "scratch": again}
+    runs["tuned"] = [*again, f"model.weights={tmp_path / 'first'}"]
+    run_all(
+        [
+            ["train.py", f"output_dir={tmp_path / name}", *digits, *options]
+            for name, options in runs.items()
+        ],
+        tmp_path,
+    )
     scratch, tuned = (summary_of(tmp_path / name) for name in ("scratch", "tuned"))
     assert tuned["steps"] == scratch["steps"] == 16
     assert tuned["val/top1"] > scratch["val/top1"] + 0.1
@@ -265,11 +274,16 @@ def test_fine_tuning_from_a_run_beats_starting_from_scratch(tmp_path) -> None:
 def test_scripts_need_no_new_line_to_train_the_head_only(saved, tmp_path, script: str) -> None:
     path, before = saved
     head = [*STEPS, f"model.weights={path}", "model.freeze=backbone", "resume=auto"]
-    said = train(script, tmp_path / "head", *head, "max_steps=4")
-    assert "14 of 14 parameter tensors are loaded" in said
-    path.unlink()  # not needed once the run has weights of its own
-    said = train(script, tmp_path / "head", *head, "max_steps=6")
-    assert "parameter tensors are loaded" not in said
+    commands = [
+        [script, f"output_dir={tmp_path / 'head'}", *options]
+        for options in (
+            [*head, "max_steps=4"],
+            [*head, "max_steps=6", "model.weights=nothing"],  # which is not read any more
+        )
+    ]
+    first, resumed = run_all(commands, tmp_path, 1 + has_ranks(script))
+    assert "14 of 14 parameter tensors are loaded" in first
+    assert "parameter tensors are loaded" not in resumed
     for name, value in checkpoint_of(tmp_path / "head")["model"].items():
         assert torch.equal(value, before[name]) != name.startswith("classifier"), name
     if script == "train.py":

@@ -7,7 +7,7 @@ TINY = Sizes(
     data={"caltech256": 24, "cells": 80, "deblur": 6, "lowlight": 20},
     warmup_s=0.01,
     window_s=0.01,
-    repeats=2,
+    repeats=1,
     samples=(10**4, 10**9),
     max_steps=2,
 )

@@ -174,6 +174,6 @@ def test_an_interrupted_run_goes_on_and_lists_what_cannot_be_had(tmp_path: Path)
     assert len(started.read_text().split()) == 4
     rows = records.read(tmp_path / "loaders.csv")
     assert [(found.case, found.subject, found.repeats) for found in rows] == [
-        *(("one", "a", 2), ("one", "b", 0), ("two", "c", 2), ("two", "d", 2))
+        *(("one", "a", 1), ("one", "b", 0), ("two", "c", 1), ("two", "d", 1))
     ]
     assert rows[1].note == "not measured: spdl is not installed"
