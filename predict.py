@@ -88,16 +88,14 @@ def main() -> None:
             outputs = model(inputs)
             if split:
                 totals += task.sums(outputs, targets)
-            values = [tuple(map(as_text, row)) for row in task.table_rows(outputs)]
-            if (images := task.images(outputs)) is not None:
-                files = [
-                    image_file(loader.info.name_of(sample), cfg.data.root, out)
-                    for sample in loader.last_samples
-                ]
-                for file, image in zip(files, images, strict=True):
-                    write_image(file, image, task.palette)
-                values = [(str(file), *row) for file, row in zip(files, values, strict=True)]
-            rows |= zip(loader.last_samples, values, strict=True)
+            images = task.images(outputs)
+            values = zip(loader.last_samples, task.table_rows(outputs), strict=True)
+            for number, (sample, cells) in enumerate(values):
+                rows[sample] = tuple(map(as_text, cells))
+                if images is not None:
+                    file = image_file(loader.info.name_of(sample), cfg.data.root, out)
+                    write_image(file, images[number], task.palette)
+                    rows[sample] = (str(file), *rows[sample])
 
     # from all ranks
     if group.world_size > 1:

@@ -13,7 +13,7 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
@@ -70,9 +70,7 @@ class Part(NamedTuple):
         return f"{self.number}/{self.of}"
 
 
-def part_of(
-    text: str | None, environment: "os._Environ[str] | dict[str, str]" = os.environ
-) -> Part:
+def part_of(text: str | None, environment: Mapping[str, str] = os.environ) -> Part:
     """Parse `part=3/64`; without it, take the part of a Slurm array or torchrun, else all shards.
 
     Raises:
