@@ -23,7 +23,7 @@ SHORT = ["log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 SMALL = [*SHORT, "model.kwargs.width=8"]
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 BACKENDS = {
-    "pytorch": ["loader.num_workers=0"],
+    "pytorch": ["loader=pytorch"],
     "workers": ["loader.num_workers=1"],
     "dali": ["loader=dali"],
 }
