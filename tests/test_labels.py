@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -251,17 +250,13 @@ def test_a_root_may_be_written_in_any_way(images: Path, tmp_path, monkeypatch) -
     assert "private.png" in refusal(images, table)
 
 
-def test_a_missing_table_folder_or_reader_is_named(images: Path, tmp_path, monkeypatch) -> None:
+def test_a_missing_table_or_folder_is_named(images: Path, tmp_path) -> None:
     assert "data.table" in refusal(images, tmp_path / "none.csv")
     table = write(tmp_path, "path,label", NAMES)
     assert "data.root" in refusal(tmp_path / "nowhere", table)
     assert "data.table=FILE" in refusal(images, table, "data.table=null")
     table.write_bytes(b"path,label\n\xff\xfe,a\n")
     assert "UTF-8" in refusal(images, table)
-    (tmp_path / "labels.parquet").touch()
-    for name in ("pyarrow", "pyarrow.parquet"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install pyarrow" in refusal(images, tmp_path / "labels.parquet")
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def read_table(data: DataConfig) -> Table:
     """Read the table that `data.table` names.
 
     Raises:
-        UserError: there is no such file or no folder `data.root`, pyarrow is missing for a Parquet
-            file, or the file lacks columns or has no lines.
+        UserError: there is no such file or no folder `data.root`, or the file lacks columns or has
+            no lines.
     """
     if data.table is None:
         raise UserError("data=table needs data.table=FILE, a CSV or Parquet file")
@@ -115,12 +115,8 @@ def _read_csv(data: DataConfig) -> Table:
 
 def _read_parquet(data: DataConfig) -> Table:
     """Read a Parquet file as `_read_csv` does; rows are counted from 1."""
-    try:
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"data.table={data.table} needs pyarrow: pip install pyarrow, or save the table as CSV"
-        ) from error
+    from pyarrow import parquet
+
     used = _used_columns(parquet.read_schema(data.table).names, data)
     columns = parquet.read_table(data.table, columns=used).to_pydict()
     places = [f"row {number}" for number in range(1, len(columns[data.path_column]) + 1)]
