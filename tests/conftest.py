@@ -19,7 +19,6 @@ SLOW = {
     "test_a_killed_worker_names_the_setting",
     "test_a_program_may_end_in_the_middle_of_an_epoch",
     "test_a_project_of_some_parts_is_whole",
-    "test_a_run_is_the_same_whether_it_measures_or_not",
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
     "test_a_run_names_its_architecture_and_predicts",
     "test_a_dry_run_goes_through_every_part",
