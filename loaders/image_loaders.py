@@ -46,7 +46,7 @@ def build_loaders(
         cfg = with_fastest_parallelism(cfg, new_loader, new_train_sampler, device)
     train_loader = new_loader(train_sampler, cfg, device)
     val_loader = new_loader(val_sampler, cfg, device)
-    train_loader.samplers = [train_sampler, val_sampler]
+    train_loader.samplers = [train_sampler, val_sampler]  # part: bad_samples
     lines = _describe(cfg.data, train_index, val_index)
     train_loader.info = replace(train_loader.info, description=lines)
     return train_loader, val_loader

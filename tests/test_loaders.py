@@ -50,21 +50,6 @@ def test_an_epoch_that_was_left_can_end_in_any_thread() -> None:
     assert results.get(timeout=60) == "ended"
 
 
-@pytest.mark.parametrize(("resize", "mean"), [("null", 0), ("[16,16]", 0.5)])  # part: dali
-def test_digits_are_the_same_by_every_backend(resize: str, mean: float) -> None:
-    """Resized, within 0.5 of 255 on average: DALI's antialiasing sometimes leaves out a tap."""
-    options = ["data.crop=[14,14]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
-    options += [f"data.resize={resize}", "global_batch_size=500"]
-    loaders = [
-        build_loaders(make_config(f"loader={b}", *options), CPU) for b in ("pytorch", "dali")
-    ]
-    for both in zip(*loaders, strict=True):
-        (inputs, labels), (other_inputs, other_labels) = (next(iter(loader)) for loader in both)
-        assert torch.equal(labels, other_labels)
-        pictures: Any = [both[0].info.pictures(images) for images in (inputs, other_inputs)]
-        assert (pictures[0] - pictures[1]).abs().mean() <= mean / 255
-
-
 def test_inputs_are_normalised_with_mean_and_std() -> None:
     loader, _ = build_loaders(make_config("global_batch_size=1000"), CPU)
     inputs, _ = next(iter(loader))

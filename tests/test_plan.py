@@ -135,19 +135,6 @@ def test_what_gives_no_whole_batch_is_refused(sizes, override, changes, shown) -
     assert all(part in str(error.value) for part in shown)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_interleave_to_the_order_of_one_process(ranks: int) -> None:
-    def batches(**changes) -> list[list[int]]:
-        sampler = make_sampler(make_index((8, 8), times=13), batch=6, **changes)
-        found = [rows["sample"].tolist() for rows in sampler]
-        assert len(found) == len(sampler) == 2
-        return found
-
-    whole = batches()
-    for rank in range(ranks):
-        assert batches(rank=rank, ranks=ranks) == [batch[rank::ranks] for batch in whole]
-
-
 def permutation(count: int, epoch: int) -> np.ndarray:
     return random_permutation(np.arange(count), count, stream_key("x", epoch))
 

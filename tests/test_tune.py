@@ -17,16 +17,15 @@ CPU = torch.device("cpu")
 def test_the_fastest_setting_is_chosen_and_every_speed_is_logged(
     loader: str, device: str, caplog
 ) -> None:
+    """And the batches of a rank stay as they are."""
     options = ["loader.num_threads=1", f"loader={loader}", "data.random_crop=true"]
     cfg = make_config("loader.num_workers=auto", *options)
     with caplog.at_level(logging.INFO):
-        loaders = [
-            build_loaders(settings, resolve_device(device))[0]
-            for settings in (cfg, make_config(*options))
-        ]
-    first, without = (next(iter(loader)) for loader in loaders)
-    assert all(torch.equal(*parts) for parts in zip(first, without, strict=True))
-    chosen = loaders[0].cfg.loader
+        measured, _ = build_loaders(cfg, resolve_device(device), 1, 2)
+    fixed, _ = build_loaders(make_config(*options), resolve_device(device), 1, 2)
+    for batch, other in zip(measured, fixed, strict=True):
+        assert all(map(torch.equal, batch, other))
+    chosen = measured.cfg.loader
     assert cfg.loader.num_workers == "auto"  # what the user gave stays as it is
     speeds = caplog.text.partition("images/s by setting: ")[2].split(", ")
     assert len(speeds) == 1 if loader == "dali" else len(speeds) >= 2

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError, Index
@@ -119,7 +119,10 @@ class PlanDataset(Dataset[LoadedBatch]):
         for number, size in self.sizes.items():
             side = self.sides[number]
             shape, dtype = (count, *size, side.channels), getattr(torch, side.dtype)
-            batch.append(torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory))
+            images = torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
+            if get_worker_info() is not None:  # part: workers
+                images.share_memory_()  # cheaper than after they are filled
+            batch.append(images)
         return tuple(batch)
 
     def _fill(self, row: np.void, batch: list[Tensor]) -> None:

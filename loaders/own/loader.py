@@ -1,6 +1,6 @@
 """Batches of ordinary Datasets, in the order of `EpochSampler`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import starmap
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from conf.errors import UserError
-from conf.schema import Config, DataConfig
+from conf.schema import Config
 from loaders.batch import map_leaves, tensors_of
 from loaders.epoch import (
     CudaPrefetcher,
@@ -21,14 +21,9 @@ from loaders.epoch import (
     LoadedBatch,
     worker_loader,
 )
-from loaders.limits import limits_explained
 from loaders.loader import DataInfo
 from loaders.own.seeded import SeededDataset
 from loaders.targets import Labels, Target
-
-Read = Callable[[DataConfig], tuple]
-"""Returns the training Dataset, the validation Dataset and, optionally, the kind of targets."""
-
 
 LEAVES = (Tensor, int, float, str, bytes, type(None))
 """Types of values in a batch besides dicts, tuples and lists."""
@@ -107,44 +102,6 @@ class OwnLoader(EpochLoader):
             counts = np.bincount(target.values, minlength=len(target.classes)).astype(float)
             return replace(info, class_counts=lambda: counts)
         return info
-
-
-def make_loaders(
-    read: Read, cfg: Config, device: torch.device, rank: int, world_size: int
-) -> tuple[OwnLoader, OwnLoader]:
-    """Build the loaders of the training and validation Dataset of a function of `OWN`."""
-    name = cfg.data.name
-    if cfg.loader.name != "pytorch" or cfg.loader.num_workers == "auto":
-        raise UserError(
-            f"loader.name={cfg.loader.name} loader.num_workers={cfg.loader.num_workers} is for "
-            "images; with data=own use loader=pytorch and a number of workers"
-        )
-    with limits_explained():
-        datasets = read(cfg.data)
-    if not isinstance(datasets, tuple) or len(datasets) not in (2, 3):
-        raise UserError(
-            f"the function of data.name={name} returned {type(datasets).__name__}; return "
-            "(train, val) or (train, val, kind of the targets)"
-        )
-    train, val, target = (*datasets, None)[:3]
-    for data in (train, val):
-        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-            raise UserError(
-                f"data.name={name}: {type(data).__name__} has no __getitem__ and __len__; for data "
-                "that streams, write a loader (docs/own_data.md)"
-            )
-    batches = cfg.global_batch_size, rank, world_size
-    samplers = [
-        EpochSampler(f"{name}/{split}", len(data), cfg.data, cfg.seed, *batches, split == "train")
-        for split, data in (("train", train), ("val", val))
-    ]
-    train_loader = OwnLoader(train, target, samplers[0], cfg, device)
-    val_loader = OwnLoader(val, target, samplers[1], cfg, device)
-    train_loader.samplers = samplers
-    line = f"{name}: {len(train):,} training and {len(val):,} validation samples"
-    line += f", {target.describe()}" if target else ""
-    train_loader.info = replace(train_loader.info, description=(line,))
-    return train_loader, val_loader
 
 
 def pictures(inputs: Any) -> Tensor | None:
