@@ -6,7 +6,10 @@ import os
 import numpy as np
 
 from loaders.images import decode, decode_partly, read_raw, resize
-from loaders.index import Index, check_unchanged
+from loaders.index import (
+    Index,
+    check_unchanged,  # part: header_cache|dali
+)
 
 
 def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:
@@ -22,7 +25,7 @@ def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:
         path = index.files[side][sample]
         with open(path, "rb", buffering=0) as file:
             stat = os.fstat(file.fileno())
-            check_unchanged(path, index.headers[side][sample], stat)
+            check_unchanged(path, index.headers[side][sample], stat)  # part: header_cache|dali
             content = bytearray(stat.st_size)  # unlike bytes, an array can use it without a copy
             if file.readinto(content) < len(content):
                 raise OSError("it is cut short")
@@ -126,7 +129,8 @@ def _read_raw_files(
                 continue
             path = index.files[0][sample]
             with open(path, "rb", buffering=0) as file:
-                check_unchanged(path, index.headers[0][sample], os.fstat(file.fileno()))
+                header = index.headers[0][sample]  # part: header_cache|dali
+                check_unchanged(path, header, os.fstat(file.fileno()))  # part: header_cache|dali
                 read_raw(file, start, image)
         except OSError as error:
             bad[sample] = str(index.bad_file(sample, 0, error))

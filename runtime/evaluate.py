@@ -22,7 +22,7 @@ def evaluate(
     task: Task,
     loader: Loader,
     precision: AbstractContextManager[object] | None = None,
-    num_batches: int = 0,
+    num_batches: int = 0,  # part: fsdp
 ) -> tuple[Tensor, Shown]:
     """Add up `task.sums()` over the loader, and keep some samples to show.
 
@@ -34,7 +34,7 @@ def evaluate(
         task: task whose `sums()` are added up.
         loader: iterable of (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
-        num_batches: minimum number of calls of the model, equal on ranks that share its weights.
+        num_batches: minimum number of calls of the model, equal on all ranks.  # part: fsdp
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and
@@ -46,7 +46,7 @@ def evaluate(
     device = next(model.parameters(), torch.empty(0)).device
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
     shown: Shown = ()
-    inputs: Any = None
+    inputs: Any = None  # part: fsdp
     was_training = model.training
     model.eval()
     try:
@@ -55,10 +55,11 @@ def evaluate(
             for inputs, targets in loader:
                 outputs = model(inputs)
                 totals += task.sums(outputs, targets)
-                num_batches -= 1
+                num_batches -= 1  # part: fsdp
                 if not shown:  # copies, which do not keep the whole batch
                     some = part((inputs, outputs, targets), 0, NUM_SHOWN)
                     shown = map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, some)
+            # part: fsdp
             if inputs is None and num_batches > 0:  # a rank without a sample
                 inputs = map_leaves(
                     lambda x: x.to(device) if isinstance(x, Tensor) else x, loader.info.example

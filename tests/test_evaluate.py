@@ -69,14 +69,22 @@ class Probe(nn.Module):
         return self.child(inputs)
 
 
-@pytest.mark.parametrize("num_batches", [0, 1, 2, 5])
-def test_it_calls_the_model_so_often_and_counts_every_image_once(num_batches: int) -> None:
+def test_it_calls_the_model_once_for_each_batch_and_counts_every_image_once() -> None:
+    model = Probe()
+    totals, _ = evaluate(model, TASK, two_batches())
+    assert model.modes == [(False, False, None)] * 2
+    torch.testing.assert_close(totals, TASK.sums(*batch()), rtol=1e-6, atol=0)
+    assert torch.is_grad_enabled()
+    totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
+
+
+# part: fsdp
+@pytest.mark.parametrize("num_batches", [1, 2, 5])
+def test_it_calls_the_model_as_often_as_it_is_asked_to(num_batches: int) -> None:
     model = Probe()
     totals, _ = evaluate(model, TASK, two_batches(), num_batches=num_batches)
     assert model.modes == [(False, False, None)] * max(2, num_batches)
     torch.testing.assert_close(totals, TASK.sums(*batch()), rtol=1e-6, atol=0)
-    assert torch.is_grad_enabled()
-    totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
 
 
 def test_it_hands_back_images_of_the_first_batch() -> None:
@@ -107,6 +115,7 @@ def test_it_restores_the_mode_even_after_an_error(training: bool) -> None:
     assert (model.training, model.child.training) == (training, training)
 
 
+# part: fsdp
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3), Probe()).to(device)

@@ -13,7 +13,10 @@ from loaders.index.datasets import DATASETS, build_index
 from loaders.index.files import file_index, images_below, read_headers
 from loaders.index.header_cache import kept_headers
 from loaders.index.index import BadFileError, Index
-from loaders.index.paths import Paths, check_unchanged
+from loaders.index.paths import (
+    Paths,
+    check_unchanged,  # part: header_cache|dali
+)
 from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard
 from loaders.index.store import (
     COLUMN_FILE,
@@ -37,7 +40,7 @@ __all__ = [
     "Shards",
     "StoredIndex",
     "build_index",
-    "check_unchanged",
+    "check_unchanged",  # part: header_cache|dali
     "file_index",
     "images_below",
     "kept_headers",

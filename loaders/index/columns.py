@@ -21,7 +21,7 @@ from loaders.index.headers import in_threads
 from loaders.index.index import Index
 from loaders.index.paths import Paths, folder_of
 from loaders.index.store import open_column, replaced_folder, save_columns
-from loaders.targets import ImageTarget, Labels, Target, describe_target, target_of
+from loaders.targets import Labels, Target, describe_target, target_of
 
 SPLITS = ("train", "val")
 SETTINGS = (
@@ -253,7 +253,7 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
     )
     check_sizes(distinct, max_pixels, f"{folder}/distinct_sizes.npy")
     target = open_target(facts["target"], folder / "values.npy", len(sizes), str(where))
-    sides = range(0 if has_pixels else 1 + isinstance(target, ImageTarget))
+    sides = range(0 if has_pixels else 1 + (target.interpolation != "none"))
     index = StoredIndex(
         **{name: facts[name] for name in FACTS},
         left_out=dict.fromkeys(facts["left_out"], "left out when the index was made"),

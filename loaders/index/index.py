@@ -10,9 +10,17 @@ import numpy as np
 
 from loaders.epoch import BadFileError
 from loaders.images import reason_of
-from loaders.index.paths import Paths, check_unchanged
+from loaders.index.paths import (
+    Paths,
+    check_unchanged,  # part: index|dali
+)
 from loaders.index.shards import Shards
-from loaders.targets import ImageSpec, ImageTarget, Target, describe_target
+from loaders.targets import (
+    ImageSpec,
+    ImageTarget,  # part: pairs|restoration|masks|segmentation
+    Target,
+    describe_target,
+)
 
 
 @dataclass(frozen=True)
@@ -80,8 +88,10 @@ class Index:
         """The images of each sample."""
         content = "stored" if self.keep_channels else "rgb"
         inputs = ImageSpec(self.channels, self.dtype, content=content)
+        # part: pairs|restoration|masks|segmentation
         if isinstance(self.target, ImageTarget):
             return inputs, self.target.spec(inputs)
+
         return (inputs,)
 
     def name_of(self, sample: int) -> str:

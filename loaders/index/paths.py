@@ -48,6 +48,7 @@ def folder_of(root: str) -> str:
     return os.path.join(os.path.normpath(root), "").removeprefix("./")
 
 
+# part: header_cache|dali
 def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:
     """Compare size and time of change of a file with those that it had when it was indexed.
 

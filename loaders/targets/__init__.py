@@ -2,7 +2,10 @@
 
 from loaders.targets.base import Target, describe_target
 from loaders.targets.facts import target_of
-from loaders.targets.image_target import ImageSpec, ImageTarget
+from loaders.targets.image_target import (
+    ImageSpec,
+    ImageTarget,  # part: pairs|restoration|masks|segmentation
+)
 from loaders.targets.images import TargetImages
 from loaders.targets.labels import Labels
 from loaders.targets.masks import Masks
@@ -12,7 +15,7 @@ from loaders.targets.unlabelled import Unlabelled
 
 __all__ = [
     "ImageSpec",
-    "ImageTarget",
+    "ImageTarget",  # part: pairs|restoration|masks|segmentation
     "Labels",
     "Masks",
     "MultiLabels",

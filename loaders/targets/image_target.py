@@ -25,6 +25,7 @@ class ImageSpec(NamedTuple):
         return self.channels * self.size_factor**2
 
 
+# part: pairs|restoration|masks|segmentation
 @dataclass(frozen=True)
 class ImageTarget(Target):
     """The base class of targets that are images."""
