@@ -59,11 +59,11 @@ def rot(path: str) -> None:
 
 
 DAMAGE: list[tuple[Callable[[str], None], str]] = [
-    (cut_short, " when it was indexed"),
+    (cut_short, " when it was indexed"),  # part: header_cache|dali
     (os.unlink, "No such file"),
-    (scramble, " of 1970-01-01 "),
+    (scramble, " of 1970-01-01 "),  # part: header_cache|dali
     (rot, "cannot be decoded"),
-    (lambda path: replace_file(path, b""), " 0 bytes "),
+    (lambda path: replace_file(path, b""), " 0 bytes "),  # part: header_cache|dali
 ]
 
 
