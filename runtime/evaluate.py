@@ -59,12 +59,11 @@ def evaluate(
                 if not shown:  # copies, which do not keep the whole batch
                     some = part((inputs, outputs, targets), 0, NUM_SHOWN)
                     shown = map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, some)
-            # part: fsdp
-            if inputs is None and num_batches > 0:  # a rank without a sample
+            if inputs is None and num_batches > 0:  # part: fsdp
                 inputs = map_leaves(
                     lambda x: x.to(device) if isinstance(x, Tensor) else x, loader.info.example
                 )
-            for _ in range(num_batches):
+            for _ in range(num_batches):  # part: fsdp
                 model(inputs)
     finally:
         model.train(was_training)

@@ -88,10 +88,8 @@ class Index:
         """The images of each sample."""
         content = "stored" if self.keep_channels else "rgb"
         inputs = ImageSpec(self.channels, self.dtype, content=content)
-        # part: pairs|restoration|masks|segmentation
-        if isinstance(self.target, ImageTarget):
+        if isinstance(self.target, ImageTarget):  # part: pairs|restoration|masks|segmentation
             return inputs, self.target.spec(inputs)
-
         return (inputs,)
 
     def name_of(self, sample: int) -> str:
