@@ -111,7 +111,7 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
             (folder / path).unlink()
         elif text != before[path]:
             if path.suffix == ".py":
-                text = without_unused(text, names_of(before[path]))
+                text = joined_imports(without_unused(text, names_of(before[path])))
             (folder / path).write_text(text)
 
 
@@ -326,6 +326,16 @@ def without_unused(text: str, used_before: set[str]) -> str:
     """Return the text without imports of names that it used before, and now does not."""
     lost = used_before - names_of(text)
     return with_fewer_imports(text, lambda module, name: bound_name(name) in lost)[0]
+
+
+def joined_imports(text: str) -> str:
+    """Return the text with each import on one line that fits on one."""
+
+    def joined(match: re.Match[str]) -> str:
+        line = f"from {match[1]} import {', '.join(re.findall(r'\w+', match[2]))}"
+        return line if len(line) <= 100 else match[0]
+
+    return re.sub(r"^from (\S+) import \(\n((?: +\w+,\n)+)\)$", joined, text, flags=re.MULTILINE)
 
 
 def with_fewer_imports(

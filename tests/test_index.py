@@ -115,12 +115,13 @@ def test_jpeg_headers_are_read_as_by_pillow(tmp_path) -> None:
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     xmp = b'<x xmlns:tiff="t" tiff:Orientation="8"/>'
     plain = jpeg_of()
-    upright = Header(20, 30, 3, 8, 1, dali_reads=True)
-    on_its_side = Header(30, 20, 3, 8, 6, dali_reads=True)
+    upright, on_its_side = Header(20, 30, 3, 8, 1), Header(30, 20, 3, 8, 6)
+    upright = upright._replace(dali_reads=True)  # part: dali
+    on_its_side = on_its_side._replace(dali_reads=True)  # part: dali
     cases = [
         (plain, upright),
         (jpeg_of("L"), upright),
-        (jpeg_of("CMYK"), upright._replace(dali_reads=False)),
+        (jpeg_of("CMYK"), upright._replace(dali_reads=False)),  # part: dali
         (jpeg_of(progressive=True), upright),
         (jpeg_of(comment=b"\xff\xd8\xff\xc0"), upright),
         (jpeg_of(icc_profile=profile), upright),
@@ -129,8 +130,8 @@ def test_jpeg_headers_are_read_as_by_pillow(tmp_path) -> None:
         (jpeg_of(exif=turned), on_its_side),
         (jpeg_of(exif=turned, icc_profile=profile), on_its_side),
         (jpeg_of(xmp=xmp), on_its_side._replace(orientation=8)),
-        (plain[:-2], upright._replace(dali_reads=False)),
-        (plain + b"\0", upright._replace(dali_reads=False)),
+        (plain[:-2], upright._replace(dali_reads=False)),  # part: dali
+        (plain + b"\0", upright._replace(dali_reads=False)),  # part: dali
     ]
     path = tmp_path / "photo.jpg"
     for content, expected in cases:

@@ -16,9 +16,10 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF
 
 ORIENTATION = 0x0112  # the EXIF tag
 TIFF_SIZE = (256, 257)  # tags of the width and height as stored
-JPEG_TAGS, JPEG_END = b"\xff\xe1", b"\xff\xd9"
+JPEG_TAGS = b"\xff\xe1"
+JPEG_END = b"\xff\xd9"  # part: dali
 JPEG_HEADER_BYTES = 1 << 14  # enough for most
-DALI_JPEGS = ("Gray", "YCbCr", "RGB", "L")
+DALI_JPEGS = ("Gray", "YCbCr", "RGB", "L")  # part: dali
 """Colours of a JPEG, as libjpeg and Pillow call them; DALI converts the others, CMYK, otherwise."""
 
 
@@ -36,7 +37,7 @@ class Header(NamedTuple):
     """EXIF orientation of the stored image; 1: upright."""
     raw_offset: int = -1  # part: cells
     """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
-    dali_reads: bool = False
+    dali_reads: bool = False  # part: dali
     """True for the kinds of files that DALI was tested to decode to the same pixels, such as whole
     8-bit JPEGs and PNGs."""
     highest: int = -1  # part: masks
@@ -62,16 +63,20 @@ def read_photo_header(path: str) -> Header:
             raise OSError("empty file")
         if not start.startswith(JPEG_START):
             return _header_by_pillow(path)
+        # part: dali
         file.seek(-len(JPEG_END), os.SEEK_END)
         # Without it the JPEG may be cut short, and DALI decodes its upper lines without an error.
         is_whole = file.read() == JPEG_END
+
     header = None
     if JPEG_TAGS not in start:  # which may hold an orientation
         with suppress(ValueError, KeyError):  # damaged or longer than what was read
             height, width, colours, _ = simplejpeg.decode_jpeg_header(start, strict=False)
-            header = Header(height, width, 3, 8, dali_reads=colours in DALI_JPEGS)
+            header = Header(height, width, 3, 8)
+            header = header._replace(dali_reads=colours in DALI_JPEGS)  # part: dali
     header = header or _header_by_pillow(path)
-    return header._replace(dali_reads=header.dali_reads and is_whole)
+    header = header._replace(dali_reads=header.dali_reads and is_whole)  # part: dali
+    return header
 
 
 def _header_by_pillow(path: str) -> Header:
@@ -85,16 +90,20 @@ def _header_by_pillow(path: str) -> Header:
         orientation = tags.get(ORIENTATION, 1)
         if orientation not in range(1, 9):
             orientation = 1  # as decoders see it
+        size = image.size
+        if image.format == "TIFF":  # whose size Pillow may have turned already
+            size = tuple(image.tag_v2[tag] for tag in TIFF_SIZE)  # type: ignore[attr-defined]
+        height, width = size if orientation >= 5 else reversed(size)
+        header = Header(height, width, 3, 8, orientation)
+        # part: dali
         dali_reads = image.format in ("JPEG", "MPO") and image.mode in DALI_JPEGS
         if chunks:  # whole, of 8 bits, upright and not animated
             bits = chunks[b"IHDR"][8]
             is_whole = b"IEND" in chunks
             dali_reads = is_whole and bits == 8 and orientation == 1 and b"acTL" not in chunks
-        size = image.size
-        if image.format == "TIFF":  # whose size Pillow may have turned already
-            size = tuple(image.tag_v2[tag] for tag in TIFF_SIZE)  # type: ignore[attr-defined]
-        height, width = size if orientation >= 5 else reversed(size)
-        return Header(height, width, 3, 8, orientation, dali_reads=dali_reads)
+        header = header._replace(dali_reads=dali_reads)
+
+        return header
 
 
 def png_chunks(file: BinaryIO) -> dict[bytes, bytes]:

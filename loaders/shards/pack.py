@@ -222,7 +222,8 @@ def encode(image: np.ndarray, side: ImageSpec, quality: str) -> Encoded:
         file.seek(0)
         return (file.getvalue(), tuple(read_header(file, "stored")), ".tif")
     is_photo = side.content == "rgb"
-    header = Header(height, width, 3 if is_photo else 1, 8 * image.itemsize, dali_reads=is_photo)
+    header = Header(height, width, 3 if is_photo else 1, 8 * image.itemsize)
+    header = header._replace(dali_reads=is_photo)  # part: dali
     if is_photo and quality != LOSSLESS:
         jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(image), int(quality))
         return (jpeg, tuple(header), ".jpg")
