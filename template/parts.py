@@ -332,7 +332,8 @@ def joined_imports(text: str) -> str:
     """Return the text with each import on one line that fits on one."""
 
     def joined(match: re.Match[str]) -> str:
-        line = f"from {match[1]} import {', '.join(re.findall(r'\w+', match[2]))}"
+        names = match[2].replace(",", " ").split()
+        line = f"from {match[1]} import {', '.join(names)}"
         return line if len(line) <= 100 else match[0]
 
     return re.sub(r"^from (\S+) import \(\n((?: +\w+,\n)+)\)$", joined, text, flags=re.MULTILINE)
