@@ -22,6 +22,11 @@ MARK = re.compile(r" *(?:<!--|#) part: ([\w| ]+?)(?: -->)?$")
 CHOICE = r"(?:^| )(\w+)=(\w+)"
 PRODUCT = (".py", ".yaml", ".sbatch")
 CLOSING = (")", "]", "}")
+LISTS = re.compile(
+    r"^(from \S+ import \(| *def \w+\()\n((?: +[^\n]+,\n)+) *(\)[^\n]*)$", re.MULTILINE
+)
+"""Imports and signatures of several lines, one for each name."""
+LINE_LENGTH = 100
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
             (folder / path).unlink()
         elif text != before[path]:
             if path.suffix == ".py":
-                text = joined_imports(without_unused(text, names_of(before[path])))
+                text = joined_lines(without_unused(text, names_of(before[path])))
             (folder / path).write_text(text)
 
 
@@ -328,15 +333,17 @@ def without_unused(text: str, used_before: set[str]) -> str:
     return with_fewer_imports(text, lambda module, name: bound_name(name) in lost)[0]
 
 
-def joined_imports(text: str) -> str:
-    """Return the text with each import on one line that fits on one."""
+def joined_lines(text: str) -> str:
+    """Return the text with each import and each signature on one line that fits on one."""
 
     def joined(match: re.Match[str]) -> str:
-        names = match[2].replace(",", " ").split()
-        line = f"from {match[1]} import {', '.join(names)}"
-        return line if len(line) <= 100 else match[0]
+        items = [line.strip().removesuffix(",") for line in match[2].splitlines()]
+        line = f"{match[1]}{', '.join(items)}{match[3]}"
+        if match[1].endswith(" import ("):
+            line = line.replace("(", "").replace(")", "")
+        return match[0] if len(line) > LINE_LENGTH or "#" in line else line
 
-    return re.sub(r"^from (\S+) import \(\n((?: +\w+,\n)+)\)$", joined, text, flags=re.MULTILINE)
+    return LISTS.sub(joined, text)
 
 
 def with_fewer_imports(
