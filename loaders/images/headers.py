@@ -72,7 +72,7 @@ def read_photo_header(path: str) -> Header:
     if JPEG_TAGS not in start:  # which may hold an orientation
         with suppress(ValueError, KeyError):  # damaged or longer than what was read
             facts = simplejpeg.decode_jpeg_header(start, strict=False)
-            header = Header(*facts[:2], 3, 8)
+            header = Header(facts[0], facts[1], 3, 8)
             header = header._replace(dali_reads=facts[2] in DALI_JPEGS)  # part: dali
     header = header or _header_by_pillow(path)
     header = header._replace(dali_reads=header.dali_reads and is_whole)  # part: dali
