@@ -96,7 +96,7 @@ class Index:
         """Return the path of the sample's (input) file, or its number where there are no files."""
         return self.files[0][sample] if self.files else f"sample {sample}"
 
-    def place_of(self, sample: int, side: int) -> str:
+    def place_of(self, sample: int, side: int) -> str:  # part: check
         """Return the path of a file, or the shard and the number that hold it."""
         if self.shards is not None:  # part: shards
             return self.shards.place(sample, side)
