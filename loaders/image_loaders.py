@@ -6,6 +6,7 @@ same order with the same augmentation.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -36,14 +37,11 @@ def build_loaders(
     with limits_explained():
         train_index, val_index = _open_indexes(cfg)
     ranks = cfg.global_batch_size, rank, world_size
-
-    def new_train_sampler() -> PlanSampler:
-        return PlanSampler(train_index, cfg.data, cfg.seed, *ranks, train=True)
-
-    train_sampler = new_train_sampler()
+    train_sampler = PlanSampler(train_index, cfg.data, cfg.seed, *ranks, train=True)
     val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *ranks, train=False)
     if cfg.loader.num_workers == "auto":  # part: tune
-        cfg = with_fastest_parallelism(cfg, new_loader, new_train_sampler, device)
+        new_sampler = partial(PlanSampler, train_index, cfg.data, cfg.seed, *ranks, train=True)
+        cfg = with_fastest_parallelism(cfg, new_loader, new_sampler, device)
     train_loader = new_loader(train_sampler, cfg, device)
     val_loader = new_loader(val_sampler, cfg, device)
     train_loader.samplers = [train_sampler, val_sampler]  # part: bad_samples

@@ -95,7 +95,7 @@ class OwnLoader(EpochLoader):
             dtype=str(first.dtype).removeprefix("torch."),
             num_samples=sampler.count,
             num_dropped=sampler.count - sampler.num_rows,
-            example=inputs,
+            example=inputs,  # part: fsdp
             pictures=pictures,
         )
         if isinstance(target, Labels) and len(target.values):  # part: loss_weights
