@@ -63,6 +63,10 @@ ABOVE_0 = Allowed("a number above 0", lambda x: 0 < x < math.inf)
 SHARE = Allowed("a number in [0, 1]", lambda x: 0 <= x <= 1)
 BELOW_1 = Allowed("a number in [0, 1)", lambda x: 0 <= x < 1)
 BETWEEN_0_AND_1 = Allowed("a number in (0, 1)", lambda x: 0 < x < 1)
+FOLDER_BELOW = Allowed(  # part: pairs
+    "a folder below data.root, without ..",
+    lambda x: not Path(x).is_absolute() and ".." not in Path(x).parts,
+)
 NAMES = Allowed("one name or more, as [label]", bool)  # part: table
 LABEL_KINDS = one_of("auto", "classes", "several", "numbers")  # part: table
 FROM_2 = Allowed("2 or more", lambda x: x >= 2)  # part: masks
@@ -142,10 +146,10 @@ class DataConfig:
     split_seed: int = key(0, FROM_0)  # part: images
     """Seed of the split; separate from `seed`, so that runs with other seeds share the split."""
 
-    input_dir: str = "input"  # part: pairs
-    """pairs, masks: folder of the inputs."""
+    input_dir: str = key("input", FOLDER_BELOW)  # part: pairs
+    """pairs, masks: folder of the inputs below `root`, or below its `train` and `val`."""
 
-    target_dir: str = "target"  # part: pairs
+    target_dir: str = key("target", FOLDER_BELOW)  # part: pairs
     """pairs, masks: folder of the targets, with the same relative paths."""
 
     table: str | None = None  # part: table

@@ -52,6 +52,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "[skip, record] with 0 or more and 1 or more": (
         *([[5], [0, 0], [-1, 2], [1, 2, 3], []], [[0, 1]]),
     ),
+    "a folder below data.root, without ..": (["/a", "../a", "a/.."], ["a", "a/b", "."]),
     "auto, cpu, cuda or cuda:1": (["tpu", "cuda:x"], ["auto", "cpu", "cuda", "cuda:1"]),
     "0 to 2**63 - 1": ([-1, 2**63], [0, 2**63 - 1]),
 }

@@ -164,9 +164,13 @@ def file_index(
     Raises:
         UserError: there are no images, or they differ in number of channels or bits.
     """
-    left_out = {p: side.broken[p] for side in sides for p in side.paths if p in side.broken}
+    is_bad = np.stack([side.headers["height"] == 0 for side in sides])
+    left_out = {}
+    for sample in np.flatnonzero(is_bad.any(axis=0)):
+        side = sides[is_bad[:, sample].argmax()]  # of two bad files, one counts
+        left_out[side.paths[sample]] = side.broken[side.paths[sample]]
     if left_out:  # part: bad_samples
-        good = np.flatnonzero(np.all([side.headers["height"] > 0 for side in sides], axis=0))
+        good = np.flatnonzero(~is_bad.any(axis=0))
         sides, target = tuple(side.take(good) for side in sides), target.take(good)
     files, headers = sides[0].paths, sides[0].headers
     if not files:

@@ -20,7 +20,7 @@ NOT_KEPT = "data.cache_dir=%s cannot be written to (%s): the headers are read ag
 
 
 def kept_headers(
-    files: list[str], data: DataConfig, content: str, at_once: int = 1 << 20
+    files: list[str], data: DataConfig, content: str, at_once: int = 1 << 16
 ) -> tuple[np.ndarray, dict[str, str]]:
     """Return the headers of files: stored ones where a file did not change; else as `scan_headers`.
 
@@ -28,7 +28,7 @@ def kept_headers(
         files: paths of the files.
         data: the configuration.
         content: kind of content, see `ImageSpec.content`.
-        at_once: number of headers that are read before they are stored.
+        at_once: number of headers that are read before they are stored, or a 16th if that is more.
     """
     stamps = in_threads(_stamp_of, files, "looking at files") if data.check_files else []
     kind = f"{data.root} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
@@ -51,7 +51,7 @@ def kept_headers(
             is_known &= headers["num_bytes"] == num_bytes
             is_known &= headers["modified_ns"] == modified_ns
         unread = np.flatnonzero(~is_known)
-        for part in np.split(unread, range(at_once, len(unread), at_once)):
+        for part in np.array_split(unread, min(16, 1 + len(unread) // at_once)):
             headers[part], reasons = scan_headers([files[i] for i in part], data, content)
             is_known[part] = headers[part]["height"] > 0
             broken |= reasons
