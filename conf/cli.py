@@ -131,7 +131,7 @@ def _explain_config(error: Exception) -> str:
             return f"{key} is now {RENAMED[key]}"
         return f"{key} is not a key of the configuration{nearest(key, known_keys())}"
     said = str(cause).splitlines()[0].rstrip(".")
-    return f"{key}: {said}; docs/configuration.md describes all keys"
+    return f"{key + ': ' if key else ''}{said}; docs/configuration.md describes all keys"
 
 
 def known_keys(group: Any = Config, prefix: str = "") -> list[str]:

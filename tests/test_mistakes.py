@@ -20,6 +20,7 @@ TABLE = [
         "train.py +model.kwargs.widht=8",
         "widht, which model=small_cnn does not take; use only: width",
     ),
+    ("train.py +epochs=2", "An item is already at 'epochs'"),
     ("train.py data.mean=[0.1,0.2]", "data.mean has 2 values but the images of mnist_mini/train"),
     (
         "train.py data.mixup=1 global_batch_size=63",
