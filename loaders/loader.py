@@ -40,7 +40,7 @@ class DataInfo:
     """Name of a sample, for messages and tables."""
 
     pictures: Callable[[Any], Tensor | None] = lambda inputs: None
-    """Inputs as pictures: 1 or 3 channels with values in [0, 1]; None: they are no images."""
+    """Inputs as pictures: 1 or 3 channels with values in [0, 1]; None: they are not images."""
 
     class_counts: Callable[[], np.ndarray] | None = None  # part: loss_weights
     """Computes (K,) the number of samples of each class, for `loss.weights=auto`."""

@@ -49,7 +49,10 @@ TABLE = [
     ("train.py data=pairs data.root=PHOTOS", "PHOTOS/input is not a folder"),
     ("train.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
     ("train.py output_dir=FOLDER/a_file", "output_dir=FOLDER/a_file"),
-    ("train.py data=imagefolder data.root=PHOTOS data.index=PHOTOS", "PHOTOS is no index; make it"),
+    (
+        "train.py data=imagefolder data.root=PHOTOS data.index=PHOTOS",
+        "PHOTOS is not an index; make one",
+    ),
     ("train.py --epochs=3", "unrecognized arguments: --epochs=3"),
     ("train.py epochs=2 -m seed=1,2", "unrecognized arguments: seed=1,2"),
     ("-m loaders.check data=imagefolder", "data.root is not set"),

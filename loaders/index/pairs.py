@@ -80,7 +80,7 @@ def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:
     """Return the height and width of the targets, divided by those of their inputs.
 
     Raises:
-        UserError: it is no whole number, or not the same for all pairs.
+        UserError: it is not an integer, or not the same for all pairs.
     """
     inputs, targets = input_files.sizes, target_files.sizes
     is_good = (inputs[:, 0] > 0) & (targets[:, 0] > 0)
