@@ -164,4 +164,4 @@ def reason_of(error: Exception, path: str) -> str:
         return "not an image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).replace(path, "").strip() or type(error).__name__
+    return " ".join(str(error).replace(path, "").split()) or type(error).__name__
