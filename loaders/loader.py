@@ -14,7 +14,7 @@ from loaders.targets import Target
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What is known of the samples of a split; all of it may be left out."""
+    """Facts about the samples of a split, all optional."""
 
     description: tuple[str, ...] = ()
     """Lines for the log: the data set, numbers of samples, classes."""
@@ -93,7 +93,7 @@ class Loader(Protocol):
 
     @property
     def info(self) -> DataInfo:
-        """What is known of the samples."""
+        """Facts about the samples."""
 
     @property
     def last_samples(self) -> Sequence[int]:

@@ -23,7 +23,7 @@ TABLE = [
     ("train.py data.mean=[0.1,0.2]", "data.mean has 2 values but the images of mnist_mini/train"),
     (
         "train.py data.mixup=1 global_batch_size=63",
-        "=63 each of world_size=1 has 63 samples; use 64",
+        "global_batch_size=63 is not a multiple of 2 * world_size=2; use 64",
     ),
     ("train.py data.crop=40", "images of mnist_mini/train are smaller than the crop"),
     ("train.py data.layout=foo", "data.layout=foo"),

@@ -142,7 +142,7 @@ class EpochSampler:
                     yield shard
 
     def set_aside(self, failed: dict[int, str]) -> None:
-        """Refuse samples that cannot be read, by number with the reasons, or add them to `bad`.
+        """Refuse samples that cannot be read (number: reason), or add them to `bad`.
 
         Raises:
             BadFileError: `data.on_error=raise`, or bad samples now exceed `data.max_bad_samples`.

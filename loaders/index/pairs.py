@@ -70,7 +70,7 @@ def _pairs_below(folder: Path, data: DataConfig) -> tuple[list[str], list[str]]:
         )
     if not inputs:
         raise UserError(
-            f"{folder / data.input_dir} has no image; expected {', '.join(IMAGE_ENDINGS)}"
+            f"{folder / data.input_dir} contains no images ({', '.join(IMAGE_ENDINGS)})"
         )
     stems = sorted(inputs)
     return [inputs[stem] for stem in stems], [targets[stem] for stem in stems]

@@ -71,7 +71,7 @@ def texts_of(run: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fresh", "holds a run already; resume=auto goes on with it,"),
+        ("fresh", "already contains a run; resume=auto continues it,"),
         ("another optimizer", "optimizer.name: adamw then, sgd now"),
         ("other arguments", "optimizer.kwargs.amsgrad: None then"),
         ("another model", "resume with model.kwargs.width="),
