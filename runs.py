@@ -1,9 +1,10 @@
 """List the runs of a folder: `python runs.py`, `python runs.py outputs/train sort=images/s`.
 
 One table for each data set and task, those on synthetic data last; one line for each run: the best
-value of the metric that chooses the best epoch, training speed, folder and changed settings. The
-best run is on top; `sort=` takes `best`, `images/s`, `name` or a metric of `summary.json`, such as
-`val/loss` (smallest on top). Runs that did not end show no values; damaged folders come last.
+value of the metric that chooses the best epoch, training speed, folder and changed settings. What
+all runs of a table have set is above it. The best run is on top; `sort=` takes `best`, `images/s`,
+`name` or a metric of `summary.json`, such as `val/loss` (smallest on top). Runs that did not end
+show no values; damaged folders come last.
 """
 
 import json
@@ -38,7 +39,7 @@ class Row:
     best: dict[str, float] = field(default_factory=dict)
     """The metrics of that epoch."""
     images_per_s: float | None = None
-    settings: str = ""
+    settings: tuple[str, ...] = ()
     damage: str = ""
     """The damaged file and what is wrong with it; empty if nothing is."""
 
@@ -66,7 +67,7 @@ def read_run(folder: Path, root: Path) -> Row:
     best = summary.get("best", {})
     return Row(
         folder=name,
-        data=as_overrides({key: value for key, value in about.items() if value}),
+        data=" ".join(as_overrides({key: value for key, value in about.items() if value})),
         metric=summary.get("best_metric", "") if best else "",
         is_error=summary.get("best_mode") == "min",
         best=best,
@@ -93,8 +94,8 @@ def read(file: Path) -> dict[str, Any]:
     return values
 
 
-def as_overrides(settings: dict[str, Any]) -> str:
-    return " ".join(f"{key}={masked(value)}" for key, value in settings.items())
+def as_overrides(settings: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{key}={masked(value)}" for key, value in settings.items())
 
 
 def listing(rows: list[Row], key: str) -> str:
@@ -127,14 +128,17 @@ def in_order(rows: list[Row], key: str) -> list[Row]:
 
 
 def table(rows: list[Row], key: str) -> list[str]:
+    first = rows[0].settings if len(rows) > 1 else ()
+    shared = [setting for setting in first if all(setting in row.settings for row in rows)]
     shown = [("best", "images/s", "run", "settings")]
     for row in rows:
         metric = key if "/" in key and key != "images/s" else row.metric
         value = f"{metric} {row.best[metric]:.4f}" if metric in row.best else "-"
         speed = "-" if row.images_per_s is None else f"{row.images_per_s:,.0f}"
-        shown.append((value, speed, row.folder, row.settings or "-"))
+        settings = " ".join(setting for setting in row.settings if setting not in shared)
+        shown.append((value, speed, row.folder, settings or "-"))
     widths = [max(len(cells[column]) for cells in shown) for column in range(3)]
-    return [
+    return [" ".join(["all:", *shared])] * bool(shared) + [
         f"{best:{widths[0]}}  {speed:>{widths[1]}}  {run:{widths[2]}}  {settings}"
         for best, speed, run, settings in shown
     ]

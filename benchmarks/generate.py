@@ -1,6 +1,7 @@
 """Generator of stand-ins for four published data sets, and of photographs.
 
-    python -m benchmarks.generate caltech256 --root data/caltech256 --size 30607
+    python -m benchmarks.generate caltech256 --size 30607 \\
+        --root data/caltech256/caltech256/256_ObjectCategories
     python -m benchmarks.generate deblur --root data/deblur --size 3214
     python -m benchmarks.generate lowlight --root data/lowlight --size 153856
     python -m benchmarks.generate cells --root data/cells --size 90000

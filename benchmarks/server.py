@@ -108,7 +108,7 @@ def open_file(path: str) -> tuple[memoryview, str, str]:
     """Content, ETag and modification time of a file.
 
     Raises:
-        OSError: sender is no such file.
+        OSError: sender is not such a file.
     """
     with open(path, "rb") as file:
         facts = os.fstat(file.fileno())

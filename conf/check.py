@@ -41,7 +41,7 @@ def check_combinations(cfg: Config) -> None:
     loader = cfg.loader  # part: packed
     if cfg.optimizer.warmup_steps is None and cfg.optimizer.warmup_epochs >= cfg.epochs:
         raise UserError(
-            f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} leaves nothing of "
+            f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} is not less than "
             f"epochs={cfg.epochs}; use a smaller value"
         )
     if data.mean and data.std and len({len(data.mean), len(data.std), 1}) > 2:  # part: images

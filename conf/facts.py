@@ -19,7 +19,7 @@ def parse_json(content: bytes, kind: Any, where: str, fix: str) -> dict[str, Any
         fix: advice in messages.
 
     Raises:
-        UserError: it is no JSON object with such values.
+        UserError: it is not a JSON object with such values.
     """
     try:
         facts = json.loads(content)

@@ -39,5 +39,7 @@ def parse_options(
             others.append(argument)
     missing = [f"{key}=" for key, value in given.items() if value is None]
     if missing:
-        raise UserError(f"{' and '.join(missing)} missing; --help shows examples")
+        raise UserError(
+            f"{' and '.join(missing)} missing from the command line; --help shows examples"
+        )
     return {key: str(value) for key, value in given.items()}, others

@@ -14,7 +14,7 @@ from loaders.targets import Target
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What is known of the samples of a split; all of it may be left out."""
+    """Facts about the samples of a split, all optional."""
 
     description: tuple[str, ...] = ()
     """Lines for the log: the data set, numbers of samples, classes."""
@@ -40,7 +40,7 @@ class DataInfo:
     """Name of a sample, for messages and tables."""
 
     pictures: Callable[[Any], Tensor | None] = lambda inputs: None
-    """Inputs as pictures: 1 or 3 channels with values in [0, 1]; None: they are no images."""
+    """Inputs as pictures: 1 or 3 channels with values in [0, 1]; None: they are not images."""
 
     class_counts: Callable[[], np.ndarray] | None = None  # part: loss_weights
     """Computes (K,) the number of samples of each class, for `loss.weights=auto`."""
@@ -93,7 +93,7 @@ class Loader(Protocol):
 
     @property
     def info(self) -> DataInfo:
-        """What is known of the samples."""
+        """Facts about the samples."""
 
     @property
     def last_samples(self) -> Sequence[int]:

@@ -60,7 +60,7 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
     where = folder / "pack.json"
     if not where.is_file():
         raise UserError(
-            f"loader.pack={folder} is no finished pack; write or finish it with python -m "
+            f"loader.pack={folder} is not a finished pack; write or finish it with python -m "
             f"loaders.pack data={cfg.data.layout} data.root={cfg.data.root} out={folder}"
         )
     made = read_description(where.read_bytes(), FORMAT, cfg.data, str(where), FIX)

@@ -65,6 +65,6 @@ def torchvision_weights(arch: str) -> dict[str, Tensor]:
         return weights.get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"model.weights=imagenet: {file} is not there or damaged and could not be downloaded "
-            f"({error}); download {weights.url} and put it there"
+            f"model.weights=imagenet: {file} is missing or damaged and could not be downloaded "
+            f"({error}); download {weights.url} to this path"
         ) from error

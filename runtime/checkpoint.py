@@ -162,11 +162,11 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             check_shards(state, file.parent)  # part: fsdp
         except Exception as error:  # damaged bytes raise errors of any type
             reason = str(error).partition("\n")[0][:200]
-            log.warning("%s is damaged or no checkpoint (%s)", file, reason)
+            log.warning("%s is damaged or not a checkpoint (%s)", file, reason)
             continue
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise UserError(
-                f"resume={resume}: {file} is no checkpoint of this version; {WHAT_TO_GIVE}, "
+                f"resume={resume}: {file} is not a checkpoint of this version; {WHAT_TO_GIVE}, "
                 f"or start another run from the weights in {file}"
             )
         if file.parent.resolve() != folder.resolve():

@@ -1,4 +1,4 @@
-"""Exchange of small values between the processes of a run, for a run of one process."""
+"""Process group of a run with a single process; it exchanges nothing."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

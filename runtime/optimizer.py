@@ -48,8 +48,8 @@ def build_optimizer(
         warmup_steps = round(options.warmup_epochs * steps_per_epoch)
     elif warmup_steps >= total_steps:
         raise UserError(
-            f"optimizer.warmup_steps={warmup_steps} leaves nothing of the {total_steps} steps of "
-            f"epochs={cfg.epochs}; use a smaller value"
+            f"optimizer.warmup_steps={warmup_steps} is not less than the {total_steps} steps "
+            f"of epochs={cfg.epochs}; use a smaller value"
         )
     steps_left = max(1, total_steps - warmup_steps)  # none if less than half a step is left
 

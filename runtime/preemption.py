@@ -5,7 +5,7 @@ import threading
 from types import FrameType
 
 EXIT_CODE = 75
-"""Exit code (EX_TEMPFAIL) of a run that saved after a signal and can go on with `resume=auto`."""
+"""Exit code (EX_TEMPFAIL) of a run that saved after a signal and continues with `resume=auto`."""
 
 REQUEUE_MARKER = "requeue"
 """File in the folder of a run that has to be started again."""

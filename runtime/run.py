@@ -341,7 +341,7 @@ class Run:
         if self.group.rank == 0:
             (self.run_dir / preemption.REQUEUE_MARKER).touch()
             log.warning(
-                "stopped by a signal: saved at step %d; go on with output_dir=%s resume=auto",
+                "stopped by a signal: saved at step %d; continue with output_dir=%s resume=auto",
                 self.step_number,
                 self.run_dir,
             )
@@ -350,8 +350,8 @@ class Run:
     def _save(self, value: float | None = None) -> None:
         """Save the current state.
 
-        Every rank calls this. After an earlier write has ended, each rank copies what it writes to
-        the host, and writes in the background.
+        Every rank calls this. It waits for the previous write, copies what this rank writes to the
+        host, and writes it in the background.
 
         Args:
             value: value of the task's best metric, higher is better; None without validation.

@@ -42,8 +42,8 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
     events = list(run_dir.glob("events.out.tfevents.*"))
     if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):
         raise UserError(
-            f"output_dir={run_dir} holds a run already; resume=auto goes on with it, "
-            "overwrite=true removes its checkpoints and events first, or choose another output_dir"
+            f"output_dir={run_dir} already contains a run; resume=auto continues it, "
+            "overwrite=true removes its checkpoints and events, or choose another output_dir"
         )
     rest = [run_dir / SUMMARY, *checkpoints.glob("*")]
     rest.append(run_dir / REQUEUE_MARKER)  # part: preemption

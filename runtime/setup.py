@@ -62,9 +62,10 @@ def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER)
     device = torch.device("cuda" if name == "auto" else name)
     index = local_rank if device.index is None else device.index
     if index >= num_gpus:
+        fix = f"start at most {num_gpus} processes per machine or use" if num_gpus else "use"
         raise UserError(
-            f"device={name} with local_rank={local_rank} needs GPU {index}, but {num_gpus} are "
-            f"visible; start at most {num_gpus} processes per machine or use device=cpu"
+            f"device={name} with local_rank={local_rank} needs GPU {index}, but the number of "
+            f"visible GPUs is {num_gpus}; {fix} device=cpu"
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

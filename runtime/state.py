@@ -137,10 +137,12 @@ def restore(
     try:
         load_into(state["model"], weights, group)
     except RuntimeError as error:
+        differing = _differing(cfg, saved).items()
+        keys = [f"{key}={then}" for key, (then, _) in differing if key.startswith("model.")]
         raise UserError(
             f"{path} holds another model than model={cfg.model.name} "
-            f"({str(error).splitlines()[-1].strip()}); resume with the configuration of its run: "
-            f"{saved['config']['model']}"
+            f"({str(error).splitlines()[-1].strip()}); resume with "
+            f"{' '.join(keys) or 'the code of its run'}"
         ) from error
     _compare_settings(cfg, saved)
     _fit_to_plan(cfg, loader, saved)
@@ -167,28 +169,35 @@ def restore(
 
 def _compare_settings(cfg: Config, saved: dict[str, Any]) -> None:
     """Refuse settings that the checkpoint does not fit, and log the others that have changed."""
-    now, then = _compared(settings(cfg)), _compared(saved["config"])
     differing = {
-        key: f"{key}: {then.get(key)} then, {now.get(key)} now"
+        key: f"{key}: {then} then, {now} now" for key, (then, now) in _differing(cfg, saved).items()
+    }
+    wrong = [differing.pop(key) for key in [*differing] if key.startswith(MUST_MATCH)]
+    if wrong:
+        raise UserError(
+            f"{saved['path']} was made with other settings ({'; '.join(wrong)}); undo these "
+            "changes, or start another run from its weights"
+        )
+    wrong = [differing[key] for key in INPUT_KEYS if key in differing]
+    if wrong and not cfg.checkpoint.fresh_epoch:
+        raise UserError(
+            f"{saved['path']} was made with other inputs ({'; '.join(wrong)}); undo these "
+            "changes, or set checkpoint.fresh_epoch=true if they are intended"
+        )
+    if differing:
+        log.warning("settings that have changed: %s", "; ".join(differing.values()))
+
+
+def _differing(cfg: Config, saved: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the values (of the checkpoint, of this run) of the settings that differ."""
+    now, then = _compared(settings(cfg)), _compared(saved["config"])
+    return {
+        key: (then.get(key), now.get(key))
         for key in now | then
         if then.get(key) != now.get(key)
         # Any other key that one of them lacks is one of another version.
         and (key.startswith("optimizer.kwargs.") or (key in now and key in then))
     }
-    wrong = [differing.pop(key) for key in [*differing] if key.startswith(MUST_MATCH)]
-    if wrong:
-        raise UserError(
-            f"{saved['path']} was made with other settings ({'; '.join(wrong)}); use these again, "
-            "or start another run from its weights"
-        )
-    wrong = [differing[key] for key in INPUT_KEYS if key in differing]
-    if wrong and not cfg.checkpoint.fresh_epoch:
-        raise UserError(
-            f"{saved['path']} was made with other inputs ({'; '.join(wrong)}); use these again, "
-            "or set checkpoint.fresh_epoch=true if other inputs are intended"
-        )
-    if differing:
-        log.warning("settings that have changed: %s", "; ".join(differing.values()))
 
 
 def _compared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -212,14 +221,14 @@ def _fit_to_plan(cfg: Config, loader: Loader, saved: dict[str, Any]) -> None:
         return
     if not cfg.checkpoint.fresh_epoch:
         raise UserError(
-            f"{saved['path']} was made with another plan of the data ({'; '.join(differing)}); use "
-            "that again, or set checkpoint.fresh_epoch=true to start its epoch again with this plan"
+            f"{saved['path']} was made with another plan of the data ({'; '.join(differing)}); "
+            "undo these changes, or set checkpoint.fresh_epoch=true to restart the epoch with them"
         )
     epoch, position = saved["loader"]["epoch"], 0
     if saved["run"]["epoch_is_finished"]:
         position = len(loader) * cfg.global_batch_size
     else:
-        log.warning("another plan of the data: epoch %d starts again", epoch + 1)
+        log.warning("another plan of the data: epoch %d is restarted", epoch + 1)
     saved["loader"] = {"epoch": epoch, "position": position, "plan": now}
 
 

@@ -67,7 +67,8 @@ class TrainedRun:
         except RuntimeError as error:
             raise UserError(
                 f"{self.weights_file} holds another model than model.name={self.cfg.model.name} "
-                f"({str(error).splitlines()[-1].strip()}); keep model.name and model.kwargs"
+                f"({str(error).splitlines()[-1].strip()}); "
+                "do not change model.name and model.kwargs"
             ) from error
 
 

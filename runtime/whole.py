@@ -38,7 +38,7 @@ def make_whole(run: Path) -> list[Path]:
         except Exception as error:  # damaged bytes raise errors of any type
             reason = str(error).partition("\n")[0]
             raise UserError(
-                f"{path} is damaged ({reason}); remove it to go on without it"
+                f"{path} is damaged ({reason}); remove it to continue without it"
             ) from error
         if "shards" not in state:
             continue

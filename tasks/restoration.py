@@ -113,8 +113,8 @@ def gaussian_means(stacked: Tensor) -> Tensor:
     """Return the means under an 11x11 Gaussian window with sigma 1.5, mirrored at the borders; same
     shape.
 
-    A sum of shifted images, not a convolution: on a GPU that would run in TF32, and under autocast
-    in half precision, and a variance, as the small difference of two large means, needs float32.
+    Computed as a sum of shifted images: a convolution would run in TF32 on a GPU and in half
+    precision under autocast, but a variance, a small difference of large means, needs float32.
     """
     window = [math.exp(-((offset / 1.5) ** 2) / 2) for offset in range(-5, 6)]
     means = F.pad(stacked.flatten(0, 1), (5, 5, 5, 5), mode="reflect")

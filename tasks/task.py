@@ -47,7 +47,7 @@ class Task:
     def __init__(self, cfg: Config, loader: Loader) -> None:
         """Build the task for the training loader's data; raise UserError for unsuitable settings.
 
-        This one reads neither.
+        The base class uses neither argument.
         """
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:

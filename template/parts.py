@@ -204,7 +204,7 @@ def without_marks(text: str, chosen: set[str]) -> str:
 
 
 def num_empty(lines: Iterable[str]) -> int:
-    """Return the number of empty lines before the first other one."""
+    """Return the number of empty lines at the start."""
     return sum(1 for _ in takewhile(lambda line: not line.strip(), lines))
 
 

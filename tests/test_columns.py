@@ -203,7 +203,7 @@ def test_an_index_that_is_in_use_is_replaced_and_its_user_goes_on(photos: Photos
 def test_what_is_no_fitting_index_is_refused(photos: Photos, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data.val_count=4 \(there: 3\)"):
         photos.indexed("data.val_count=4")
-    with pytest.raises(UserError, match="is no index.*python -m loaders.index"):
+    with pytest.raises(UserError, match="is not an index.*python -m loaders.index"):
         photos.indexed(f"data.index={photos.root}")
     with pytest.raises(UserError, match="out=DIR"):
         write_index(photos.data, photos.root)

@@ -88,7 +88,7 @@ def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path
     last.write_bytes(b"damaged")
     with pytest.raises(BadFileError):
         pack(data, stopped, chunk=1)
-    with pytest.raises(UserError, match="no finished pack"):
+    with pytest.raises(UserError, match="not a finished pack"):
         build_loaders(make_config(*options, "loader=packed", f"loader.pack={stopped}"), CPU)
     (tmp_path / "elsewhere").rename(last)
     first.write_bytes(b"damaged")  # which is not read a second time

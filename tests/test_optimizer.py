@@ -52,7 +52,7 @@ def test_a_warmup_in_epochs_is_one_in_steps_up_to_the_last_step() -> None:
     for warmup in ("optimizer.warmup_epochs=1.96", "optimizer.warmup_steps=19"):
         found = rates(20, warmup)
         assert found[:19] == sorted(found[:19])
-    with pytest.raises(UserError, match="optimizer.warmup_steps=20 leaves nothing of the 20 steps"):
+    with pytest.raises(UserError, match="optimizer.warmup_steps=20 is not less than the 20 steps"):
         rates(20, "optimizer.warmup_steps=20")
 
 

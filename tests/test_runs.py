@@ -43,7 +43,8 @@ def write_run(
 
 
 def names_in(lines: list[str]) -> list[str]:
-    return [line.split()[3] for line in lines[2:]]
+    rows = lines[2 + any(line.startswith("all: ") for line in lines) :]
+    return [line.split()[3] for line in rows]
 
 
 def test_a_run_is_listed_with_its_settings_best_metric_and_speed(tmp_path, listed: Listed) -> None:
@@ -83,7 +84,7 @@ def test_runs_are_sorted_by_any_metric(tmp_path, listed: Listed) -> None:
         ("name", "abc"),
         ("images/s", "bac"),
     ]:
-        [[_, _, *lines]] = listed(tmp_path, f"sort={key}")
+        [[_, _, _, *lines]] = listed(tmp_path, f"sort={key}")
         assert [line.split()[-2] for line in lines] == [*expected, "killed"], key
 
 
@@ -118,8 +119,9 @@ def test_damaged_folders_are_named_and_the_others_are_shown(tmp_path, listed: Li
 def test_the_lowest_error_comes_first(tmp_path, listed: Listed) -> None:
     for value in (0.5, 0.125, 2.0):
         write_run(tmp_path / str(value), value, best_metric="val/mae", best_mode="min")
-    [[_, _, *lines]] = listed(tmp_path)
+    [[_, _, _, *lines]] = listed(tmp_path)
     assert [line.split()[1] for line in lines] == ["0.1250", "0.5000", "2.0000"]
+    assert {line.split()[-1] for line in lines} == {"-"}  # their settings are above the table
     row = runs.read_run(tmp_path / "2.0", tmp_path)
     assert row.score("val/mae") == -2  # for a sweep's trials
 

@@ -58,7 +58,7 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
 
 
 def autocontrast(images: Tensor, _: Tensor) -> Tensor:
-    """Stretch each channel to [0, 1], unless it has one value only."""
+    """Stretch each channel to [0, 1], unless all its values are equal."""
     low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
     varies = high > low
     low, span = torch.where(varies, low, 0), torch.where(varies, high - low, 1)

@@ -46,9 +46,9 @@ class Mixing(Augmentation):
         if global_batch_size % (2 * world_size):
             near = max(1, round(global_batch_size / (2 * world_size))) * 2 * world_size
             raise UserError(
-                f"data.{self.active_keys(data)[0]} mixes the halves of each rank's batch, but of "
-                f"global_batch_size={global_batch_size} each of world_size={world_size} has "
-                f"{global_batch_size // world_size} samples; use {near}, for example"
+                f"data.{self.active_keys(data)[0]} mixes the two halves of each rank's batch: "
+                f"global_batch_size={global_batch_size} is not a multiple of 2 * world_size="
+                f"{2 * world_size}; use {near}, for example"
             )
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:

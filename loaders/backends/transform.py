@@ -53,9 +53,8 @@ class BatchTransform:
         augmentations = [a for a in self.augmentations if not a.is_neutral(rows)]
         on_images = [a for a in augmentations if a.changes_images]
         finished = [self._side(number, side, rows, on_images) for number, side in enumerate(images)]
-        if (
-            len(self.index.sides) == 1
-        ):  # the targets are no images; without any, they are the samples' numbers
+        # Targets that are not images; without any, the samples' numbers.
+        if len(self.index.sides) == 1:
             values = getattr(self.index.target, "values", None)
             targets_of = rows["sample"].copy() if values is None else values[rows["sample"]]
             finished.append(self._to_device(torch.from_numpy(targets_of)))

@@ -21,7 +21,7 @@ class LoadedBatch(NamedTuple):
 
 
 class EpochLoader:
-    """Keeps the place in the epoch, and the bad samples; see `loaders.Loader`.
+    """Base class of loaders: the position in the epoch, and the bad samples; see `loaders.Loader`.
 
     A subclass implements `finished_batches()`.
 
@@ -29,7 +29,7 @@ class EpochLoader:
         sampler: sampler of this rank's rows.
         info: facts about the samples.
         batch_size: number of samples in a batch of this rank.
-        samplers: those of all splits, this loader's first, for bad samples.  # part: bad_samples
+        samplers: samplers of all splits, this loader's first.  # part: bad_samples
         position: number of rows of the epoch that all ranks together have used.
         last_rows: rows of the batch that was yielded last.
     """

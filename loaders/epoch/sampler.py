@@ -35,7 +35,7 @@ class EpochSampler:
 
     It is for rows what `torch.utils.data.DistributedSampler` is for positions: a rank has every
     `world_size`-th row from `rank` on, in an order that `set_epoch` changes alike on every rank. It
-    is no subclass, because it yields batches of rows, starts at any row, and does not pad. In
+    is not a subclass, because it yields batches of rows, starts at any row, and does not pad. In
     training every rank has the same number of batches, and the tail of the epoch that does not fill
     a global batch is dropped, also after a resume with another batch size. In evaluation every row
     is yielded once over all ranks: the last batches may be smaller, and a rank may have one less.
@@ -142,7 +142,7 @@ class EpochSampler:
                     yield shard
 
     def set_aside(self, failed: dict[int, str]) -> None:
-        """Refuse samples that cannot be read, by number with the reasons, or add them to `bad`.
+        """Refuse samples that cannot be read (number: reason), or add them to `bad`.
 
         Raises:
             BadFileError: `data.on_error=raise`, or bad samples now exceed `data.max_bad_samples`.

@@ -32,7 +32,7 @@ def decode_photo(content: bytes | bytearray, header: np.void) -> np.ndarray:
     """Decode a photo, (height, width, 3) uint8, upright; with 1 channel if the header says so.
 
     Raises:
-        OSError: it is no image or is cut short.
+        OSError: it is not an image or is truncated.
     """
     return as_indexed(_decode_rgb(content, int(header["orientation"])), header)
 
@@ -91,8 +91,8 @@ def read_header(file: str | BinaryIO, content: str) -> Header:
         content: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec`.
 
     Raises:
-        OSError: the file cannot be read or is no image.
-        ValueError: content is `stored`, and it is no TIFF of one image of 8 or 16 bits.
+        OSError: the file cannot be read or is not an image.
+        ValueError: content is `stored`, and it is not a TIFF with a single image of 8 or 16 bits.
     """
     read, _ = KINDS[content]
     return read(file)
@@ -164,4 +164,4 @@ def reason_of(error: Exception, path: str) -> str:
         return "not an image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).replace(path, "").strip() or type(error).__name__
+    return " ".join(str(error).replace(path, "").split()) or type(error).__name__

@@ -55,7 +55,7 @@ def read_photo_header(path: str) -> Header:
     """Read the header of a file in any format that is decoded to 8-bit RGB.
 
     Raises:
-        OSError: the file cannot be read or is no image.
+        OSError: the file cannot be read or is not an image.
     """
     with open(path, "rb", buffering=0) as file:
         start = file.read(JPEG_HEADER_BYTES)

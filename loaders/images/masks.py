@@ -36,7 +36,7 @@ def decode_mask(content: bytes | bytearray, orientation: int = 1) -> np.ndarray:
     palette image it returns the indices, not the colours.
 
     Raises:
-        OSError: it is no image or is cut short.
+        OSError: it is not an image or is truncated.
         ValueError: it holds something else than one index per pixel.
     """
     wanted = (

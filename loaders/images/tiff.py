@@ -17,7 +17,7 @@ def read_tiff_header(file: str | BinaryIO) -> Header:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no TIFF, or holds something else than one image of 8 or 16 bits.
+        ValueError: it is not a TIFF with a single image of 8 or 16 bits.
     """
     from tifffile import TiffFile
 

@@ -112,7 +112,7 @@ def read_description(
         fix: advice in messages.
 
     Raises:
-        UserError: it is no such file, was written by another version, or with other settings.
+        UserError: it is not such a file, was written by another version, or with other settings.
     """
     facts = parse_json(content, {"format": int, "settings": {}}, where, fix)
     if facts["format"] != version:
@@ -156,7 +156,7 @@ def open_index(data: DataConfig) -> tuple[Index, Index]:
     folder = Path(str(data.index))
     again = f"python -m loaders.index data={data.layout} data.root={data.root} out={folder}"
     if not (folder / "index.json").is_file():
-        raise UserError(f"data.index={folder} is no index; make it: {again}")
+        raise UserError(f"data.index={folder} is not an index; make one: {again}")
     text = (folder / "index.json").read_bytes()
     read_description(text, FORMAT, data, f"data.index={folder}", f"make it again: {again}")
     train, val = (open_columns(folder / split, data.max_pixels, data.root) for split in SPLITS)

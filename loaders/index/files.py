@@ -185,9 +185,9 @@ def file_index(
     if len(wrong):
         other = kinds[wrong[0]]
         raise UserError(
-            f"{len(wrong)} of {len(files)} images of {name} are of another kind than "
-            f"{files[0]} with {channels} channels of {bits} bits, such as {files[wrong[0]]} "
-            f"with {other['channels']} channels of {other['bits']} bits; use images of one kind"
+            f"{len(wrong)} of {len(files)} images of {name} differ in channels or bits: "
+            f"{files[0]} has {channels} channels of {bits} bits, {files[wrong[0]]} "
+            f"{other['channels']} of {other['bits']}; use images of one kind"
         )
     return Index(
         name=name,

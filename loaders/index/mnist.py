@@ -28,8 +28,8 @@ def mnist(data: DataConfig) -> tuple[Index, Index]:
     except Exception as error:  # damaged bytes make torchvision raise errors of any type
         raise UserError(
             f"MNIST in {raw} cannot be read or downloaded ({reason_of(error, str(raw))}); remove "
-            f"what is damaged, put {', '.join(f'{name}.gz' for name in UNPACKED)} there, or use "
-            "data=mnist_mini, which needs no download"
+            f"what is damaged, put {', '.join(UNPACKED)} there, unpacked, or use data=mnist_mini, "
+            "which needs no download"
         ) from error
     return (
         digits("mnist/train", train.data.numpy(), train.targets.numpy()),

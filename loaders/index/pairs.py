@@ -70,7 +70,7 @@ def _pairs_below(folder: Path, data: DataConfig) -> tuple[list[str], list[str]]:
         )
     if not inputs:
         raise UserError(
-            f"{folder / data.input_dir} has no image; expected {', '.join(IMAGE_ENDINGS)}"
+            f"{folder / data.input_dir} contains no images ({', '.join(IMAGE_ENDINGS)})"
         )
     stems = sorted(inputs)
     return [inputs[stem] for stem in stems], [targets[stem] for stem in stems]
@@ -80,7 +80,7 @@ def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:
     """Return the height and width of the targets, divided by those of their inputs.
 
     Raises:
-        UserError: it is no whole number, or not the same for all pairs.
+        UserError: it is not an integer, or not the same for all pairs.
     """
     inputs, targets = input_files.sizes, target_files.sizes
     is_good = (inputs[:, 0] > 0) & (targets[:, 0] > 0)

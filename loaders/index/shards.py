@@ -134,8 +134,8 @@ class Shards:
     def _existing(self, number: int) -> int:
         if not 0 <= number < len(self.files.names):
             raise UserError(
-                f"{self.root}: a span names shard {number} of {len(self.files.names)}; bring the "
-                "index back, or pack again into another place"
+                f"{self.root}: the index refers to shard {number}, but lists "
+                f"{len(self.files.names)} shards; restore it, or pack again into another folder"
             )
         return number
 

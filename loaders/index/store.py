@@ -73,7 +73,7 @@ def open_column(path: Path, dtype: np.dtype | type, shape: tuple[int | None, ...
         # of arrays that cannot be written to.
         array = np.lib.format.open_memmap(path, "c").view(np.ndarray)
     except Exception as error:  # damaged headers make NumPy raise errors of any type
-        raise UserError(f"{path} is no whole NumPy file ({shown(error)}); {fix}") from None
+        raise UserError(f"{path} is not a complete NumPy file ({shown(error)}); {fix}") from None
     fitting = [known in (None, found) for known, found in zip(shape, array.shape, strict=False)]
     is_right = array.dtype.kind == "S" if dtype is np.bytes_ else array.dtype == dtype
     if not is_right or array.ndim != len(shape) or not all(fitting):

@@ -62,8 +62,8 @@ def read_table(data: DataConfig) -> Table:
         raise UserError(f"data.table={data.table}: there is no file {path}; set another path")
     if not os.path.isdir(data.root):
         raise UserError(
-            f"data.root={data.root} is not a folder; set data.root to the folder that the paths in "
-            f"{data.table} start at"
+            f"data.root={data.root} is not a folder; set data.root to the folder to which the "
+            f"paths in {data.table} are relative"
         )
     is_parquet = data.table.lower().endswith((".parquet", ".pq"))
     read = _read_parquet(data) if is_parquet else _read_csv(data)

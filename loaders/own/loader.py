@@ -75,7 +75,8 @@ class OwnLoader(EpochLoader):
         """Return the facts that follow from the first good sample.
 
         Raises:
-            UserError: it is no pair of inputs and targets that can be moved to a device and split.
+            UserError: it is not a pair of inputs and targets that can be split and moved to a
+                device.
         """
         single = (self.dataset.__getitems__(rows[:1]) for rows in sampler)
         _, batch = next(self.good_batches(single, self.dataset.__getitems__))
@@ -83,7 +84,7 @@ class OwnLoader(EpochLoader):
             raise batch
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UserError(
-                f"{sampler.name}: an item is no pair but {type(batch).__name__}; return "
+                f"{sampler.name}: an item is {type(batch).__name__}, not a pair; return "
                 "(inputs, targets) from __getitem__ or collate_fn"
             )
         map_leaves(partial(_check_leaf, sampler.name), batch)

@@ -65,8 +65,8 @@ class SeededDataset(Dataset[LoadedBatch]):
         if other:
             described += f", sample {samples[other]} is {shapes[other]}"
         return UserError(
-            f"{self.name}: the samples fit into no batch ({_told(error)}): {described}; return the "
-            "same dicts, tuples and tensor shapes for each sample, or give the Dataset a collate_fn"
+            f"{self.name}: the samples do not form a batch ({_told(error)}): {described}; "
+            "return dicts, tuples and tensors of the same shape, or give the Dataset a collate_fn"
         )
 
 

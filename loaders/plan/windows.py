@@ -12,7 +12,7 @@ from loaders.index import Shards
 def block_shuffle(
     positions: np.ndarray, shards: Shards, num_shards: int, seed: int, epoch: int
 ) -> np.ndarray:
-    """Return the samples at these positions of an epoch that needs few shards at a time,
+    """Return the samples at these positions of an epoch that is shuffled in windows of shards,
     (len(positions),) int64.
 
     Shards are shuffled, then samples within windows of them. The memory is O(number of shards).

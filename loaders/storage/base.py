@@ -9,7 +9,7 @@ from conf.errors import UserError
 class StorageError(Exception):
     """A storage cannot be used now; the run may succeed later.
 
-    It is no OSError, which would mean that one file is bad.
+    It is not an OSError, which would mean that one file is bad.
     """
 
 

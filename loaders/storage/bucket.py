@@ -105,7 +105,7 @@ class Bucket(Storage):
             ) from None
 
     def _fix(self, error: Exception) -> str:
-        """Return the advice for an error that a retry cannot solve; empty for one that may pass."""
+        """Return advice for an error that retries cannot solve; empty for a temporary one."""
         text, status = str(error), re.search(STATUS, str(error))
         code = status[1][:3] if status else ""
         if code in ("401", "403") or any(server in text for server in METADATA):

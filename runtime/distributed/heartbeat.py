@@ -1,4 +1,4 @@
-"""A rank that fails or hangs is named, with the line where each rank stands."""
+"""Reports of a rank that fails or hangs, with the line that each rank executes."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ NCCL_EXTRA_S = 60.0
 
 
 class DeviceWork:
-    """Work that was given to a device; it never ends if some rank does not join a collective."""
+    """Work queued on a device; it never completes if a rank does not join a collective."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

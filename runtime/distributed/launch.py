@@ -128,7 +128,7 @@ def _only_warn(rank: int) -> None:
 
 
 def open_store() -> dist.Store:
-    """Open the key-value store of torchrun, with a part of its own for each restart.
+    """Open the key-value store of torchrun, with another key prefix after each restart.
 
     A restarted rank would otherwise read the addresses of processes that are gone. On several
     nodes, where agents may count restarts differently, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives

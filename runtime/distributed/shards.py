@@ -117,7 +117,7 @@ def read_whole(state: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
         check_shards(state, path.parent)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); remove it to go on without it") from error
+        raise UserError(f"{path} is damaged ({error}); remove it to continue without it") from error
     others = {key: value for key, value in state.items() if key != "shards"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that torch.distributed is not in use

@@ -71,10 +71,10 @@ def texts_of(run: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fresh", "holds a run already; resume=auto goes on with it,"),
+        ("fresh", "already contains a run; resume=auto continues it,"),
         ("another optimizer", "optimizer.name: adamw then, sgd now"),
         ("other arguments", "optimizer.kwargs.amsgrad: None then"),
-        ("another model", "holds another model than model=small_cnn"),
+        ("another model", "resume with model.kwargs.width="),
         ("other inputs", "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)"),
     ],
 )

@@ -209,7 +209,7 @@ def test_a_checkpoint_of_other_data_is_refused_unless_its_epoch_may_start_again(
         (renamed / split / "class0").rename(renamed / split / "class9")
     fresh = ["checkpoint.fresh_epoch=true", "epochs=1"]
     other = "made with another plan of the data ("
-    again = "another plan of the data: epoch 1 starts again"
+    again = "another plan of the data: epoch 1 is restarted"
     rows: list[tuple[str, list[str], int, str]] = [
         ("stopped", ["max_steps=3"], 0, ""),
         ("seed", ["seed=1"], 2, f"{other}seed: 0 then, 1 now)"),

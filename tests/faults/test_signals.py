@@ -23,7 +23,7 @@ def test_each_signal_saves_the_last_step_and_the_resumed_run_has_the_same_bits(
         codes, [text] = run_to_end("train.py", run, *options, folder=folder)
         assert codes == [EXIT_CODE], text
         assert checkpoint_of(run)["step"] == step
-        line = f"stopped by a signal: saved at step {step}; go on with output_dir={run}"
+        line = f"stopped by a signal: saved at step {step}; continue with output_dir={run}"
         assert line in text
         assert (run / REQUEUE_MARKER).exists()
         assert not (run / "summary.json").exists()
