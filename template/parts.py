@@ -293,6 +293,9 @@ def gone_of(command: str, gone: list[str]) -> bool:
     names = re.findall(r"[\w./]+\.(?:py|sbatch)\b", command)
     modules = re.findall(r"(?:-m|from|import) ([\w.]+)", command)
     names += [name.replace(".", "/") + end for name in modules for end in (".py", "/__init__.py")]
+    names += [
+        f"{name.replace('.', '/')}/__main__.py" for name in re.findall(r"-m ([\w.]+)", command)
+    ]
     names += [f"conf/{key}/{value}.yaml" for key, value in re.findall(CHOICE, command)]
     made = any(n.startswith("train_") and not (TEMPLATE / n).exists() for n in names)
     return any(name in gone for name in names) or (made and "compose.py" in gone)
