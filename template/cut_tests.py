@@ -101,6 +101,7 @@ def walk(node: ast.AST, without: Sequence[ast.AST] = ()) -> Iterator[ast.AST]:
         yield from walk(inner, without)
 
 
+@cache
 def names_of(text: str) -> set[str]:
     """Return the names that a module uses, fixtures too."""
     nodes = list(walk(parse(text)))

@@ -104,20 +104,36 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
     before = dict(texts)
     folders = {str(parent) for path in gone for parent in Path(path).parents}
     gone = [*gone, *(name for name in sorted(folders) if not (folder / name).exists())]
+    modules = without_parts(texts, chosen, gone)
     for path, text in texts.items():
-        texts[path] = without_marks(text, chosen)
         if path.suffix == ".md":
-            texts[path] = without_commands(without_rows(texts[path], path.parent, gone), gone)
-    modules = {module_of(Path(path)) for path in gone if path.endswith(".py")}
-    without_names(texts, modules)
+            texts[path] = without_commands(without_rows(text, path.parent, gone), gone)
     cut_tests(texts, before, gone, modules)
     for path, text in texts.items():
         if not text and before[path]:
             (folder / path).unlink()
         elif text != before[path]:
-            if path.suffix == ".py":
-                text = joined_lines(without_unused(text, names_of(before[path])))
-            (folder / path).write_text(text)
+            (folder / path).write_text(tidied(path, text, before[path]))
+
+
+def without_parts(texts: dict[Path, str], chosen: set[str], gone: list[str]) -> set[str]:
+    """Take the marked lines of other parts out of texts, and what names modules that are gone.
+
+    Returns:
+        These modules.
+    """
+    for path, text in texts.items():
+        texts[path] = without_marks(text, chosen)
+    modules = {module_of(Path(path)) for path in gone if path.endswith(".py")}
+    without_names(texts, modules)
+    return modules
+
+
+def tidied(path: Path, text: str, before: str) -> str:
+    """Return a text that was cut as ruff wants it: without unused imports and needless breaks."""
+    if path.suffix != ".py":
+        return text
+    return joined_lines(without_unused(text, names_of(before)))
 
 
 def cut_tests(
@@ -167,8 +183,12 @@ def keys_of(schema: str) -> set[str]:
 
 
 def imported_names(text: str) -> set[str]:
-    nodes = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
-    return {bound_name(name) for node in nodes for name in node.names}
+    return {bound_name(name) for node in imports_of(text) for name in node.names}
+
+
+@cache
+def imports_of(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
 
 
 def bound_name(name: ast.alias) -> str:
@@ -359,8 +379,7 @@ def with_fewer_imports(
         is_gone: function of a module (empty in `import a`) and a name that is imported from it.
     """
     lines, names = text.split("\n"), set[str]()
-    nodes = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
-    for node in sorted(nodes, key=lambda node: -node.lineno):
+    for node in sorted(imports_of(text), key=lambda node: -node.lineno):
         module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
         kept = [name for name in node.names if not is_gone(module, name)]
         if len(kept) < len(node.names):
@@ -402,25 +421,61 @@ def without_entries(text: str, names: set[str], gone: set[str]) -> str:
 
 
 def listing(root: Path, files: list[str]) -> str:
-    """List the core and the parts by group: name, lines of its own files, what it is and needs.
+    """List the core and the parts by group: the lines of Python and YAML, what each part is, and
+    what it needs.
 
     Args:
         root: folder of the template.
         files: files of a project with all parts.
     """
-    parts, together = read_parts()
-    num_lines = {"core": 0, **dict.fromkeys(parts, 0)}
-    for file in files:
-        if file.endswith(PRODUCT) and not file.startswith("tests/") and file not in together:
-            num_lines[owner_of(file)] += len((root / file).read_text().splitlines())
-    lines = ["part       lines of files"]
-    lines += ["", f"{'core':18}{num_lines['core']:6,}  what every project has"]
+    product = {
+        Path(file): (root / file).read_text()
+        for file in files
+        if file.endswith(PRODUCT) and not file.startswith("tests/")
+    }
+    parts, _ = read_parts()
+    core = size_of(product, with_needs(["core"]))
+    total, own = (size_of(product, with_needs(names)) for names in ([], ["own"]))
+    lines = [
+        "Lines of Python, YAML and batch scripts outside tests/. alone: what the part adds to a",
+        "project that has what it needs; all: what it adds to the core, with what it needs.",
+        "",
+        f"core       {core:6,}  what PARTS=core has, images with them; with all parts {total:,}",
+        f"           {own:6,}  what PARTS=own has, without images",
+        "",
+        "                   alone    all",
+    ]
     for group, of_group in groupby(parts.items(), lambda item: item[1].group):
         lines += ["", group]
         for name, part in of_group:
             needs = f" (needs {', '.join(part.needs)})" if part.needs else ""
-            lines.append(f"  {name:16}{num_lines[name]:6,}  {part.about}{needs}")
+            if name == "images":
+                counts = [core - size_of(product, set())] * 2
+            else:
+                with_it = size_of(product, with_needs(["core", name]) | {"images"})
+                around = with_needs(["core", *part.needs]) | {"images"}
+                counts = [with_it - size_of(product, around), with_it - core]
+            numbers = "".join(f"{count:7,}" for count in counts)
+            lines.append(f"  {name:16}{numbers}  {part.about}{needs}")
     return "\n".join(lines)
+
+
+def size_of(product: dict[Path, str], chosen: set[str]) -> int:
+    """Return the lines of a project with these parts.
+
+    Args:
+        product: texts of the files that are counted, of a project with all parts.
+        chosen: names of parts.
+    """
+    out = left_out(chosen)
+    gone = [p for p in map(str, product) if any(f"{p}/".startswith(f"{o}/") for o in out)]
+    texts = {path: text for path, text in product.items() if str(path) not in gone}
+    without_parts(texts, chosen, gone)
+    cut = (
+        text if text == product[path] else tidied(path, text, product[path])
+        for path, text in texts.items()
+    )
+    return sum(len(text.splitlines()) for text in cut)
 
 
 def parts_table(chosen: set[str], files: Path) -> str:
