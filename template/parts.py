@@ -433,14 +433,19 @@ def listing(root: Path, files: list[str]) -> str:
         for file in files
         if file.endswith(PRODUCT) and not file.startswith("tests/")
     }
+
+    @cache
+    def size(*names: str, without_images: bool = False) -> int:
+        chosen = with_needs(["core", *names])
+        return size_of(product, chosen - {"images"} if without_images else chosen | {"images"})
+
     parts, _ = read_parts()
-    core = size_of(product, with_needs(["core"]))
-    total, own = (size_of(product, with_needs(names)) for names in ([], ["own"]))
+    core, own = size(), size("own", without_images=True)
     lines = [
         "Lines of Python, YAML and batch scripts outside tests/. alone: what the part adds to a",
         "project that has what it needs; all: what it adds to the core, with what it needs.",
         "",
-        f"core       {core:6,}  what PARTS=core has, images with them; with all parts {total:,}",
+        f"core       {core:6,}  what PARTS=core has, images with them; all parts: {size(*parts):,}",
         f"           {own:6,}  what PARTS=own has, without images",
         "",
         "                   alone    all",
@@ -449,13 +454,9 @@ def listing(root: Path, files: list[str]) -> str:
         lines += ["", group]
         for name, part in of_group:
             needs = f" (needs {', '.join(part.needs)})" if part.needs else ""
-            if name == "images":
-                counts = [core - size_of(product, set())] * 2
-            else:
-                with_it = size_of(product, with_needs(["core", name]) | {"images"})
-                around = with_needs(["core", *part.needs]) | {"images"}
-                counts = [with_it - size_of(product, around), with_it - core]
-            numbers = "".join(f"{count:7,}" for count in counts)
+            base = core if name != "images" else size(without_images=True)
+            alone = size(name) - (size(*part.needs) if part.needs else base)
+            numbers = f"{alone:7,}{size(name) - base:7,}"
             lines.append(f"  {name:16}{numbers}  {part.about}{needs}")
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from template.parts import left_out, owner_of, read_parts, with_needs
+from template.parts import left_out, listing, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
 from template.suites import SETS
 from tests.helpers import REPOSITORY, run_all
@@ -23,7 +23,8 @@ OF_THIS_COMMIT = random.Random(git(REPOSITORY, "rev-parse", "HEAD")).choice(sort
 WITHOUT_IT = " ".join(x for x in PARTS if OF_THIS_COMMIT not in with_needs([x])) or "core"
 SLOWLY = [pytest.param(names, marks=pytest.mark.slow) for names in SETS.values() if names != "core"]
 DALI = SETS["two nodes, DDP, AMP and DALI"]
-MERGED = "ddp amp runs sweep predict slurm"
+MERGED = ["ddp amp runs sweep predict slurm", DALI]
+"""Those with SCRIPT=merged."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def project_of(template: Path) -> Callable[[str], Path]:
     def project(names: str) -> Path:
         if names not in projects:
             projects[names] = template.with_name(f"project-{len(projects)}")
-            made(template, projects[names], names, "merged" if names == MERGED else "")
+            made(template, projects[names], names, "merged" if names in MERGED else "")
         return projects[names]
 
     return project
@@ -129,7 +130,7 @@ def problems(project: Path, template: Path, names: str) -> list[str]:
     out = left_out(with_needs(names.split()))
     files = git(template, "ls-files").splitlines()
     gone = [path for path in files if any(f"{path}/".startswith(f"{other}/") for other in out)]
-    if names == MERGED:
+    if names in MERGED:
         gone += ["compose.py", *(path for path in files if path.startswith("train_"))]
     found = unresolved(project) + mentions(project, gone)
     found += uses_of_keys(project, keys_of(template) - keys_of(project))
@@ -174,14 +175,42 @@ def test_every_path_of_a_part_is_there_and_in_one_part_only() -> None:
         assert set("|".join(names).split("|")) <= PARTS.keys(), path
 
 
-@pytest.mark.parametrize("names", [SETS["core"], WITHOUT_IT, MERGED, *SLOWLY])
+@pytest.mark.parametrize("names", [SETS["core"], WITHOUT_IT, MERGED[0], *SLOWLY])
 def test_a_project_of_some_parts_is_whole(names: str, template: Path, project_of) -> None:
     found = problems(project_of(names), template, names)
     assert not found, "\n".join([f"{names}:", *found])
 
 
+def num_lines(project: Path) -> tuple[int, int]:
+    """Lines of Python and YAML of the product and of the tests."""
+    files = git(project, "ls-files", "*.py", "*.yaml").splitlines()
+    lines = {file: len((project / file).read_text().splitlines()) for file in files}
+    of_tests = sum(lines[file] for file in files if file.startswith("tests/"))
+    return sum(lines.values()) - of_tests, of_tests
+
+
+def test_the_list_of_parts_has_the_lines_that_projects_have(project_of) -> None:
+    files = git(REPOSITORY, "ls-files").splitlines()
+    text = listing(REPOSITORY, [file for file in files if not file.startswith(tuple(LEFT_OUT))])
+    product, of_tests = num_lines(project_of("core"))
+    assert f"core       {product:6,}" in text
+    assert product <= 5_500
+    assert of_tests <= 3_000
+    own = re.search(r"([\d,]+)  what PARTS=own has", text)
+    assert own
+    assert int(own[1].replace(",", "")) <= 4_200
+    rows = re.findall(r"^  (\w+) +([\d,]+) +([\d,]+)  \w", text, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(PARTS)
+    assert [name for name, *counts in rows if "0" in counts] == ["gpu"]  # tests alone
+
+
+@pytest.mark.slow
+def test_two_nodes_with_dali_take_few_lines(project_of) -> None:
+    assert num_lines(project_of(DALI))[0] <= 7_000
+
+
 def test_a_project_with_one_merged_script_names_no_other(project_of) -> None:
-    project = project_of(MERGED)
+    project = project_of(MERGED[0])
     assert [path.name for path in project.glob("train*.py")] == ["train.py"]
     script, command = (
         (project / "train.py").read_text(),
@@ -211,7 +240,7 @@ def test_what_cannot_be_merged_is_refused(parts: str, message: str, template: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", ["core", DALI, MERGED])
+@pytest.mark.parametrize("names", ["core", *MERGED])
 def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
     """`make test-projects` trains the others."""
     project = project_of(names)
@@ -220,7 +249,7 @@ def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
         make_photos(project / "photos", 30)
         command += ["loader=dali", "data=imagefolder", "data.root=photos", "data.crop=28"]
         command += ["data.resize=32", "global_batch_size=4"]
-    run_all([command], project.parent, 2 if names == MERGED else 1, project)
+    run_all([command], project.parent, 2 if names in MERGED else 1, project)
     assert (project / "outputs" / "run" / "checkpoints" / "last.pt").exists()
 
 
