@@ -38,8 +38,8 @@ TABLE = [
     ("train.py device=cuda", "needs GPU 0, but 0 are visible"),
     ("train_accumulate.py accumulate_steps=3", "accumulate_steps=3"),
     ("train_dp.py model.compile=true", "model.compile=true"),
-    ("train_ddp.py", "torchrun"),
-    ("train_fsdp.py", "torchrun"),
+    ("train_ddp.py", "torchrun"),  # part: compose
+    ("train_fsdp.py", "torchrun"),  # part: compose
     (
         "train.py data=imagefolder data.root=nowhere",
         "data.root=nowhere is not a folder; set data.ro",
@@ -117,6 +117,7 @@ def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
     assert left <= HAVE_BEGUN
 
 
+# part: compose
 def test_a_key_of_another_technique_is_named_and_an_int_is_a_square_crop(tmp_path) -> None:
     options = ["data.resize=30", "data.crop=24", "max_steps=1", "optimizer.warmup_epochs=0"]
     printed = train("train.py", tmp_path / "run", *options, *OF_TECHNIQUES)
@@ -140,7 +141,10 @@ UNDER_TORCHRUN = [
     ("train_ddp.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
     ("train_ddp.py hydra.mode=MULTIRUN seed=1,2", "multirun"),
     ("train_fsdp.py model=nafnet", "model=nafnet returns images of 1 channels"),
-    ("train.py", "train.py is for one process, but torchrun has started 2; start it with python"),
+    (  # part: compose
+        "train.py",
+        "train.py is for one process, but torchrun has started 2; start it with python",
+    ),
 ]
 
 
