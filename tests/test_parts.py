@@ -14,9 +14,10 @@ import pytest
 from template.parts import left_out, listing, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
 from template.suites import SETS
-from tests.helpers import REPOSITORY, run_all
+from tests.helpers import LIMIT_S, REPOSITORY, run_all
 from tests.images import make_photos
 from tests.test_project import clone_template, commit, git, made, make_project, replace
+from tests.torchrun import TWO_RANKS, torchrun
 
 PARTS, TOGETHER = read_parts()
 OF_THIS_COMMIT = random.Random(git(REPOSITORY, "rev-parse", "HEAD")).choice(sorted(PARTS))
@@ -251,6 +252,36 @@ def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
         command += ["data.resize=32", "global_batch_size=4"]
     run_all([command], project.parent, 2 if names in MERGED else 1, project)
     assert (project / "outputs" / "run" / "checkpoints" / "last.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_a_project_without_a_part_is_whole_and_trains(
+    part: str, template: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two steps, by each launcher that is left."""
+    names = " ".join(x for x in PARTS if part not in with_needs(["core", x])) or "core"
+    names = "own" if part == "images" else names
+    project = tmp_path / "project"
+    made(template, project, names)
+    found = problems(project, template, names)
+    cache = tmp_path_factory.getbasetemp().parent / "mypy"  # most files are equal in all projects
+    mypy = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
+    found += [subprocess.run(mypy, cwd=project, capture_output=True, text=True).stdout]
+    assert re.fullmatch(r"Success: no issues .*\n", "\n".join(found)), "\n".join(found)
+
+    steps = ["max_steps=2", "log.images=0"]
+    run_all([["train.py", *steps, f"output_dir={tmp_path / 'alone'}"]], tmp_path, 1, project)
+    launchers = [project / "train_ddp.py", project / "launch" / "elastic_torchrun.py"]
+    for launcher in launchers if launchers[0].exists() else []:
+        if launcher.exists():
+            prints, run = tmp_path / f"{launcher.name}.txt", tmp_path / launcher.stem
+            command = [*TWO_RANKS, "train_ddp.py", *steps, f"output_dir={run}"]
+            is_elastic = launcher != launchers[0]
+            process = torchrun(command, project, prints, is_elastic=is_elastic)
+            process.join(LIMIT_S)
+            assert process.exitcode == 0, prints.read_text()
+            assert (run / "checkpoints" / "last.pt").exists()
 
 
 # file -> what is written in place of what, and the part that it then needs
