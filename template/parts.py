@@ -57,10 +57,11 @@ def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
 def with_needs(names: list[str]) -> set[str]:
     """Return parts with all that they need; `core` stands for none, no name at all for all of them.
 
-    `images` is one of them, unless there is data of one's own in its place.
+    `images` is one of them, unless there is data of one's own in its place; and so is `scripts`,
+    which lines and files need that a project with one merged script does not have.
     """
     parts, _ = read_parts()
-    chosen: set[str] = set()
+    chosen = {"scripts"}
     waiting = [name for name in names if name != "core"] if names else list(parts)
     if "own" not in waiting:  # without images, it is the only data
         waiting.append("images")

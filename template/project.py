@@ -84,7 +84,7 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
         refuse(f"SCRIPT={script} is not possible; use each or merged")
     chosen = with_needs(names)
     if script == "merged":
-        chosen.discard("compose")
+        chosen -= {"compose", "scripts"}
         if not techniques_of(chosen):
             refuse("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
         merged_script(techniques_of(chosen))

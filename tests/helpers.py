@@ -286,8 +286,7 @@ def answers_to(
     name = f"answers-{len(list(tmp_path.iterdir()))}"
     processes = []
     for rank in range(num_ranks):
-        is_group = num_ranks > 1 or has_ranks("train.py")  # a merged script wants one of one rank
-        env = ranks | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if is_group else {}
+        env = ranks | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {}
         arguments = (commands, tmp_path / f"{name}-{rank}", env, folder, watch)
         processes.append(FORKSERVER.Process(target=run_in_turn, args=arguments))
         processes[-1].start()

@@ -44,7 +44,7 @@ def test_an_address_is_masked_where_it_has_credentials(text: str, shown: str) ->
     "script",
     [
         "train.py",
-        "train_ddp.py",  # part: compose
+        "train_ddp.py",  # part: scripts
     ],
 )
 def test_the_traceback_of_a_bug_has_no_credentials(script: str, tmp_path: Path) -> None:
