@@ -318,8 +318,11 @@ def gone_of(command: str, gone: list[str]) -> bool:
         f"{name.replace('.', '/')}/__main__.py" for name in re.findall(r"-m ([\w.]+)", command)
     ]
     names += [f"conf/{key}/{value}.yaml" for key, value in re.findall(CHOICE, command)]
-    made = any(n.startswith("train_") and not (TEMPLATE / n).exists() for n in names)
-    return any(name in gone for name in names) or (made and "compose.py" in gone)
+    merged = [n for n in names if n.startswith("train_") and not (TEMPLATE / n).exists()]
+    if merged:  # by compose.py, of techniques
+        techniques = [name for n in merged for name in Path(n).stem.split("_")[1:]]
+        names += ["compose.py", *(f"train_{name}.py" for name in techniques)]
+    return any(name in gone for name in names)
 
 
 def module_of(path: Path) -> str:

@@ -60,11 +60,11 @@ def runs(tmp_path_factory):
 
 
 LOADERS = ["pytorch", "dali", "synthetic"]
+RUNS = list(zip(SCRIPTS, itertools.cycle(LOADERS)))
+RUNS += [("train.py", "dali")]  # part: dali
 
 
-@pytest.mark.parametrize(
-    ("script", "loader"), [*zip(SCRIPTS, itertools.cycle(LOADERS)), ("train.py", "dali")]
-)
+@pytest.mark.parametrize(("script", "loader"), RUNS)
 def test_every_entry_point_and_every_loader_run(script: str, loader: str, tmp_path) -> None:
     output = tmp_path / "run"
     quickly = train_with_torchrun if has_ranks(script) else train
