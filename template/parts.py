@@ -26,6 +26,8 @@ LISTS = re.compile(
     r"^(from \S+ import \(| *def \w+\()\n((?: +[^\n]+,\n)+) *(\)[^\n]*)$", re.MULTILINE
 )
 """Imports and signatures of several lines, one for each name."""
+PARAMETERS = re.compile(r"^(@pytest\.mark\.parametrize\()\n +([^\n]+)(?<!,)\n(\))$", re.MULTILINE)
+"""Parameters of a test that are on a line of their own."""
 LINE_LENGTH = 100
 
 
@@ -361,7 +363,7 @@ def without_unused(text: str, used_before: set[str]) -> str:
 
 
 def joined_lines(text: str) -> str:
-    """Return the text with each import and each signature on one line that fits on one."""
+    """Return the text with imports, signatures and parameters of tests on one line that fit."""
 
     def joined(match: re.Match[str]) -> str:
         items = [line.strip().removesuffix(",") for line in match[2].splitlines()]
@@ -370,7 +372,7 @@ def joined_lines(text: str) -> str:
             line = line.replace("(", "").replace(")", "")
         return match[0] if len(line) > LINE_LENGTH or "#" in line else line
 
-    return LISTS.sub(joined, text)
+    return PARAMETERS.sub(joined, LISTS.sub(joined, text))
 
 
 def with_fewer_imports(
