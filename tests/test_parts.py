@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from launch import rendezvous
 from template.parts import left_out, listing, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
 from template.suites import SETS
-from tests.helpers import LIMIT_S, REPOSITORY, run_all
+from tests.helpers import FORKSERVER, LIMIT_S, REPOSITORY, free_port, run_all
 from tests.images import make_photos
 from tests.test_project import clone_template, commit, git, made, make_project, replace
 from tests.torchrun import TWO_RANKS, torchrun
@@ -272,16 +273,22 @@ def test_a_project_without_a_part_is_whole_and_trains(
 
     steps = ["max_steps=2", "log.images=0"]
     run_all([["train.py", *steps, f"output_dir={tmp_path / 'alone'}"]], tmp_path, 1, project)
-    launchers = [project / "train_ddp.py", project / "launch" / "elastic_torchrun.py"]
-    for launcher in launchers if launchers[0].exists() else []:
-        if launcher.exists():
-            prints, run = tmp_path / f"{launcher.name}.txt", tmp_path / launcher.stem
-            command = [*TWO_RANKS, "train_ddp.py", *steps, f"output_dir={run}"]
-            is_elastic = launcher != launchers[0]
-            process = torchrun(command, project, prints, is_elastic=is_elastic)
-            process.join(LIMIT_S)
-            assert process.exitcode == 0, prints.read_text()
-            assert (run / "checkpoints" / "last.pt").exists()
+    if not (project / "train_ddp.py").exists():
+        return
+    launchers = {"torchrun": TWO_RANKS}
+    if (project / "launch" / "elastic_torchrun.py").exists():
+        port = str(free_port())
+        place = FORKSERVER.Process(target=rendezvous.main, args=([port],), daemon=True)
+        place.start()
+        elastic = ["--nnodes=1:1", "--nproc_per_node=2", f"--rdzv_endpoint=127.0.0.1:{port}"]
+        launchers["elastic"] = [*elastic, "--rdzv_id=test", "--local_addr=127.0.0.1"]
+    for name, launcher in launchers.items():
+        prints, run = tmp_path / f"{name}.txt", tmp_path / name
+        command = [*launcher, "train_ddp.py", *steps, f"output_dir={run}"]
+        process = torchrun(command, project, prints, is_elastic=name == "elastic")
+        process.join(LIMIT_S)
+        assert process.exitcode == 0, prints.read_text()
+        assert (run / "checkpoints" / "last.pt").exists()
 
 
 # file -> what is written in place of what, and the part that it then needs
