@@ -7,6 +7,8 @@ from itertools import chain
 
 parse = cache(ast.parse)
 PARAMETRIZE = "pytest.mark.parametrize"
+INCIDENTAL = ("data.cache_dir=", "loader=synthetic")
+"""Overrides that tests pass beside what they are about: such a one goes alone."""
 
 
 def without_tests(
@@ -35,6 +37,7 @@ def without_tests(
         return isinstance(node, ast.Constant) and node.value in choices
 
     lost, used_before = set(lost), names_of(text)
+    text = without_incidental(text, is_gone)
     before = ""
     while text != before:
         before = text
@@ -53,10 +56,38 @@ def without_tests(
                 text = without_row(text, row)
         unused = used_before - names_of(text)  # helpers that nobody uses any more
         for statement in reversed(definitions(text)):
+            if is_autouse(statement):
+                continue
             if names_defined(statement) and names_defined(statement) <= unused:
                 text = without_statement(text, statement)
                 lost |= names_defined(statement)
     return text, lost
+
+
+def without_incidental(text: str, is_gone: Callable[[str], bool]) -> str:
+    """Return the text without overrides, in lists and arguments, that are `INCIDENTAL` and gone."""
+
+    def is_doomed(node: ast.expr) -> bool:
+        start = node.values[0] if isinstance(node, ast.JoinedStr) else node
+        value = start.value if isinstance(start, ast.Constant) else ""
+        return str(value).startswith(INCIDENTAL) and is_gone(str(value))
+
+    lists: list[list[ast.expr]] = []
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.List | ast.Tuple):
+            is_safe = isinstance(node, ast.List) or len(node.elts) > 2  # else it needs a comma
+            lists += [node.elts] * is_safe
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "make_config":
+            lists.append(node.args)
+    rows = [row for rows in lists for row in rows if is_doomed(row)]
+    for row in sorted(rows, key=lambda row: (-row.lineno, -row.col_offset)):
+        text = without_row(text, [row, row])
+    return text
+
+
+def is_autouse(statement: ast.stmt) -> bool:
+    """Return True for a fixture that pytest uses by itself."""
+    return any("autouse=True" in ast.unparse(d) for d in getattr(statement, "decorator_list", []))
 
 
 def walk(node: ast.AST, without: Sequence[ast.AST] = ()) -> Iterator[ast.AST]:
@@ -70,6 +101,7 @@ def walk(node: ast.AST, without: Sequence[ast.AST] = ()) -> Iterator[ast.AST]:
         yield from walk(inner, without)
 
 
+@cache
 def names_of(text: str) -> set[str]:
     """Return the names that a module uses, fixtures too."""
     nodes = list(walk(parse(text)))

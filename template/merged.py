@@ -40,7 +40,7 @@ def merge_scripts(files: Path, names: list[str]) -> None:
         path.unlink()
     launcher = LAUNCHER.findall(script)[0]
     technique = "|".join(find_techniques())
-    other = re.compile(rf"\btrain(?:_(?:{technique}))+(?=\.py\b|/|`)")
+    other = re.compile(rf"\btrain(?:_(?:{technique}))+(?=\.py\b|/|`|\")")
     for path in sorted(files.rglob("*")):
         if path.is_file() and path.suffix not in (".npz", ".svg"):
             text = path.read_text()

@@ -26,6 +26,8 @@ LISTS = re.compile(
     r"^(from \S+ import \(| *def \w+\()\n((?: +[^\n]+,\n)+) *(\)[^\n]*)$", re.MULTILINE
 )
 """Imports and signatures of several lines, one for each name."""
+PARAMETERS = re.compile(r"^(@pytest\.mark\.parametrize\()\n +([^\n]+)(?<!,)\n(\))$", re.MULTILINE)
+"""Parameters of a test that are on a line of their own."""
 LINE_LENGTH = 100
 
 
@@ -57,10 +59,11 @@ def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
 def with_needs(names: list[str]) -> set[str]:
     """Return parts with all that they need; `core` stands for none, no name at all for all of them.
 
-    `images` is one of them, unless there is data of one's own in its place.
+    `images` is one of them, unless there is data of one's own in its place; and so is `scripts`,
+    which lines and files need that a project with one merged script does not have.
     """
     parts, _ = read_parts()
-    chosen: set[str] = set()
+    chosen = {"scripts"}
     waiting = [name for name in names if name != "core"] if names else list(parts)
     if "own" not in waiting:  # without images, it is the only data
         waiting.append("images")
@@ -104,20 +107,36 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
     before = dict(texts)
     folders = {str(parent) for path in gone for parent in Path(path).parents}
     gone = [*gone, *(name for name in sorted(folders) if not (folder / name).exists())]
+    modules = without_parts(texts, chosen, gone)
     for path, text in texts.items():
-        texts[path] = without_marks(text, chosen)
         if path.suffix == ".md":
-            texts[path] = without_commands(without_rows(texts[path], path.parent, gone), gone)
-    modules = {module_of(Path(path)) for path in gone if path.endswith(".py")}
-    without_names(texts, modules)
+            texts[path] = without_commands(without_rows(text, path.parent, gone), gone)
     cut_tests(texts, before, gone, modules)
     for path, text in texts.items():
         if not text and before[path]:
             (folder / path).unlink()
         elif text != before[path]:
-            if path.suffix == ".py":
-                text = joined_lines(without_unused(text, names_of(before[path])))
-            (folder / path).write_text(text)
+            (folder / path).write_text(tidied(path, text, before[path]))
+
+
+def without_parts(texts: dict[Path, str], chosen: set[str], gone: list[str]) -> set[str]:
+    """Take the marked lines of other parts out of texts, and what names modules that are gone.
+
+    Returns:
+        These modules.
+    """
+    for path, text in texts.items():
+        texts[path] = without_marks(text, chosen)
+    modules = {module_of(Path(path)) for path in gone if path.endswith(".py")}
+    without_names(texts, modules)
+    return modules
+
+
+def tidied(path: Path, text: str, before: str) -> str:
+    """Return a text that was cut as ruff wants it: without unused imports and needless breaks."""
+    if path.suffix != ".py":
+        return text
+    return joined_lines(without_unused(text, names_of(before)))
 
 
 def cut_tests(
@@ -167,8 +186,12 @@ def keys_of(schema: str) -> set[str]:
 
 
 def imported_names(text: str) -> set[str]:
-    nodes = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
-    return {bound_name(name) for node in nodes for name in node.names}
+    return {bound_name(name) for node in imports_of(text) for name in node.names}
+
+
+@cache
+def imports_of(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
 
 
 def bound_name(name: ast.alias) -> str:
@@ -293,9 +316,15 @@ def gone_of(command: str, gone: list[str]) -> bool:
     names = re.findall(r"[\w./]+\.(?:py|sbatch)\b", command)
     modules = re.findall(r"(?:-m|from|import) ([\w.]+)", command)
     names += [name.replace(".", "/") + end for name in modules for end in (".py", "/__init__.py")]
+    names += [
+        f"{name.replace('.', '/')}/__main__.py" for name in re.findall(r"-m ([\w.]+)", command)
+    ]
     names += [f"conf/{key}/{value}.yaml" for key, value in re.findall(CHOICE, command)]
-    made = any(n.startswith("train_") and not (TEMPLATE / n).exists() for n in names)
-    return any(name in gone for name in names) or (made and "compose.py" in gone)
+    merged = [n for n in names if n.startswith("train_") and not (TEMPLATE / n).exists()]
+    if merged:  # by compose.py, of techniques
+        techniques = [name for n in merged for name in Path(n).stem.split("_")[1:]]
+        names += ["compose.py", *(f"train_{name}.py" for name in techniques)]
+    return any(name in gone for name in names)
 
 
 def module_of(path: Path) -> str:
@@ -334,7 +363,7 @@ def without_unused(text: str, used_before: set[str]) -> str:
 
 
 def joined_lines(text: str) -> str:
-    """Return the text with each import and each signature on one line that fits on one."""
+    """Return the text with imports, signatures and parameters of tests on one line that fit."""
 
     def joined(match: re.Match[str]) -> str:
         items = [line.strip().removesuffix(",") for line in match[2].splitlines()]
@@ -343,7 +372,7 @@ def joined_lines(text: str) -> str:
             line = line.replace("(", "").replace(")", "")
         return match[0] if len(line) > LINE_LENGTH or "#" in line else line
 
-    return LISTS.sub(joined, text)
+    return PARAMETERS.sub(joined, LISTS.sub(joined, text))
 
 
 def with_fewer_imports(
@@ -356,8 +385,7 @@ def with_fewer_imports(
         is_gone: function of a module (empty in `import a`) and a name that is imported from it.
     """
     lines, names = text.split("\n"), set[str]()
-    nodes = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
-    for node in sorted(nodes, key=lambda node: -node.lineno):
+    for node in sorted(imports_of(text), key=lambda node: -node.lineno):
         module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
         kept = [name for name in node.names if not is_gone(module, name)]
         if len(kept) < len(node.names):
@@ -399,25 +427,62 @@ def without_entries(text: str, names: set[str], gone: set[str]) -> str:
 
 
 def listing(root: Path, files: list[str]) -> str:
-    """List the core and the parts by group: name, lines of its own files, what it is and needs.
+    """List the core and the parts by group: the lines of Python and YAML, what each part is, and
+    what it needs.
 
     Args:
         root: folder of the template.
         files: files of a project with all parts.
     """
-    parts, together = read_parts()
-    num_lines = {"core": 0, **dict.fromkeys(parts, 0)}
-    for file in files:
-        if file.endswith(PRODUCT) and not file.startswith("tests/") and file not in together:
-            num_lines[owner_of(file)] += len((root / file).read_text().splitlines())
-    lines = ["part       lines of files"]
-    lines += ["", f"{'core':18}{num_lines['core']:6,}  what every project has"]
+    product = {
+        Path(file): (root / file).read_text()
+        for file in files
+        if file.endswith(PRODUCT) and not file.startswith("tests/")
+    }
+
+    @cache
+    def size(*names: str, without_images: bool = False) -> int:
+        chosen = with_needs(["core", *names])
+        return size_of(product, chosen - {"images"} if without_images else chosen | {"images"})
+
+    parts, _ = read_parts()
+    core, own = size(), size("own", without_images=True)
+    lines = [
+        "Lines of Python, YAML and batch scripts outside tests/. alone: what the part adds to a",
+        "project that has what it needs; all: what it adds to the core, with what it needs.",
+        "",
+        f"core       {core:6,}  what PARTS=core has, images with them; all parts: {size(*parts):,}",
+        f"           {own:6,}  what PARTS=own has, without images",
+        "",
+        "                   alone    all",
+    ]
     for group, of_group in groupby(parts.items(), lambda item: item[1].group):
         lines += ["", group]
         for name, part in of_group:
             needs = f" (needs {', '.join(part.needs)})" if part.needs else ""
-            lines.append(f"  {name:16}{num_lines[name]:6,}  {part.about}{needs}")
+            base = core if name != "images" else size(without_images=True)
+            alone = size(name) - (size(*part.needs) if part.needs else base)
+            numbers = f"{alone:7,}{size(name) - base:7,}"
+            lines.append(f"  {name:16}{numbers}  {part.about}{needs}")
     return "\n".join(lines)
+
+
+def size_of(product: dict[Path, str], chosen: set[str]) -> int:
+    """Return the lines of a project with these parts.
+
+    Args:
+        product: texts of the files that are counted, of a project with all parts.
+        chosen: names of parts.
+    """
+    out = left_out(chosen)
+    gone = [p for p in map(str, product) if any(f"{p}/".startswith(f"{o}/") for o in out)]
+    texts = {path: text for path, text in product.items() if str(path) not in gone}
+    without_parts(texts, chosen, gone)
+    cut = (
+        text if text == product[path] else tidied(path, text, product[path])
+        for path, text in texts.items()
+    )
+    return sum(len(text.splitlines()) for text in cut)
 
 
 def parts_table(chosen: set[str], files: Path) -> str:

@@ -84,7 +84,7 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
         refuse(f"SCRIPT={script} is not possible; use each or merged")
     chosen = with_needs(names)
     if script == "merged":
-        chosen.discard("compose")
+        chosen -= {"compose", "scripts"}
         if not techniques_of(chosen):
             refuse("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
         merged_script(techniques_of(chosen))
@@ -145,10 +145,6 @@ def export(name: str, chosen: set[str], files: Path) -> None:
     git(TEMPLATE, "rm", "-r", "--quiet", "--cached", "--ignore-unmatch", *others, index=index)
     git(TEMPLATE, "checkout-index", "--all", f"--prefix={files}/", index=index)
 
-    while lone := tests_without_helpers(files):
-        for path in lone:
-            path.unlink()
-
     readme = git(TEMPLATE, "show", "HEAD:template/README.md")
     readme = readme.replace("\nPARTS\n", "\n" + parts_table(chosen, files), 1)
     (files / "README.md").write_text(readme.replace("NAME", name, 1) + "\n")
@@ -168,18 +164,6 @@ def export(name: str, chosen: set[str], files: Path) -> None:
     gone = requirements - dependencies(files / "pyproject.toml")
     pins = without(gone, (files / "requirements.txt").read_text())
     (files / "requirements.txt").write_text(pins.replace(NAME, package))
-
-
-def tests_without_helpers(files: Path) -> list[Path]:
-    """Return the tests that import from a test that the project does not have."""
-    modules = {path.relative_to(files).as_posix() for path in files.glob("tests/**/*.py")}
-    names = re.compile(r"^from (tests\.[\w.]+) import", re.MULTILINE)
-    lone = []
-    for path in sorted(files.glob("tests/**/*.py")):
-        needed = {module.replace(".", "/") for module in names.findall(path.read_text())}
-        if any(not {f"{name}.py", f"{name}/__init__.py"} & modules for name in needed):
-            lone.append(path)
-    return lone
 
 
 def dependencies(pyproject: Path) -> set[str]:

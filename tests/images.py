@@ -84,7 +84,8 @@ class Data:
 def common(root: Path) -> list[str]:
     """Overrides that read the data set in this folder."""
     return [
-        *(f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}"),
+        f"data.root={root}",
+        f"data.cache_dir={root.parent / 'cache'}",
         f"data.val_count={NUM_VAL}",
     ]
 

@@ -116,7 +116,9 @@ def check_that_nothing_waits(task: Task, outputs: Tensor, targets: Tensor, whole
 def check_refused(build: Callable[..., Task], **wrong: Any) -> None:
     """An option that the task does not take is refused with its key and value."""
     [(name, value)] = wrong.items()
-    key = "loss.weights" if name == "weights" else f"task.{name}"
+    key = f"task.{name}"
+    if name == "weights":  # part: loss_weights
+        key = "loss.weights"
     with pytest.raises(UserError, match=re.escape(f"{key}={value}")):
         build(**wrong)
 

@@ -143,6 +143,7 @@ def test_a_file_that_changed_or_is_gone_is_named_at_start(photos: Photos) -> Non
     photos.indexed("data.on_error=skip")  # and leaves them out when read
 
 
+# part: header_cache
 @pytest.mark.parametrize("kind", [kind for kind in ("pairs", "masks") if kind in KINDS])
 def test_headers_of_both_sides_are_read_once(kind: str, tmp_path: Path) -> None:
     root = tmp_path / "images"

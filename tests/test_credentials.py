@@ -40,21 +40,27 @@ def test_an_address_is_masked_where_it_has_credentials(text: str, shown: str) ->
     assert without_credentials(text) == plain  # part: shards
 
 
-def test_the_traceback_of_a_bug_has_no_credentials(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        "train.py",
+        "train_ddp.py",  # part: scripts
+    ],
+)
+def test_the_traceback_of_a_bug_has_no_credentials(script: str, tmp_path: Path) -> None:
     root = "data.root='http://bobby:s3cret@host/p?sig=T0KEN'"
-    for script in ("train.py", "train_ddp.py"):
-        folder = folder_with(tmp_path / script, script)
-        text = (folder / script).read_text()
-        bug = '    raise RuntimeError(f"a bug: {cfg.data}")\n\n'
-        (folder / script).write_text(text.replace("    # data\n", f"{bug}    # data\n"))
-        ranks = fork(script, tmp_path / f"{script}-out", root, folder=folder)
-        for process, prints in zip(*ranks, strict=True):
-            process.join(240)
-            said = prints.read_text()
-            assert process.exitcode == 1, said
-            assert "a bug: " in said
-            assert "http://***@host/p?***" in said
-            assert not any(secret.decode() in said for secret in SECRETS)
+    folder = folder_with(tmp_path / script, script)
+    text = (folder / script).read_text()
+    bug = '    raise RuntimeError(f"a bug: {cfg.data}")\n\n'
+    (folder / script).write_text(text.replace("    # data\n", f"{bug}    # data\n"))
+    ranks = fork(script, tmp_path / f"{script}-out", root, folder=folder)
+    for process, prints in zip(*ranks, strict=True):
+        process.join(240)
+        said = prints.read_text()
+        assert process.exitcode == 1, said
+        assert "a bug: " in said
+        assert "http://***@host/p?***" in said
+        assert not any(secret.decode() in said for secret in SECRETS)
 
 
 def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ def odd_files(root: Path) -> list[str]:
     return ["stray.jpg"]
 
 
+# part: dali
 @pytest.mark.parametrize(("crop", "channels"), [("[40,40]", 3), ("null", 1)])
 def test_dali_shows_every_file_as_pytorch_does(
     crop: str, channels: int, tmp_path: Path, caplog

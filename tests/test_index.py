@@ -205,7 +205,7 @@ def photos(tmp_path) -> Photos:
     return Photos(tmp_path)
 
 
-def test_only_files_that_are_new_or_changed_are_read_again(photos) -> None:
+def test_only_files_that_are_new_or_changed_are_read_again(photos) -> None:  # part: header_cache
     sizes, read = photos.scan()
     assert read == set(sizes)
     assert set(sizes.values()) == {(20, 30)}
@@ -242,7 +242,7 @@ def test_a_pipe_with_the_name_of_an_image_is_named_and_not_waited_for(photos) ->
     assert photos.scan("data.on_error=skip")[0] == sizes
 
 
-def test_names_that_are_no_utf8_work(photos) -> None:
+def test_names_that_are_no_utf8_work(photos) -> None:  # part: header_cache
     name = os.fsencode(photos.root / "a") + b"/caf\xe9.jpg"
     Path(os.fsdecode(name)).write_bytes(jpeg_of())
     for num_read in (7, 0):  # the second time from the cache

@@ -133,7 +133,7 @@ def test_shellcheck_finds_nothing_in_a_script():
 
 
 def test_every_node_runs_one_torchrun_that_meets_the_others_at_the_first_node(tmp_path):
-    status, _ = finish(start_job(tmp_path, "exit 0", "data=cells", "name=two words"))
+    status, _ = finish(start_job(tmp_path, "exit 0", "epochs=2", "name=two words"))
     assert status == 0
     arguments = lines_of(tmp_path / "srun.txt")
     start = arguments.index("torchrun")
@@ -147,7 +147,7 @@ def test_every_node_runs_one_torchrun_that_meets_the_others_at_the_first_node(tm
         "--max-restarts=3",
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         *("train_ddp.py", f"output_dir={RUN}", "resume=auto"),
-        *("data=cells", "name=two words"),
+        *("epochs=2", "name=two words"),
     ]
     environment = lines_of(tmp_path / "environment.txt")
     assert "OMP_NUM_THREADS=4" in environment

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.faults import TWO_RANKS, Torchrun, run_to_end, script_with
-from tests.helpers import REPOSITORY, answers_to, has_ranks, train
+from tests.helpers import REPOSITORY, answers_to, train
 
 # Commands, and what their messages name. PHOTOS is a folder of images, FOLDER the test's own. Keys
 # and values by themselves are in test_config.py.
@@ -75,6 +75,10 @@ if (REPOSITORY / "conf" / "experiment").is_dir():
     TABLE += OF_EXPERIMENTS
 
 
+HAVE_BEGUN = {"train.py resume=nowhere.pt", "train_dp.py model.compile=true"}
+OF_TECHNIQUES = ["accumulate_steps=2", "amp.dtype=float16", "ema.decay=0.5"]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mistakes")
@@ -102,6 +106,7 @@ def told(folder: Path) -> dict[str, tuple[int, str]]:
     return dict(zip(lines, answers_to(commands, folder), strict=True))
 
 
+# part: scripts
 @pytest.mark.parametrize(("line", "message"), TABLE, ids=[line for line, _ in TABLE])
 def test_a_mistake_ends_in_a_few_lines_with_the_fix(line: str, message: str, told, folder) -> None:
     code, text = told[line]
@@ -112,21 +117,23 @@ def test_a_mistake_ends_in_a_few_lines_with_the_fix(line: str, message: str, tol
     assert code == 2, text
 
 
+# part: scripts
 @pytest.mark.usefixtures("told")
 def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
-    left = {TABLE[int(path.name)][0] for path in (folder / "runs").iterdir()}
-    assert left <= {"train.py resume=nowhere.pt", "train_dp.py model.compile=true"}
+    left = {TABLE[int(path.name)][0] for path in (folder / "runs").glob("*")}
+    assert left <= HAVE_BEGUN
 
 
+# part: scripts
 def test_a_key_of_another_technique_is_named_and_an_int_is_a_square_crop(tmp_path) -> None:
-    keys = ["accumulate_steps=2", "amp.dtype=float16", "ema.decay=0.5"]
     options = ["data.resize=30", "data.crop=24", "max_steps=1", "optimizer.warmup_epochs=0"]
-    printed = train("train.py", tmp_path / "run", *options, *keys)
-    assert all(f"{key} has no effect" in printed for key in keys)
+    printed = train("train.py", tmp_path / "run", *options, *OF_TECHNIQUES)
+    assert all(f"{key} has no effect" in printed for key in OF_TECHNIQUES)
     assert "distributed" not in printed
     assert "Traceback" not in printed
 
 
+# part: scripts
 def test_a_bug_still_shows_its_traceback(tmp_path) -> None:
     folder = script_with(tmp_path / "s", "train.py", "raise ValueError('ouch')")
     address = "data.target_dir='http://bob:secret@host/p'"
@@ -142,7 +149,10 @@ UNDER_TORCHRUN = [
     ("train_ddp.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
     ("train_ddp.py hydra.mode=MULTIRUN seed=1,2", "multirun"),
     ("train_fsdp.py model=nafnet", "model=nafnet returns images of 1 channels"),
-    ("train.py", "train.py is for one process, but torchrun has started 2; start it with python"),
+    (  # part: scripts
+        "train.py",
+        "train.py is for one process, but torchrun has started 2; start it with python",
+    ),
 ]
 
 
@@ -162,4 +172,3 @@ def test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts(
     assert text.count(message) == 1, text
     assert "Traceback" not in text
     assert len(text.strip().splitlines()) <= 3, text
-    assert has_ranks(script) == (script != "train.py")

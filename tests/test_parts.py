@@ -11,19 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from template.parts import left_out, owner_of, read_parts, with_needs
+from launch import rendezvous
+from template.parts import left_out, listing, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
 from template.suites import SETS
-from tests.helpers import REPOSITORY, run_all
+from tests.helpers import FORKSERVER, LIMIT_S, REPOSITORY, free_port, run_all
 from tests.images import make_photos
 from tests.test_project import clone_template, commit, git, made, make_project, replace
+from tests.torchrun import TWO_RANKS, torchrun
 
 PARTS, TOGETHER = read_parts()
 OF_THIS_COMMIT = random.Random(git(REPOSITORY, "rev-parse", "HEAD")).choice(sorted(PARTS))
 WITHOUT_IT = " ".join(x for x in PARTS if OF_THIS_COMMIT not in with_needs([x])) or "core"
 SLOWLY = [pytest.param(names, marks=pytest.mark.slow) for names in SETS.values() if names != "core"]
 DALI = SETS["two nodes, DDP, AMP and DALI"]
-MERGED = "ddp amp runs sweep predict slurm"
+MERGED = ["ddp amp runs sweep predict slurm", DALI]
+"""Those with SCRIPT=merged."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def project_of(template: Path) -> Callable[[str], Path]:
     def project(names: str) -> Path:
         if names not in projects:
             projects[names] = template.with_name(f"project-{len(projects)}")
-            made(template, projects[names], names, "merged" if names == MERGED else "")
+            made(template, projects[names], names, "merged" if names in MERGED else "")
         return projects[names]
 
     return project
@@ -129,7 +132,7 @@ def problems(project: Path, template: Path, names: str) -> list[str]:
     out = left_out(with_needs(names.split()))
     files = git(template, "ls-files").splitlines()
     gone = [path for path in files if any(f"{path}/".startswith(f"{other}/") for other in out)]
-    if names == MERGED:
+    if names in MERGED:
         gone += ["compose.py", *(path for path in files if path.startswith("train_"))]
     found = unresolved(project) + mentions(project, gone)
     found += uses_of_keys(project, keys_of(template) - keys_of(project))
@@ -171,17 +174,45 @@ def test_every_path_of_a_part_is_there_and_in_one_part_only() -> None:
     for name, part in PARTS.items():
         assert set(part.needs) <= PARTS.keys(), name
     for path, names in TOGETHER.items():
-        assert set("|".join(names).split("|")) <= PARTS.keys(), path
+        assert set("|".join(names).split("|")) <= PARTS.keys() | {"scripts"}, path
 
 
-@pytest.mark.parametrize("names", [SETS["core"], WITHOUT_IT, MERGED, *SLOWLY])
+@pytest.mark.parametrize("names", [SETS["core"], WITHOUT_IT, MERGED[0], *SLOWLY])
 def test_a_project_of_some_parts_is_whole(names: str, template: Path, project_of) -> None:
     found = problems(project_of(names), template, names)
     assert not found, "\n".join([f"{names}:", *found])
 
 
+def num_lines(project: Path) -> tuple[int, int]:
+    """Lines of Python and YAML of the product and of the tests."""
+    files = git(project, "ls-files", "*.py", "*.yaml").splitlines()
+    lines = {file: len((project / file).read_text().splitlines()) for file in files}
+    of_tests = sum(lines[file] for file in files if file.startswith("tests/"))
+    return sum(lines.values()) - of_tests, of_tests
+
+
+def test_the_list_of_parts_has_the_lines_that_projects_have(project_of) -> None:
+    files = git(REPOSITORY, "ls-files").splitlines()
+    text = listing(REPOSITORY, [file for file in files if not file.startswith(tuple(LEFT_OUT))])
+    product, of_tests = num_lines(project_of("core"))
+    assert f"core       {product:6,}" in text
+    assert product <= 5_500
+    assert of_tests <= 3_000
+    own = re.search(r"([\d,]+)  what PARTS=own has", text)
+    assert own
+    assert int(own[1].replace(",", "")) <= 4_200
+    rows = re.findall(r"^  (\w+) +([\d,]+) +([\d,]+)  \w", text, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(PARTS)
+    assert [name for name, *counts in rows if "0" in counts] == ["gpu"]  # tests alone
+
+
+@pytest.mark.slow
+def test_two_nodes_with_dali_take_few_lines(project_of) -> None:
+    assert num_lines(project_of(DALI))[0] <= 7_000
+
+
 def test_a_project_with_one_merged_script_names_no_other(project_of) -> None:
-    project = project_of(MERGED)
+    project = project_of(MERGED[0])
     assert [path.name for path in project.glob("train*.py")] == ["train.py"]
     script, command = (
         (project / "train.py").read_text(),
@@ -211,7 +242,7 @@ def test_what_cannot_be_merged_is_refused(parts: str, message: str, template: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", ["core", DALI, MERGED])
+@pytest.mark.parametrize("names", ["core", *MERGED])
 def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
     """`make test-projects` trains the others."""
     project = project_of(names)
@@ -220,8 +251,44 @@ def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
         make_photos(project / "photos", 30)
         command += ["loader=dali", "data=imagefolder", "data.root=photos", "data.crop=28"]
         command += ["data.resize=32", "global_batch_size=4"]
-    run_all([command], project.parent, 2 if names == MERGED else 1, project)
+    run_all([command], project.parent, 2 if names in MERGED else 1, project)
     assert (project / "outputs" / "run" / "checkpoints" / "last.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_a_project_without_a_part_is_whole_and_trains(
+    part: str, template: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two steps, by each launcher that is left."""
+    names = " ".join(x for x in PARTS if part not in with_needs(["core", x])) or "core"
+    names = "own" if part == "images" else names
+    project = tmp_path / "project"
+    made(template, project, names)
+    found = problems(project, template, names)
+    cache = tmp_path_factory.getbasetemp().parent / "mypy"  # most files are equal in all projects
+    mypy = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
+    found += [subprocess.run(mypy, cwd=project, capture_output=True, text=True).stdout]
+    assert re.fullmatch(r"Success: no issues .*\n", "\n".join(found)), "\n".join(found)
+
+    steps = ["max_steps=2", "log.images=0"]
+    run_all([["train.py", *steps, f"output_dir={tmp_path / 'alone'}"]], tmp_path, 1, project)
+    if not (project / "train_ddp.py").exists():
+        return
+    launchers = {"torchrun": TWO_RANKS}
+    if (project / "launch" / "elastic_torchrun.py").exists():
+        port = str(free_port())
+        place = FORKSERVER.Process(target=rendezvous.main, args=([port],), daemon=True)
+        place.start()
+        elastic = ["--nnodes=1:1", "--nproc_per_node=2", f"--rdzv_endpoint=127.0.0.1:{port}"]
+        launchers["elastic"] = [*elastic, "--rdzv_id=test", "--local_addr=127.0.0.1"]
+    for name, launcher in launchers.items():
+        prints, run = tmp_path / f"{name}.txt", tmp_path / name
+        command = [*launcher, "train_ddp.py", *steps, f"output_dir={run}"]
+        process = torchrun(command, project, prints, is_elastic=name == "elastic")
+        process.join(LIMIT_S)
+        assert process.exitcode == 0, prints.read_text()
+        assert (run / "checkpoints" / "last.pt").exists()
 
 
 # file -> what is written in place of what, and the part that it then needs

@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY
 
@@ -69,9 +71,12 @@ def _agent(
     os.register_at_fork(after_in_child=_reset_signals)
     from torch.distributed import run
 
-    from launch import elastic_torchrun
+    main: Callable[[list[str]], Any] = run.main
+    if is_elastic:  # part: elastic
+        from launch import elastic_torchrun
 
-    (elastic_torchrun if is_elastic else run).main([*FORKED, *arguments])
+        main = elastic_torchrun.main
+    main([*FORKED, *arguments])
 
 
 def _reset_signals() -> None:

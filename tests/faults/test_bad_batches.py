@@ -109,6 +109,7 @@ def test_a_rank_that_raises_shows_its_traceback_once_and_the_other_ends_too(
     assert prints[0].count("[rank 0] stops, because another rank has:") == 1
 
 
+# part: hang_reports
 def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_path) -> None:
     script, run = "train_ddp.py", tmp_path / "run"
     folder = script_with(tmp_path / "s", script, "if (step, rank) == (3, 1): time.sleep(1000)")
