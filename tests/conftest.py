@@ -25,7 +25,6 @@ SLOW = {
     "test_experiments.py",
     "test_own_pages.py",
     "test_export.py",
-    "test_fine_tuning_from_a_run_beats_starting_from_scratch",
     "test_importing_the_models_imports_neither_torchvision_nor_timm",
     "test_no_worker_outlives_a_killed_training",
     "test_predict.py",
