@@ -81,6 +81,19 @@ def cut_short(path: str) -> None:
     replace_file(path, content[: len(content) * 97 // 100])
 
 
+# name of a way to read files -> the overrides that choose it
+WAYS = {
+    "threads": ["loader=pytorch"],
+    "workers": ["loader=pytorch", "loader.num_workers=1"],
+    "dali": ["loader=dali"],
+}
+
+
+def reading(root: Path, *more: str) -> list[str]:
+    """Overrides that read the data set in this folder, with a cache beside it."""
+    return [f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}", *more]
+
+
 # Kinds of data. Each function writes one below a folder.
 
 
@@ -95,11 +108,8 @@ class Data:
 
 
 def common(root: Path) -> list[str]:
-    """Overrides that read the data set in this folder."""
-    return [
-        *(f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}"),
-        f"data.val_count={NUM_VAL}",
-    ]
+    """Overrides that read the data set of a kind in this folder."""
+    return reading(root, f"data.val_count={NUM_VAL}")
 
 
 def photos(root: Path) -> Data:

@@ -4,7 +4,7 @@ import json
 import shutil
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,21 +25,10 @@ from loaders.shards import LOSSLESS, Part, open_shards, pack_shards, part_of
 from loaders.storage import StorageError
 from loaders.targets import Labels
 from tests.helpers import FORKSERVER, checkpoint_of, fork, make_config, train, wait_for
-from tests.images import KINDS, Data, common, make_photos
-from tests.servers import WebServer, web_server
+from tests.images import KINDS, WAYS, Data, common, make_photos
+from tests.servers import WebServer
 
 CPU = torch.device("cpu")
-WAYS = {
-    "threads": ["loader=pytorch"],
-    "workers": ["loader=pytorch", "loader.num_workers=1"],
-    "dali": ["loader=dali"],
-}
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with web_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
