@@ -1,7 +1,9 @@
 """Small images, and data sets of every kind, for the tests of data."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,29 @@ WAYS = {
 def reading(root: Path, *more: str) -> list[str]:
     """Overrides that read the data set in this folder, with a cache beside it."""
     return [f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}", *more]
+
+
+# Files that are opened.
+
+LISTENERS: list[Callable[[str], object]] = []
+
+
+def audit(event: str, arguments: tuple[Any, ...]) -> None:
+    for listen in LISTENERS if event == "open" else ():
+        listen(str(arguments[0]))
+
+
+sys.addaudithook(audit)
+
+
+@contextmanager
+def opening(listen: Callable[[str], object]) -> Iterator[None]:
+    """Call `listen` with the path of each file that this process opens."""
+    LISTENERS.append(listen)
+    try:
+        yield
+    finally:
+        LISTENERS.remove(listen)
 
 
 # Kinds of data. Each function writes one below a folder.

@@ -28,8 +28,7 @@ from loaders.index import (
 from loaders.index import write_index as write_indexes
 from loaders.targets import describe_target
 from tests.helpers import make_config
-from tests.images import KINDS, NUM_TRAIN, NUM_VAL, make_photos, save, smooth
-from tests.test_index import opening
+from tests.images import KINDS, NUM_TRAIN, NUM_VAL, make_photos, opening, save, smooth
 
 CPU = torch.device("cpu")
 COUNT = 12

@@ -4,11 +4,7 @@ import gzip
 import io
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +16,7 @@ from loaders.index import build_index
 from loaders.read import read_image
 from loaders.targets import Labels
 from tests.helpers import make_config
-from tests.images import header_of
+from tests.images import header_of, opening
 
 
 def test_embedded_digits_are_the_promised_subset() -> None:
@@ -157,27 +153,6 @@ def test_images_are_upright_and_an_invalid_orientation_is_ignored(
     shape = (30, 20) if orientation in (5, 6, 7, 8) else (20, 30)
     assert (header["height"], header["width"]) == shape
     assert decode(path.read_bytes(), header, "rgb").shape[:2] == shape
-
-
-LISTENERS: list[Callable[[str], object]] = []
-
-
-def audit(event: str, arguments: tuple[Any, ...]) -> None:
-    for listen in LISTENERS if event == "open" else ():
-        listen(str(arguments[0]))
-
-
-sys.addaudithook(audit)
-
-
-@contextmanager
-def opening(listen: Callable[[str], object]) -> Iterator[None]:
-    """Call `listen` with the path of each file that this process opens."""
-    LISTENERS.append(listen)
-    try:
-        yield
-    finally:
-        LISTENERS.remove(listen)
 
 
 class Photos:
