@@ -246,10 +246,10 @@ def test_too_many_open_files_name_the_setting_and_are_not_the_files_fault(way, t
 
 SMALL_SHARED_MEMORY = """
 import torch
+from conf.cli import load_config
 from loaders.image_loaders import build_loaders
-from tests.helpers import make_config
 
-cfg = make_config("global_batch_size=2000", "loader.num_workers=1")
+cfg = load_config(["global_batch_size=2000", "loader.num_workers=1"])
 list(build_loaders(cfg, torch.device("cpu"))[0])
 """
 

@@ -114,6 +114,10 @@ def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) 
     )
     pack(fitting.data, out)
     build_loaders(fitting, CPU)
+    whole = make_config(*options, f"loader.pack={out}", "data.resize=40")
+    whole.data.reduced_decoding = False
+    with pytest.raises(UserError, match=r"data.reduced_decoding=False \(there: True\)"):
+        build_loaders(whole, CPU)
     with pytest.raises(UserError, match=r"data.resize=48 \(there: 40\)"):
         build_loaders(other, CPU)
     with pytest.raises(UserError, match="out=DIR"):

@@ -113,10 +113,10 @@ def test_a_program_may_end_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     options += ["data.resize=null", "global_batch_size=2", "loader.prefetch_factor=50"]
     program = f"""
 import sys, torch
+from conf.cli import load_config
 from loaders.image_loaders import build_loaders
-from tests.helpers import make_config
 
-loader, _ = build_loaders(make_config(*{options}), torch.device("cpu"))
+loader, _ = build_loaders(load_config({options}), torch.device("cpu"))
 sys.kept = [iter(loader) for _ in range(3)]
 for batches in sys.kept:
     next(batches)
