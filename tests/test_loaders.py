@@ -4,11 +4,9 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -16,33 +14,12 @@ import pytest
 import torch
 
 from conf.errors import UserError
-from loaders.epoch import transformed
 from loaders.image_loaders import build_loaders
 from loaders.limits import cpus_per_rank
 from tests.helpers import REPOSITORY, make_config
 from tests.images import make_photos, opening, reading, save_tiff
 
 CPU = torch.device("cpu")
-
-
-def test_an_epoch_that_was_left_can_end_in_any_thread() -> None:
-    """The garbage collector may end it in the thread that prepares its next batch."""
-    is_left, results = threading.Event(), Queue[str]()
-
-    def transform(number: int, batch: int) -> Any:
-        if number == 1:
-            is_left.wait()
-            try:
-                batches.close()
-                results.put("ended")
-            except RuntimeError as error:
-                results.put(str(error))
-        return number, batch
-
-    batches: Any = transformed(((number, number) for number in range(3)), transform, 1)
-    next(batches)
-    is_left.set()
-    assert results.get(timeout=60) == "ended"
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:

@@ -26,22 +26,6 @@ def ramp(height: int, width: int) -> np.ndarray:
     return (30 + 0.2 * y + 0.15 * x).astype(np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("shape", "size", "factor"),
-    [
-        ((100, 100), (40, 40), 2),
-        ((100, 100), (40, 41), 1),
-        ((100, 100), (41, 40), 1),
-        ((400, 400), (80, 41), 4),
-        ((4000, 3000), (10, 10), 8),
-        ((2625, 2625), (224, 224), 8),
-        ((1, 1), (1, 1), 1),
-    ],
-)
-def test_a_rectangle_stays_a_quarter_larger_than_the_output(shape, size, factor) -> None:
-    assert factor_for(shape, size) == factor
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_reduced_rectangle_is_the_same_place(orientation: int, tmp_path: Path) -> None:
     """To a tenth of a reduced pixel, whichever way the image is turned."""
