@@ -105,6 +105,9 @@ def test_gaussian_blur_is_torchvisions() -> None:
         if sigma:
             image = functional.gaussian_blur(image, [2 * math.ceil(3 * sigma) + 1] * 2, [sigma] * 2)
         torch.testing.assert_close(result, image, rtol=0, atol=1e-5)
+    drawn = drawn_rows(1000, gaussian_blur=[0.25, 1.0, 2.0])["sigma"]
+    assert 1 <= drawn[drawn > 0].min() < drawn.max() <= 2
+    assert (drawn > 0).mean() == pytest.approx(0.25, abs=0.05)
     rows["sigma"] = 30.0  # wider than the image, which is reflected once
     assert augmented("GaussianBlur", images, rows)[0].isfinite().all()
 
