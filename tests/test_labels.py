@@ -19,7 +19,7 @@ from tests.helpers import events_of, make_config, refused, summary_of, train
 NUM_IMAGES = 12
 NAMES = ["cat", "dog", "cow", "dog"] * 3
 SEVERAL = [["cat", "dog"], ["dog"], [], ["cat", "cow"]]
-PAIR = "data.label_columns=[a,b]"
+PAIR, AUTO = "data.label_columns=[a,b]", "data.label_kind=auto"
 
 
 @pytest.fixture(scope="module")
@@ -67,70 +67,54 @@ def labels_by_number(index: Index) -> dict[int, list]:
     return dict(zip(numbers, values, strict=True))
 
 
-def assert_holds(images: Path, table: Path, names: str, expected: list[list], *more: str) -> None:
-    """The table has these classes, or columns of numbers, and labels, which repeat."""
-    cfg = make_config(*options_of(images, table, *more))
-    loader, other = build_loaders(cfg, torch.device("cpu"))
-    target: Any = loader.index.target
-    assert ",".join(target.names if target.kind == "numbers" else target.classes) == names
-    by_number = labels_by_number(loader.index)
-    assert (len(loader.index), len(other.index)) == (8, 4)
-    by_number |= labels_by_number(other.index)
-    assert by_number == {n: expected[n % len(expected)] for n in range(NUM_IMAGES)}
-    about = loader.info.description[0]
-    assert all(part in about for part in ["8 training", "4 validation", names.replace(",", ", ")])
+def table_with(columns: dict[str, list[Any]], form: str, tmp_path: Path) -> Path:
+    """A table with these cells behind the paths, which repeat."""
+    count = NUM_IMAGES // len(next(iter(columns.values())))
+    columns = {name: cells * count for name, cells in columns.items()}
+    if form == "csv":
+        rows = zip(*columns.values(), strict=True)
+        return write(tmp_path, f"path,{','.join(columns)}", [",".join(map(text, r)) for r in rows])
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    paths = [path_of(number) for number in range(NUM_IMAGES)]
+    parquet.write_table(pyarrow.table({"path": paths, **columns}), tmp_path / "labels.parquet")
+    return tmp_path / "labels.parquet"
 
 
-@pytest.mark.parametrize(
-    ("header", "cells", "override", "names", "expected"),
-    [
-        (
-            *("path,label", NAMES[:4], "data.label_kind=auto"),
-            *("cat,cow,dog", [["cat"], ["dog"], ["cow"], ["dog"]]),
-        ),
-        (
-            *("path,label", ["10", "9", "2", "10"], "data.label_kind=auto"),
-            *("2,9,10", [["10"], ["9"], ["2"], ["10"]]),
-        ),
-        (
-            *("path,label", ["cat;dog", "dog", ";", "cow; cat"], "data.label_kind=auto"),
-            *("cat,cow,dog", SEVERAL),
-        ),
-        (
-            *("path,cat,dog", ["1,0", "0,1", "1,1", "0,0"], "data.label_columns=[dog,cat]"),
-            *("dog,cat", [["cat"], ["dog"], ["dog", "cat"], []]),
-        ),
-        ("path,label", ["a", ";"], "data.label_kind=auto", "a", [["a"], []]),
-        ("path,a,b", ["0.5,-1", "1.5,2"], "data.label_columns=[a]", "a", [[0.5], [1.5]]),
-        ("path,a,b", ["0.5,-1", "1,2"], "data.label_columns=[b,a]", "b,a", [[-1, 0.5], [2, 1]]),
-        ("path,label", ["0", "7"], "data.label_kind=numbers", "label", [[0], [7]]),
-        ("path,label", ["a", "b"], "data.label_kind=several", "a,b", [["a"], ["b"]]),
-    ],
-)
-def test_cells_become_classes_several_labels_or_numbers(
-    header: str, cells: list[str], override: str, names: str, expected, images: Path, tmp_path
-) -> None:
-    table = write(tmp_path, header, cells * (NUM_IMAGES // len(cells)))
-    assert_holds(images, table, names, expected, override)
+def text(cell: Any) -> str:
+    if isinstance(cell, list):
+        return "; ".join(cell) or ";"
+    return str(int(cell) if isinstance(cell, bool) else cell)
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
 @pytest.mark.parametrize(
     ("columns", "override", "names", "expected"),
     [
-        ({"label": NAMES}, "seed=0", "cat,cow,dog", [["cat"], ["dog"], ["cow"], ["dog"]]),
-        ({"label": [3, 1] * 6}, "seed=0", "1,3", [["3"], ["1"]]),
-        ({"label": [0.5, 1.25] * 6}, "seed=0", "label", [[0.5], [1.25]]),
-        ({"a": [True, False] * 6, "b": [1, 0] * 6}, PAIR, "a,b", [["a", "b"], []]),
-        ({"label": [["a", "b"], []] * 6}, "seed=0", "a,b", [["a", "b"], []]),
+        ({"label": NAMES[:4]}, AUTO, "cat,cow,dog", [["cat"], ["dog"], ["cow"], ["dog"]]),
+        ({"label": [10, 9, 2, 10]}, AUTO, "2,9,10", [["10"], ["9"], ["2"], ["10"]]),
+        ({"label": SEVERAL}, AUTO, "cat,cow,dog", SEVERAL),
+        ({"label": [["a"], []]}, AUTO, "a", [["a"], []]),
+        ({"b": [0, 1], "a": [True, False]}, PAIR, "a,b", [["a"], ["b"]]),
+        ({"b": [1, 0], "a": [True, False]}, PAIR, "a,b", [["a", "b"], []]),
+        ({"label": [0.5, 1.25]}, AUTO, "label", [[0.5], [1.25]]),
+        ({"a": [0.5, 1.5], "b": [-1, 2]}, "data.label_columns=[a]", "a", [[0.5], [1.5]]),
+        ({"b": [-1.0, 2.0], "a": [0.5, 1.0]}, PAIR, "a,b", [[0.5, -1], [1, 2]]),
+        ({"label": [0, 7]}, "data.label_kind=numbers", "label", [[0], [7]]),
+        ({"label": ["a", "b"]}, "data.label_kind=several", "a,b", [["a"], ["b"]]),
     ],
 )
-def test_parquet_is_read_like_csv(
-    columns: dict, override: str, names: str, expected, images: Path, tmp_path
+def test_cells_become_classes_several_labels_or_numbers(
+    columns: dict[str, list], override: str, names: str, expected, form: str, images: Path, tmp_path
 ) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    paths = [path_of(n) for n in range(NUM_IMAGES)]
-    parquet.write_table(pyarrow.table({"path": paths, **columns}), tmp_path / "labels.parquet")
-    assert_holds(images, tmp_path / "labels.parquet", names, expected, override)
+    cfg = make_config(*options_of(images, table_with(columns, form, tmp_path), override))
+    loader, other = build_loaders(cfg, torch.device("cpu"))
+    target: Any = loader.index.target
+    assert ",".join(target.names if target.kind == "numbers" else target.classes) == names
+    by_number = labels_by_number(loader.index) | labels_by_number(other.index)
+    assert (len(loader.index), len(other.index)) == (8, 4)
+    assert by_number == {n: expected[n % len(expected)] for n in range(NUM_IMAGES)}
+    about = loader.info.description[0]
+    assert all(part in about for part in ["8 training", "4 validation", names.replace(",", ", ")])
 
 
 @pytest.mark.parametrize(
