@@ -304,13 +304,15 @@ def feed_in_steps(result: Path) -> None:
 
 def test_workers_ignore_signals_that_are_not_theirs_and_end_with_the_training(tmp_path) -> None:
     process = in_process(tmp_path / "result", feed_in_steps)
-    workers = [psutil.Process(int(pid)) for pid in text_of(tmp_path / "workers").split()]
-    assert len(workers) == 2
-    for worker in workers:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            worker.send_signal(number)
-    (tmp_path / "go on").write_text("yes")
-    assert text_of(tmp_path / "result") == "finished"
-    assert all(worker.is_running() for worker in workers)
-    process.kill()
+    try:
+        workers = [psutil.Process(int(pid)) for pid in text_of(tmp_path / "workers").split()]
+        assert len(workers) == 2
+        for worker in workers:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                worker.send_signal(number)
+        (tmp_path / "go on").write_text("yes")
+        assert text_of(tmp_path / "result") == "finished"
+        assert all(worker.is_running() for worker in workers)
+    finally:
+        process.kill()
     assert not psutil.wait_procs(workers, timeout=LIMIT_S)[1]
