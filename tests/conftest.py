@@ -8,6 +8,8 @@ from urllib.request import ProxyHandler, build_opener, install_opener
 
 import pytest
 
+from tests.servers import WebServer, web_server
+
 # Two ranks or workers on few cores would otherwise fight for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # In memory: runs sync their files, and on a busy disk each sync takes a test 0.1 s or more.
@@ -16,7 +18,6 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 
 
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
-    "test_a_killed_worker_names_the_setting",
     "test_a_program_may_end_in_the_middle_of_an_epoch",
     "test_a_project_of_some_parts_is_whole",
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
@@ -25,9 +26,7 @@ SLOW = {
     "test_experiments.py",
     "test_own_pages.py",
     "test_export.py",
-    "test_fine_tuning_from_a_run_beats_starting_from_scratch",
     "test_importing_the_models_imports_neither_torchvision_nor_timm",
-    "test_no_worker_outlives_a_killed_training",
     "test_predict.py",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",
     "test_ranks_are_started_by_torchrun",
@@ -57,6 +56,12 @@ def pytest_collection_finish() -> None:
         # It does not see a GPU: a process that uses one must not fork.
         with mock.patch.dict(os.environ, helpers.ENVIRONMENT):
             forkserver.ensure_running()
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with web_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -34,6 +34,7 @@ from torch import Tensor
 
 from compose import compose
 from conf.cli import load_config, to_config
+from conf.errors import UserError
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
@@ -67,6 +68,14 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) 
     while not condition():
         assert time.monotonic() < end, f"waited {timeout} s for {what}"
         time.sleep(0.05)
+
+
+@contextmanager
+def refused(*shown: str) -> Iterator[None]:
+    """Expect a UserError whose message has all these texts."""
+    with pytest.raises(UserError) as error:
+        yield
+    assert all(text in str(error.value) for text in shown), error.value
 
 
 @cache

@@ -1,7 +1,9 @@
 """Small images, and data sets of every kind, for the tests of data."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from PIL import Image, ImageOps
 
 from loaders.images import HEADER, read_header
 from loaders.shards import Part, pack_shards
-from tests.helpers import make_config
+from tests.helpers import REPOSITORY, make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
 CLASSES, IGNORED = (0, 3, 7, 200), 255  # of masks: far apart, so that a mixture of two is a new one
@@ -56,6 +58,19 @@ def make_photos(root: Path, count: int) -> Path:
     return root
 
 
+def digit_folders(root: Path, digits: range, num_train: int, num_val: int) -> Path:
+    """Real digits as PNG files in class folders, so many of each."""
+    with np.load(REPOSITORY / "data" / "mnist_mini.npz") as arrays:
+        for split, count in [("train", num_train), ("val", num_val)]:
+            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+            for digit in digits:
+                folder = root / split / f"digit {digit}"
+                folder.mkdir(parents=True)
+                for number in np.flatnonzero(labels == digit)[:count]:
+                    Image.fromarray(images[number]).save(folder / f"{number:05d}.png")
+    return root
+
+
 def replace_file(path: str, content: bytes) -> None:
     """As a new file: the old one may be mapped into memory."""
     os.unlink(path)
@@ -66,6 +81,42 @@ def cut_short(path: str) -> None:
     """Only the last lines are missing, which are far below every centre crop."""
     content = Path(path).read_bytes()
     replace_file(path, content[: len(content) * 97 // 100])
+
+
+# name of a way to read files -> the overrides that choose it
+WAYS = {
+    "threads": ["loader=pytorch"],
+    "workers": ["loader=pytorch", "loader.num_workers=1"],
+    "dali": ["loader=dali"],
+}
+
+
+def reading(root: Path, *more: str) -> list[str]:
+    """Overrides that read the data set in this folder, with a cache beside it."""
+    return [f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}", *more]
+
+
+# Files that are opened.
+
+LISTENERS: list[Callable[[str], object]] = []
+
+
+def audit(event: str, arguments: tuple[Any, ...]) -> None:
+    for listen in LISTENERS if event == "open" else ():
+        listen(str(arguments[0]))
+
+
+sys.addaudithook(audit)
+
+
+@contextmanager
+def opening(listen: Callable[[str], object]) -> Iterator[None]:
+    """Call `listen` with the path of each file that this process opens."""
+    LISTENERS.append(listen)
+    try:
+        yield
+    finally:
+        LISTENERS.remove(listen)
 
 
 # Kinds of data. Each function writes one below a folder.
@@ -82,12 +133,8 @@ class Data:
 
 
 def common(root: Path) -> list[str]:
-    """Overrides that read the data set in this folder."""
-    return [
-        f"data.root={root}",
-        f"data.cache_dir={root.parent / 'cache'}",
-        f"data.val_count={NUM_VAL}",
-    ]
+    """Overrides that read the data set of a kind in this folder."""
+    return reading(root, f"data.val_count={NUM_VAL}")
 
 
 def photos(root: Path) -> Data:

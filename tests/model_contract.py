@@ -1,14 +1,17 @@
 """The promises of every model, and helpers that the tests of single models share."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from conf.errors import UserError
 from conf.schema import ModelConfig
 from models import build_model
+from models.finetune import first_convolution, head_of
 
 
 def build(name: str, in_channels: int, num_outputs: int, **kwargs: Any) -> Any:
@@ -16,23 +19,20 @@ def build(name: str, in_channels: int, num_outputs: int, **kwargs: Any) -> Any:
     return build_model(ModelConfig(name=name, kwargs=kwargs), in_channels, num_outputs)
 
 
-def num_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def check_contract(name: str, num_outputs: int, shape: tuple[int, ...], *accepted: str) -> None:
-    """Any number of channels; keyword arguments are checked; the memory format changes no result.
+def check_contract(
+    name: str, num_outputs: int, shape: tuple[int, ...], head: str, accepted: Sequence[str]
+) -> None:
+    """Keyword arguments and the head are known; the memory format changes no result.
 
     Args:
         name: of the model.
         num_outputs: it is asked for.
-        shape: (C, H, W) of an input; C is tried as 1, 3 and 5 where the model allows it.
+        shape: (C, H, W) of an input.
+        head: name of the layer that is replaced for other outputs.
         accepted: all its keyword arguments.
     """
     with pytest.raises(UserError, match=f"widht.*: {', '.join(accepted)}$"):
         build(name, shape[0], num_outputs, widht=8)
-    with pytest.raises(UserError, match="num_outputs"):
-        build_model(ModelConfig(name=name, kwargs={"num_outputs": 3}), shape[0], num_outputs)
 
     models = []
     for channels_last in (False, True):
@@ -44,22 +44,29 @@ def check_contract(name: str, num_outputs: int, shape: tuple[int, ...], *accepte
         assert (formats == {True}) == channels_last
     inputs = torch.rand(2, *shape)
     torch.testing.assert_close(models[1](inputs), models[0](inputs), rtol=1e-3, atol=1e-4)
+    assert head_of(models[0]) == (head,)  # part: finetune
+    assert first_convolution(models[0]) in models[0].state_dict()  # part: finetune
 
 
-def check_classifier(name: str, *accepted: str) -> None:
-    check_contract(name, 7, (3, 64, 96), *accepted)
-    with torch.device("meta"):  # shapes without the arithmetic
-        for in_channels in (1, 3, 5):
-            model = build(name, in_channels, 7)
-            assert model(torch.empty(2, in_channels, 64, 96)).shape == (2, 7)
+def check_refused(name: str, channels: int, num_outputs: int, kwargs: dict[str, Any]) -> None:
+    """A value that the model does not take is refused with its key."""
+    [(key, value)] = kwargs.items()
+    with pytest.raises(UserError) as error:
+        build(name, channels, num_outputs, **kwargs)
+    assert f"{key}={value}" in str(error.value)
 
 
-def fit(model: nn.Module, num_steps: int, loss_of_a_batch: Any, lr: float = 0.01) -> Tensor:
-    """The loss of the last of so many steps."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+def check_learning(model: nn.Module, inputs: Tensor, targets: Tensor, num_steps: int = 40) -> None:
+    """The loss of a batch falls to a fifth, and each parameter has a part in it."""
+    loss_of = F.mse_loss if targets.is_floating_point() else F.cross_entropy
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
     for _ in range(num_steps):
         optimizer.zero_grad()
-        loss = loss_of_a_batch()
+        loss = loss_of(model(inputs), targets)
         loss.backward()
         optimizer.step()
-    return loss
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 5
+    assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())

@@ -113,14 +113,14 @@ def check_that_nothing_waits(task: Task, outputs: Tensor, targets: Tensor, whole
     torch.testing.assert_close(sums.cpu(), whole, rtol=1e-5, atol=1e-4)
 
 
-def check_refused(build: Callable[..., Task], **wrong: Any) -> None:
-    """An option that the task does not take is refused with its key and value."""
-    [(name, value)] = wrong.items()
-    key = f"task.{name}"
-    if name == "weights":  # part: loss_weights
-        key = "loss.weights"
-    with pytest.raises(UserError, match=re.escape(f"{key}={value}")):
-        build(**wrong)
+def check_refused(build: Callable[..., Task], *wrong: tuple[str, Any]) -> None:
+    """Options that the task does not take are refused with key and value."""
+    for name, value in wrong:
+        key = f"task.{name}"
+        if name == "weights":  # part: loss_weights
+            key = "loss.weights"
+        with pytest.raises(UserError, match=re.escape(f"{key}={value}")):
+            build(**{name: value})
 
 
 def check_class_weights(build: Callable[..., Task], batch_of: Callable[[int], Any]) -> None:

@@ -28,8 +28,7 @@ from loaders.index import (
 from loaders.index import write_index as write_indexes
 from loaders.targets import describe_target
 from tests.helpers import make_config
-from tests.images import KINDS, NUM_TRAIN, NUM_VAL, make_photos, save, smooth
-from tests.test_index import opening
+from tests.images import KINDS, NUM_TRAIN, NUM_VAL, make_photos, opening, reading, save, smooth
 
 CPU = torch.device("cpu")
 COUNT = 12
@@ -38,8 +37,7 @@ ONE_OF_EACH_LAYOUT = ("photos", "numbers", "pairs", "masks", "cells of 8 bits, n
 
 def options_of(root: Path, num_val: int) -> list[str]:
     """Overrides that read the data set in this folder."""
-    options = [f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}", "data.crop=[16,16]"]
-    return [*options, f"data.val_count={num_val}"]
+    return reading(root, "data.crop=[16,16]", f"data.val_count={num_val}")
 
 
 def write_index(data: DataConfig, out: Path) -> None:

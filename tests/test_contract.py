@@ -372,6 +372,23 @@ def test_backends_agree_on_what_is_resized_and_augmented(name: str, way: str, pl
             assert all(torch.equal(a.target, b.target) for a, b in pairs)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_augmented_samples_are_the_same_on_any_ranks_and_after_a_resume(way: str, places) -> None:
+    """With their partners: to the bit."""
+    place, more = places("photos"), (*TURNED, "data.mixup=0.4")
+    expected = place.read(place.loaders(way, more=more)[0], 1)
+    assert any((sample.target > 0).sum() > 1 for sample in expected)
+    assert all(torch.isclose(sample.target.sum(), torch.tensor(1.0)) for sample in expected)
+    parts = []
+    for rank in range(2):
+        first, again = (place.loaders(way, rank, 2, more)[0] for _ in range(2))
+        first.set_epoch(1)
+        next(iter(first))
+        again.load_state_dict(first.state_dict())
+        parts.append(place.read(again, 1))
+    assert_same(merged(parts), expected[BATCH:])
+
+
 @pytest.mark.parametrize(
     ("kind", "size", "tolerance"),
     [

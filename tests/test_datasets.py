@@ -18,8 +18,8 @@ from loaders.index import BadFileError, build_index
 from loaders.pack import pack
 from loaders.prediction import build_prediction_loader
 from loaders.targets import Labels
-from tests.helpers import make_config
-from tests.images import header_of, make_photos, save, smooth
+from tests.helpers import make_config, refused
+from tests.images import header_of, make_photos, reading, save, smooth
 
 CPU = torch.device("cpu")
 
@@ -27,8 +27,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
     """Those that read 12 photos in three class folders."""
-    root = make_photos(tmp_path / "photos", 12)
-    return ["data=imagefolder", f"data.root={root}", f"data.cache_dir={tmp_path / 'cache'}"]
+    return ["data=imagefolder", *reading(make_photos(tmp_path / "photos", 12))]
 
 
 def test_a_seeded_split_is_disjoint_and_stays(options: list[str]) -> None:
@@ -115,6 +114,10 @@ def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) 
     )
     pack(fitting.data, out)
     build_loaders(fitting, CPU)
+    whole = make_config(*options, f"loader.pack={out}", "data.resize=40")
+    whole.data.reduced_decoding = False
+    with pytest.raises(UserError, match=r"data.reduced_decoding=False \(there: True\)"):
+        build_loaders(whole, CPU)
     with pytest.raises(UserError, match=r"data.resize=48 \(there: 40\)"):
         build_loaders(other, CPU)
     with pytest.raises(UserError, match="out=DIR"):
@@ -127,14 +130,6 @@ def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) 
 
 
 # mistakes
-
-
-def refusal(tmp_path: Path, *overrides: str) -> str:
-    """Why the folder `d` is refused."""
-    options = [f"data.root={tmp_path / 'd'}", f"data.cache_dir={tmp_path}"]
-    with pytest.raises(UserError) as error:
-        build_index(make_config(*options, *overrides).data)
-    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +159,8 @@ def test_bad_folders_are_refused_with_names(
         else:
             path.parent.mkdir(parents=True)
             path.touch()
-    message = refusal(tmp_path, *overrides)
-    assert all(part in message for part in shown), message
+    with refused(*shown):
+        build_index(make_config(*reading(tmp_path / "d"), *overrides).data)
 
 
 @pytest.mark.parametrize("links", [{"a/loop": "."}, {"a/other": "b/inner", "b/inner/other": "a"}])
@@ -174,8 +169,8 @@ def test_folders_that_contain_themselves_are_named(links: dict[str, str], tmp_pa
         save(tmp_path / "d" / name / "1.png", smooth(0, 8, 8))
     for name, target in links.items():
         (tmp_path / "d" / name).symlink_to(tmp_path / "d" / target)
-    message = refusal(tmp_path, "data=imagefolder")
-    assert all(part in message for part in (min(links).split("/")[1], "20 folders", "d"))
+    with refused(min(links).split("/")[1], "20 folders"):
+        build_index(make_config("data=imagefolder", *reading(tmp_path / "d")).data)
 
 
 # files that decoders read in different ways
@@ -226,7 +221,7 @@ def test_dali_shows_every_file_as_pytorch_does(
     folder = tmp_path / "photos"
     folder.mkdir()
     refused = odd_files(folder)
-    options = ["data=imagefolder", f"data.root={folder}", f"data.cache_dir={tmp_path}"]
+    options = ["data=imagefolder", *reading(folder)]
     options += ["data.resize=[50,50]", f"data.crop={crop}", "data.mean=null", "data.std=null"]
     unlabelled = Labels(np.zeros(0), ("a", "b"))
     epochs: list[dict[str, torch.Tensor]] = []

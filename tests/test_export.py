@@ -19,8 +19,8 @@ from safetensors import safe_open
 import export
 from conf.errors import UserError
 from tests.helpers import REPOSITORY, run_all
+from tests.images import digit_folders
 from tests.test_predict import SMALL, table
-from tests.test_weights import digit_folders
 
 NAMES = ["digit 3", "digit 4", "digit 5"]
 FILES = {"onnx": "mine.onnx", "torch": "mine.pt2", "safetensors": "mine.safetensors"}

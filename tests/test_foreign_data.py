@@ -8,7 +8,6 @@ import re
 import shutil
 import tracemalloc
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +24,7 @@ from loaders.shards import Part, pack_shards
 from loaders.storage import StorageError
 from tests.helpers import make_config
 from tests.images import make_photos
-from tests.servers import WebServer, web_server
+from tests.servers import WebServer
 
 MOST_BYTES = 30_000_000
 """Of memory that reading 20 photos of 3 KB may ask for."""
@@ -90,12 +89,6 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Place:
     return Place(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with web_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,7 @@
 import io
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from loaders.index import build_index
 from loaders.read import read_image
 from loaders.targets import Labels
 from tests.helpers import make_config
-from tests.images import header_of
+from tests.images import header_of, make_photos, opening, reading, save, smooth
 
 
 def test_embedded_digits_are_the_promised_subset() -> None:
@@ -155,104 +151,73 @@ def test_images_are_upright_and_an_invalid_orientation_is_ignored(
     assert decode(path.read_bytes(), header, "rgb").shape[:2] == shape
 
 
-LISTENERS: list[Callable[[str], object]] = []
-
-
-def audit(event: str, arguments: tuple[Any, ...]) -> None:
-    for listen in LISTENERS if event == "open" else ():
-        listen(str(arguments[0]))
-
-
-sys.addaudithook(audit)
-
-
-@contextmanager
-def opening(listen: Callable[[str], object]) -> Iterator[None]:
-    """Call `listen` with the path of each file that this process opens."""
-    LISTENERS.append(listen)
-    try:
-        yield
-    finally:
-        LISTENERS.remove(listen)
-
-
-class Photos:
-    """Six JPEGs in two classes, and scans of their headers."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root, self.cache = folder / "photos", folder / "cache"
-        for number in range(6):
-            path = self.root / "ab"[number % 2] / f"ünï cöde {number}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(jpeg_of())
-
-    def scan(self, *more: str) -> tuple[dict[str, tuple[int, int]], set[str]]:
-        """Height and width by file; and the files whose headers were read."""
-        options = [f"data.root={self.root}", f"data.cache_dir={self.cache}", *more]
-        options += ["data=imagefolder", "data.val_count=3"]
-        read: set[str] = set()
-        with opening(read.add):
-            indexes = build_index(make_config(*options).data)
-        sizes: dict[str, tuple[int, int]] = {}
-        for index in indexes:
-            names = [Path(name).name for name in index.files[0]]
-            sizes |= zip(names, map(tuple, index.sizes.tolist()), strict=True)
-        return sizes, {Path(path).name for path in read if path.startswith(str(self.root))}
+def scan(root: Path, *more: str) -> tuple[dict[str, tuple[int, int]], set[str]]:
+    """Height and width by file; and the files whose headers were read."""
+    options = ["data=imagefolder", *reading(root, "data.val_count=3"), *more]
+    read: set[str] = set()
+    with opening(read.add):
+        indexes = build_index(make_config(*options).data)
+    sizes: dict[str, tuple[int, int]] = {}
+    for index in indexes:
+        names = [Path(name).name for name in index.files[0]]
+        sizes |= zip(names, map(tuple, index.sizes.tolist()), strict=True)
+    return sizes, {Path(path).name for path in read if path.startswith(str(root))}
 
 
 @pytest.fixture
-def photos(tmp_path) -> Photos:
-    return Photos(tmp_path)
+def photos(tmp_path: Path) -> Path:
+    return make_photos(tmp_path / "photos", 6)
 
 
-def test_only_files_that_are_new_or_changed_are_read_again(photos) -> None:  # part: header_cache
-    sizes, read = photos.scan()
+def test_only_files_that_are_new_or_changed_are_read_again(
+    photos: Path,
+) -> None:  # part: header_cache
+    sizes, read = scan(photos)
     assert read == set(sizes)
-    assert set(sizes.values()) == {(20, 30)}
-    assert photos.scan() == (sizes, set())
+    assert sizes["foto ä 4.jpg"] == (64, 80)
+    assert scan(photos) == (sizes, set())
 
-    Image.new("RGB", (8, 9)).save(photos.root / "a" / "new.jpg")
-    Image.new("RGB", (10, 11)).save(photos.root / "b" / "ünï cöde 1.jpg")
-    (photos.root / "a" / "ünï cöde 0.jpg").unlink()
-    sizes |= {"new.jpg": (9, 8), "ünï cöde 1.jpg": (11, 10)}
-    del sizes["ünï cöde 0.jpg"]
-    assert photos.scan() == (sizes, {"new.jpg", "ünï cöde 1.jpg"})
+    save(photos / "a" / "new.jpg", smooth(0, 9, 8))
+    save(photos / "b" / "foto ä 1.jpg", smooth(0, 11, 10))
+    (photos / "a" / "foto ä 0.jpg").unlink()
+    sizes |= {"new.jpg": (9, 8), "foto ä 1.jpg": (11, 10)}
+    del sizes["foto ä 0.jpg"]
+    assert scan(photos) == (sizes, {"new.jpg", "foto ä 1.jpg"})
 
-    (photos.root / "a" / "page.jpg").write_text("<html>")
-    shutil.copy(photos.root / "a" / "new.jpg", photos.root / "a" / "newer.jpg")
+    (photos / "a" / "page.jpg").write_text("<html>")
+    shutil.copy(photos / "a" / "new.jpg", photos / "a" / "newer.jpg")
     with pytest.raises(UserError, match="1 of 8 files"):
-        photos.scan()
-    (photos.root / "a" / "page.jpg").unlink()
+        scan(photos)
+    (photos / "a" / "page.jpg").unlink()
     sizes["newer.jpg"] = (9, 8)
-    assert photos.scan() == (sizes, set())  # though the scan before ended with an error
+    assert scan(photos) == (sizes, set())  # though the scan before ended with an error
 
-    [kept] = photos.cache.glob("headers-*.npy")
+    [kept] = photos.with_name("cache").glob("headers-*.npy")
     kept.write_bytes(kept.read_bytes()[:-100])
-    assert photos.scan() == (sizes, set(sizes))
+    assert scan(photos) == (sizes, set(sizes))
     kept.unlink()
-    assert photos.scan() == (sizes, set(sizes))
+    assert scan(photos) == (sizes, set(sizes))
     assert kept.exists()
 
 
-def test_a_pipe_with_the_name_of_an_image_is_named_and_not_waited_for(photos) -> None:
-    sizes, _ = photos.scan()
-    os.mkfifo(pipe := photos.root / "a" / "pipe.jpg")
+def test_a_pipe_with_the_name_of_an_image_is_named_and_not_waited_for(photos: Path) -> None:
+    sizes, _ = scan(photos)
+    os.mkfifo(pipe := photos / "a" / "pipe.jpg")
     with pytest.raises(UserError, match=str(pipe)):
-        photos.scan()
-    assert photos.scan("data.on_error=skip")[0] == sizes
+        scan(photos)
+    assert scan(photos, "data.on_error=skip")[0] == sizes
 
 
-def test_names_that_are_no_utf8_work(photos) -> None:  # part: header_cache
-    name = os.fsencode(photos.root / "a") + b"/caf\xe9.jpg"
-    Path(os.fsdecode(name)).write_bytes(jpeg_of())
+def test_names_that_are_no_utf8_work(photos: Path) -> None:  # part: header_cache
+    name = os.fsdecode(os.fsencode(photos / "a") + b"/caf\xe9.jpg")
+    Path(name).write_bytes(jpeg_of())
     for num_read in (7, 0):  # the second time from the cache
-        sizes, read = photos.scan()
-        assert Path(os.fsdecode(name)).name in sizes
+        sizes, read = scan(photos)
+        assert Path(name).name in sizes
         assert len(read) == num_read
 
 
-def test_a_cache_folder_that_cannot_be_written_to_is_done_without(photos, caplog) -> None:
-    photos.cache.touch()
-    photos.cache /= "folder"
-    assert len(photos.scan()[0]) == 6
+def test_a_cache_folder_that_cannot_be_written_to_is_done_without(photos: Path, caplog) -> None:
+    photos.with_name("cache").touch()
+    assert len(scan(photos)[0]) == 6
     assert "data.cache_dir" in caplog.text

@@ -4,11 +4,9 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -16,38 +14,12 @@ import pytest
 import torch
 
 from conf.errors import UserError
-from loaders.backends import backend
-from loaders.epoch import transformed
 from loaders.image_loaders import build_loaders
-from loaders.index import Index
 from loaders.limits import cpus_per_rank
-from loaders.plan import PlanSampler
-from loaders.targets import Labels
 from tests.helpers import REPOSITORY, make_config
-from tests.images import save_tiff
+from tests.images import make_photos, opening, reading, save_tiff
 
 CPU = torch.device("cpu")
-READ: list[Any] = []
-
-
-def test_an_epoch_that_was_left_can_end_in_any_thread() -> None:
-    """The garbage collector may end it in the thread that prepares its next batch."""
-    is_left, results = threading.Event(), Queue[str]()
-
-    def transform(number: int, batch: int) -> Any:
-        if number == 1:
-            is_left.wait()
-            try:
-                batches.close()
-                results.put("ended")
-            except RuntimeError as error:
-                results.put(str(error))
-        return number, batch
-
-    batches: Any = transformed(((number, number) for number in range(3)), transform, 1)
-    next(batches)
-    is_left.set()
-    assert results.get(timeout=60) == "ended"
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:
@@ -84,54 +56,44 @@ def test_the_training_keeps_its_number_of_threads() -> None:
         torch.set_num_threads(before)
 
 
-class SlowPixels(np.ndarray):
-    """Pixels of images that take 50 ms to read."""
+def test_threads_stop_when_an_epoch_is_left(tmp_path: Path) -> None:
+    options = ["data=imagefolder", *reading(make_photos(tmp_path / "photos", 100))]
+    options += ["data.resize=null", "data.crop=40", "global_batch_size=2"]
+    options += ["loader.prefetch_factor=300", "loader.num_threads=2"]
+    loader, _ = build_loaders(make_config(*options), CPU)
+    read: list[str] = []
 
-    def __getitem__(self, place: Any) -> Any:
-        READ.append(place)
-        time.sleep(0.05)
-        return np.asarray(self)[place]
+    def listen(path: str) -> None:
+        if path.endswith(".jpg"):
+            read.append(path)
+            time.sleep(0.05)
 
-
-def test_threads_stop_when_an_epoch_is_left() -> None:
-    index = Index(
-        name="slow/train",
-        sizes=np.full((600, 2), 8),
-        channels=1,
-        target=Labels(np.zeros(600, int), ("a",)),
-        pixels=(np.zeros(600 * 8 * 8, np.uint8).view(SlowPixels),),
-        offsets=8 * 8 * np.arange(600),
-    )
-    options = ["data.resize=[4,4]", "loader.prefetch_factor=300", "loader.num_threads=2"]
-    cfg = make_config(*options, "global_batch_size=2", "data.mean=null", "data.std=null")
-    sampler = PlanSampler(index, cfg.data, cfg.seed, 2, 0, 1, train=True)
-    loader = backend("pytorch")(sampler, cfg, CPU)
-    READ.clear()
-    batches = iter(loader)
-    next(batches)
-    del batches  # ends the epoch
-    gc.collect()
-    number_when_left = len(READ)
-    time.sleep(0.2)
-    assert len(READ) <= number_when_left + 2  # each thread ends the image that it has begun
-    assert len(READ) < 600
+    with opening(listen):
+        batches = iter(loader)
+        next(batches)
+        del batches  # ends the epoch
+        gc.collect()
+        number_when_left = len(read)
+        time.sleep(0.2)
+    assert len(read) <= number_when_left + 2  # each thread ends the image that it has begun
+    assert number_when_left < 50
 
 
 def test_a_program_may_end_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     """Python aborts if it ends while a thread computes with torch."""
     folder = tmp_path / "t" / "a"
     save_tiff(folder / "0.tif", np.zeros((1000, 1000, 5), np.uint8))
-    for number in range(1, 60):
+    for number in range(1, 20):
         (folder / f"{number}.tif").symlink_to(folder / "0.tif")
     options = ["data=cells", f"data.root={tmp_path / 't'}", f"data.cache_dir={tmp_path}"]
     options += ["data.crop=[990,990]", "data.mean=null", "data.std=null", "data.val_fraction=0.1"]
     options += ["data.resize=null", "global_batch_size=2", "loader.prefetch_factor=50"]
     program = f"""
 import sys, torch
+from conf.cli import load_config
 from loaders.image_loaders import build_loaders
-from tests.helpers import make_config
 
-loader, _ = build_loaders(make_config(*{options}), torch.device("cpu"))
+loader, _ = build_loaders(load_config({options}), torch.device("cpu"))
 sys.kept = [iter(loader) for _ in range(3)]
 for batches in sys.kept:
     next(batches)

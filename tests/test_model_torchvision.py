@@ -45,14 +45,6 @@ def test_for_three_channels_it_is_torchvisions_and_follows_the_seed() -> None:
     assert not torch.equal(build("resnet18").fc.weight, state["fc.weight"])
 
 
-def test_a_new_first_convolution_is_like_the_one_it_replaces() -> None:
-    old, new = build("resnet18").conv1, build("resnet18", 5).conv1
-    assert new.weight.std().item() == pytest.approx(old.weight.std().item(), rel=0.05)
-    assert new.weight.requires_grad
-    assert new.bias is None
-    assert (new.kernel_size, new.stride, new.padding) == ((7, 7), (2, 2), (3, 3))
-
-
 def test_kwargs_are_passed_on() -> None:
     for zero in (True, False):
         state = build("resnet18", zero_init_residual=zero).state_dict()

@@ -15,17 +15,16 @@ from torchvision.transforms import v2
 from torchvision.tv_tensors import KeyPoints
 
 from conf.errors import UserError
-from loaders import Loader, build_loaders
+from loaders import build_loaders
 from loaders.batch import num_samples, part, tensors_of
-from loaders.epoch import EpochLoader
 from loaders.own import OWN
 from tests.helpers import (
     DEVICES,
     REPOSITORY,
     folder_with,
     make_config,
+    refused,
     scalars_of,
-    summary_of,
     train,
 )
 
@@ -69,16 +68,10 @@ def broken_photos(data: Any) -> tuple[Dataset, Dataset]:
     return Photos(items), Photos(items[:13])
 
 
-def mixed(data: Any) -> tuple[Dataset, Dataset]:
-    """One sample has another shape than the others."""
-    items = [(torch.zeros(2 + (number == 40)), number) for number in range(64)]
-    return Items(items), Items(items)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def own() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        for read in (photos, broken_photos, mixed):
+        for read in (photos, broken_photos):
             patch.setitem(OWN, read.__name__, read)
         yield
 
@@ -246,17 +239,16 @@ def test_samples_that_make_no_batch_are_refused(items: Any, named: str, monkeypa
         list(loaders_from(monkeypatch, (data, data))[1])
 
 
-@pytest.mark.parametrize(
-    "returned", [Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (Streamed(), Streamed()), None]
-)
-def test_a_function_that_returns_something_else_is_refused(returned: Any, monkeypatch: Any) -> None:
-    with pytest.raises(UserError, match="data.name=items"):
-        loaders_from(monkeypatch, returned)
+def test_a_function_that_returns_something_else_is_refused(monkeypatch: Any) -> None:
+    for returned in (Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (Streamed(),) * 2, None):
+        with refused("data.name=items"):
+            loaders_from(monkeypatch, returned)
 
 
-def test_samples_in_workers_that_make_no_batch_are_refused() -> None:
-    with pytest.raises(UserError, match="mixed/train.*sample"):
-        items_of(loaders_of("data.name=mixed", "loader.num_workers=1")[0])
+def test_samples_in_workers_that_make_no_batch_are_refused(monkeypatch: Any) -> None:
+    data = Items([(IMAGE, 0)] * 5 + [(IMAGE[:1], 0)] * 4)
+    with pytest.raises(UserError, match=r"items/val.*\(1, 8, 8\)"):
+        list(loaders_from(monkeypatch, (data, data), "loader.num_workers=1")[1])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -272,50 +264,33 @@ def test_inputs_of_any_nesting_come_to_the_device_in_channels_last(device: str) 
     ["data.name=digts", "loader.num_workers=auto", "loader=dali", "global_batch_size=65"],
 )
 def test_mistakes_are_refused(override: str) -> None:
-    with pytest.raises(UserError, match=re.escape(override.split("=")[0])):
+    with refused(override.split("=")[0]):
         loaders_of(override)
 
 
-def test_a_loader_has_at_most_12_names() -> None:
-    names = [n for n in vars(Loader) if not n.startswith("_") or n in ("__iter__", "__len__")]
-    assert len(names) <= 12
-    assert all(hasattr(EpochLoader, name) for name in names if name != "info")
-
-
-OPTIONS = ["epochs=1", "log.every_steps=1", "global_batch_size=16", "data=own"]
-
-
 # part: compose
-def test_a_run_on_ordinary_datasets_continues_on_two_ranks_in_mid_epoch(tmp_path: Path) -> None:
-    options = [*OPTIONS, "model.kwargs.batch_norm=false", "data.name=digits"]
-    train("train.py", tmp_path / "one", *options, "max_steps=12")
-    train("train.py", tmp_path / "parts", *options, "max_steps=5")
-    train("train_ddp.py", tmp_path / "parts", *options, "max_steps=12", "resume=auto")
-    one, parts = (scalars_of(tmp_path / run, "train/loss") for run in ("one", "parts"))
-    assert parts == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in one]
-    assert len(one) == 12
-    assert summary_of(tmp_path / "parts")["bad_samples"] == {"train": 0, "val": 0}
-
-
-# part: compose
-def test_a_loader_of_ones_own_trains_evaluates_and_goes_on_on_two_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["data=own", "data.name=digits"], ["data.layout=stream"]])
+def test_runs_on_own_data_continue_on_two_ranks_in_mid_epoch(options, tmp_path: Path) -> None:
+    """On ordinary Datasets, and with the loader of the page on own data."""
     page = (REPOSITORY / "docs" / "own_data.md").read_text().partition("## Data that streams")[2]
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     loader = code.partition("class Stream")[2].partition("\n\n\n")[0]
     assert len([line for line in loader.splitlines() if line]) <= 30
-    options = [*OPTIONS, "model.kwargs.batch_norm=false", "data.layout=stream"]
-    for script, runs in (
-        ("train.py", {"one": []}),
-        ("train_ddp.py", {"parts": ["max_steps=5"], "parts again": ["resume=auto"]}),
+    options += ["epochs=1", "log.every_steps=1", "global_batch_size=16"]
+    options += ["model.kwargs.batch_norm=false", "max_steps=12"]
+    for script, run, more in (
+        ("train.py", "one", []),
+        ("train_ddp.py", "parts", ["max_steps=5"]),
+        ("train_ddp.py", "parts", ["resume=auto"]),
     ):
-        project = folder_with(tmp_path / f"with-{script}", script)
-        (project / "mine").mkdir()
-        (project / "mine" / "stream.py").write_text(code)
-        text = (project / script).read_text()
-        own = 'import loaders\n\nloaders.LOADERS["stream"] = "mine.stream.build_loaders"\n\n@hydra'
-        (project / script).write_text(text.replace("@hydra", own, 1))
-        for run, more in runs.items():
-            train(script, tmp_path / run.split()[0], *options, *more, folder=project)
+        project = tmp_path / script.removesuffix(".py")
+        if not project.exists():
+            text = (folder_with(project, script) / script).read_text()
+            (project / "mine").mkdir()
+            (project / "mine" / "stream.py").write_text(code)
+            own = 'import loaders\n\nloaders.LOADERS["stream"] = "mine.stream.build_loaders"\n\n'
+            (project / script).write_text(text.replace("@hydra", f"{own}@hydra", 1))
+        train(script, tmp_path / run, *options, *more, folder=project)
     for tag, count in (("train/loss", 12), ("val/loss", 1)):
         one, parts = (scalars_of(tmp_path / run, tag) for run in ("one", "parts"))
         assert len(one) == count

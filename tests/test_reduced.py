@@ -3,21 +3,18 @@
 import itertools
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from conf.errors import UserError
 from loaders.image_loaders import build_loaders
 from loaders.images import factor_for
 from loaders.index import BadFileError, build_index
-from loaders.pack import pack
 from loaders.read import read_resized
 from tests.helpers import make_config
-from tests.images import save, smooth
+from tests.images import reading, save, smooth
 
 CPU = torch.device("cpu")
 HEIGHT, WIDTH = 403, 613  # no multiples of 8
@@ -29,22 +26,6 @@ def ramp(height: int, width: int) -> np.ndarray:
     return (30 + 0.2 * y + 0.15 * x).astype(np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("shape", "size", "factor"),
-    [
-        ((100, 100), (40, 40), 2),
-        ((100, 100), (40, 41), 1),
-        ((100, 100), (41, 40), 1),
-        ((400, 400), (80, 41), 4),
-        ((4000, 3000), (10, 10), 8),
-        ((2625, 2625), (224, 224), 8),
-        ((1, 1), (1, 1), 1),
-    ],
-)
-def test_a_rectangle_stays_a_quarter_larger_than_the_output(shape, size, factor) -> None:
-    assert factor_for(shape, size) == factor
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_reduced_rectangle_is_the_same_place(orientation: int, tmp_path: Path) -> None:
     """To a tenth of a reduced pixel, whichever way the image is turned."""
@@ -53,8 +34,8 @@ def test_a_reduced_rectangle_is_the_same_place(orientation: int, tmp_path: Path)
     rising = ramp(HEIGHT, WIDTH)
     for name, pixels in (("a", rising), ("b", 255 - rising)):
         save(tmp_path / "photos" / name / "0.jpg", pixels, exif=exif, quality=98)
-    options = [f"data.root={tmp_path / 'photos'}", f"data.cache_dir={tmp_path}"]
-    both = build_index(make_config("data=imagefolder", *options, "data.val_count=1").data)
+    options = ["data=imagefolder", *reading(tmp_path / "photos"), "data.val_count=1"]
+    both = build_index(make_config(*options).data)
     height, width = both[0].sizes[0].tolist()
     assert (height, width) == ((WIDTH, HEIGHT) if orientation >= 5 else (HEIGHT, WIDTH))
     places = [(0, 0), (33, 21), (height - 359, width - 361), (height - 360, width - 364)]
@@ -89,8 +70,8 @@ def photos(tmp_path_factory) -> Path:
 
 def options_for(photos: Path, *overrides: str) -> list[str]:
     return [
-        *("data=imagefolder", f"data.root={photos}", f"data.cache_dir={photos.parent / 'cache'}"),
-        *("data.val_fraction=0.25", "global_batch_size=4", "data.mean=null", "data.std=null"),
+        *("data=imagefolder", *reading(photos), "data.val_fraction=0.25", "global_batch_size=4"),
+        *("data.mean=null", "data.std=null"),
         *("data.crop=[48,48]", "data.resize=64", "data.random_crop=true", "data.hflip=0.5"),
         *overrides,
     ]
@@ -111,18 +92,6 @@ def test_reduced_decoding_changes_pixels_within_a_tolerance(crop: str, photos: P
         difference = (reduced - inputs_of([*options, other])).abs()
         assert 0 < difference.mean() < 0.6, other
         assert difference.max() <= 6, other
-
-
-def test_a_pack_of_reduced_images_is_another_one(photos: Path, tmp_path: Path) -> None:
-    packs: dict[str, Any] = {}
-    for flag in ("true", "false"):
-        options = options_for(photos, f"data.reduced_decoding={flag}", "data.random_crop=false")
-        pack(make_config(*options).data, tmp_path / flag)
-        packs[flag] = [*options, "loader=packed"]
-    inputs = [inputs_of([*options, f"loader.pack={tmp_path / f}"]) for f, options in packs.items()]
-    assert 0 < (inputs[0] - inputs[1]).abs().mean() < 0.6
-    with pytest.raises(UserError, match=r"data.reduced_decoding=True \(there: False\)"):
-        build_loaders(make_config(*packs["true"], f"loader.pack={tmp_path / 'false'}"), CPU)
 
 
 @pytest.mark.parametrize("place", [0.4, 0.97])

@@ -16,7 +16,7 @@ import pytest
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.storage import MissingError, Storage, StorageError, open_storage
-from tests.servers import WebServer, bucket_server, web_server
+from tests.servers import WebServer, bucket_server
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 PATIENT, IMPATIENT = DataConfig(retry_s=60), DataConfig(retry_s=0.1)
@@ -29,11 +29,9 @@ def s3() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with web_server() as server:
-        server.files["a"] = CONTENT
-        yield server
+@pytest.fixture(autouse=True)
+def file_a(web: WebServer) -> None:
+    web.files["a"] = CONTENT
 
 
 @pytest.fixture(params=["folder", "web", "s3", "gs"])

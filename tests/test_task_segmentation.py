@@ -40,7 +40,7 @@ def test_it_keeps_the_contract(options: dict[str, Any], device: str) -> None:
 
 
 def test_an_unknown_loss_is_refused() -> None:
-    check_refused(segmentation, loss="bce")
+    check_refused(segmentation, ("loss", "bce"))
 
 
 # part: loss_weights

@@ -34,10 +34,3 @@ def test_the_fastest_setting_is_chosen_and_every_speed_is_logged(
     name = f"loader.num_workers={chosen.num_workers} " if chosen.num_workers else ""
     # A little less with fewer workers is as good.
     assert images_per_s[f"{name}loader.num_threads=1"] >= 0.96 * max(images_per_s.values())
-
-
-def test_synthetic_batches_need_no_measurement(caplog) -> None:
-    cfg = make_config("loader.num_workers=auto", "loader=synthetic")
-    with caplog.at_level(logging.INFO):
-        assert build_loaders(cfg, CPU)[0].cfg.loader.num_workers == 0
-    assert "images/s" not in caplog.text
