@@ -21,14 +21,6 @@ from tests.faults import (
 from tests.helpers import answers_to, checkpoint_of, make_config, scalars_of, summary_of, train
 
 
-@pytest.fixture(scope="module")
-def finished(options, tmp_path_factory):
-    """Output folder of a run that kept its last three steps."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    train("train.py", folder, *options, "checkpoint.every_steps=1", "checkpoint.keep=3")
-    return folder
-
-
 @pytest.fixture
 def copy(finished, tmp_path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run", copy_function=shutil.copy))

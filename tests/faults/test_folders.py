@@ -19,7 +19,6 @@ from tests.helpers import (
     folder_with,
     fork,
     scalars_of,
-    train,
 )
 
 LONGER = ["resume=auto", "epochs=3"]
@@ -36,13 +35,6 @@ RUNS = {
     "other rates": [*LONGER, *RATES],
 }
 """Options of runs, each in a copy of a finished run's folder."""
-
-
-@pytest.fixture(scope="module")
-def finished(options, tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("finished") / "run"
-    train("train.py", run, *options)
-    return run
 
 
 @pytest.fixture(scope="module")
