@@ -7,7 +7,6 @@ import os
 import runpy
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -112,23 +111,6 @@ def folder_with(folder: Path, script: str) -> Path:
         return folder
     (folder / script).write_text(path.read_text())
     return folder
-
-
-def start(
-    script: str, *overrides: str, folder: Path = REPOSITORY
-) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user does: with torchrun if it has ranks, else with python."""
-    command = [sys.executable]
-    if has_ranks(script):
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    return subprocess.run(
-        [*command, script, *overrides],
-        cwd=folder,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
 
 
 def fork(
