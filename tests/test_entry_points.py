@@ -9,7 +9,6 @@ import torch
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from models import build_model
-from tests.faults import run_to_end
 from tests.helpers import (
     ENVIRONMENT,
     SCRIPTS,
@@ -20,6 +19,7 @@ from tests.helpers import (
     make_config,
     published,
     run_all,
+    run_to_end,
     scalars_of,
     summary_of,
     train,

@@ -267,24 +267,6 @@ def test_each_rank_and_each_seed_draws_other_numbers() -> None:
     assert all(len(set(numbers)) == 25 for numbers in zip(*draws, strict=True))
 
 
-def test_the_average_follows_by_its_definition() -> None:
-    """At most (1 + n) / (10 + n) stays after n steps; counts are those of the model."""
-    model = nn.BatchNorm1d(2)
-    average = EMA(model, 0.3)
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-    for n, decay in enumerate([None, 2 / 11, 3 / 12, 0.3, 0.3]):
-        with torch.no_grad():
-            model.weight.copy_(torch.randn(2))
-        model(torch.randn(4, 2))
-        average.update_parameters(model)
-        for name, now in model.state_dict().items():
-            if decay is None or not now.is_floating_point():
-                expected[name] = now.clone()
-            else:
-                expected[name] = decay * expected[name] + (1 - decay) * now
-        torch.testing.assert_close(dict(average.module.state_dict()), expected, msg=str(n))
-
-
 class OneDeviceOnly(TorchFunctionMode):
     """Fails where a tensor is copied between the host and another device."""
 

@@ -21,13 +21,14 @@ from runtime.distributed import shard
 from runtime.preemption import EXIT_CODE
 from runtime.shards import remove_shards
 from runtime.whole import make_whole
-from tests.faults import assert_same, assert_same_state, run_to_end, script_with
+from tests.faults import assert_same, assert_same_state, script_with
 from tests.helpers import (
     checkpoint_of,
     folder_with,
     on_ranks,
     published,
     run_all,
+    run_to_end,
     scalars_of,
     summary_of,
     train,

@@ -13,8 +13,17 @@ import torch
 import torch.distributed as dist
 
 from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat
-from tests.faults import assert_same, assert_same_state, join, run_to_end, script_with
-from tests.helpers import FORKSERVER, answers_to, checkpoint_of, fork, summary_of, validated
+from tests.faults import assert_same, assert_same_state, script_with
+from tests.helpers import (
+    FORKSERVER,
+    answers_to,
+    checkpoint_of,
+    fork,
+    join,
+    run_to_end,
+    summary_of,
+    validated,
+)
 
 
 def poison(folder: Path, script: str, condition: str, *lines: str) -> Path:

@@ -9,7 +9,7 @@ import torch
 
 from conf.errors import UserError
 from runtime.trained import read_trained
-from tests.faults import join, script_with, steps_saved, wait_for, wait_for_step
+from tests.faults import script_with, steps_saved, wait_for_step
 from tests.helpers import (
     ENVIRONMENT,
     REPOSITORY,
@@ -18,7 +18,9 @@ from tests.helpers import (
     events_of,
     folder_with,
     fork,
+    join,
     scalars_of,
+    wait_for,
 )
 
 LONGER = ["resume=auto", "epochs=3"]

@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import rendezvous
-from tests.faults import (
-    NUM_STEPS,
-    NUM_TRAIN,
-    Torchrun,
-    script_with,
-    wait_for,
-)
+from tests.faults import NUM_STEPS, NUM_TRAIN, Torchrun, script_with
 from tests.helpers import (
     FORKSERVER,
     answers_to,
@@ -25,6 +19,7 @@ from tests.helpers import (
     free_port,
     scalars_of,
     train,
+    wait_for,
 )
 
 PER_EPOCH = NUM_STEPS // 2

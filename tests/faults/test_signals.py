@@ -10,11 +10,10 @@ from tests.faults import (
     Torchrun,
     assert_same_state,
     hit,
-    run_to_end,
     script_with,
     steps_saved,
 )
-from tests.helpers import checkpoint_of, scalars_of, summary_of, train
+from tests.helpers import checkpoint_of, run_to_end, scalars_of, summary_of, train
 
 SCRIPT = "train_ddp.py"
 RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
