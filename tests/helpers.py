@@ -10,8 +10,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -66,6 +66,15 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) 
     while not condition():
         assert time.monotonic() < end, f"waited {timeout} s for {what}"
         time.sleep(0.05)
+
+
+@contextmanager
+def signal_handlers_restored() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @cache
@@ -245,7 +254,6 @@ def run_in_turn(
     from hydra.core.global_hydra import GlobalHydra
 
     told = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, (first, *arguments) in enumerate(commands):
         if "MASTER_PORT" in env:
             os.environ["MASTER_PORT"] = str(int(env["MASTER_PORT"]) + number)
@@ -258,7 +266,7 @@ def run_in_turn(
                 runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
             else:
                 sys.argv = [first, *arguments]
-                with watch(first):
+                with signal_handlers_restored(), watch(first):
                     runpy.run_path(os.path.abspath(first), run_name="__main__")
         except SystemExit as ended:
             code = ended.code
@@ -271,8 +279,6 @@ def run_in_turn(
                 from runtime.distributed import leave_process_group
 
                 leave_process_group()
-        for handled, handler in handlers.items():
-            signal.signal(handled, handler)
         sys.stdout.flush()
         sys.stderr.flush()
         told.append((code or 0, prints.read_text()))

@@ -4,7 +4,6 @@ import math
 import os
 import random
 import re
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from runtime.guard import NonFiniteGuard
 from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
-from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config
+from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config, signal_handlers_restored
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -97,11 +96,8 @@ def run_of(tmp_path) -> Iterator[RunOf]:
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         return Run(cfg, torch.device("cpu"), state | parts, group, clock)
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    yield make_run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with signal_handlers_restored():
+        yield make_run
 
 
 class Own:
