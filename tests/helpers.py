@@ -7,7 +7,6 @@ import os
 import runpy
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -78,6 +77,15 @@ def refused(*shown: str) -> Iterator[None]:
     assert all(text in str(error.value) for text in shown), error.value
 
 
+@contextmanager
+def signal_handlers_restored() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @cache
 def composed(*groups: str) -> DictConfig:
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
@@ -123,23 +131,6 @@ def folder_with(folder: Path, script: str) -> Path:
     return folder
 
 
-def start(
-    script: str, *overrides: str, folder: Path = REPOSITORY
-) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user does: with torchrun if it has ranks, else with python."""
-    command = [sys.executable]
-    if has_ranks(script):
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    return subprocess.run(
-        [*command, script, *overrides],
-        cwd=folder,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 def fork(
     script: str,
     output_dir: Path,
@@ -177,13 +168,32 @@ def train(script: str, output_dir: Path, *overrides: str, folder: Path = REPOSIT
     Returns:
         What rank 0 printed.
     """
-    processes, prints = fork(script, output_dir, *overrides, folder=folder)
-    for process in processes:
-        process.join(240)
-    texts = [path.read_text() for path in prints]
-    exit_codes = [process.exitcode for process in processes]  # None: still running
-    assert exit_codes == [0] * len(processes), "\n".join([f"{script}: {exit_codes}", *texts])
+    codes, texts = run_to_end(script, output_dir, *overrides, folder=folder)
+    assert not any(codes), "\n".join([f"{script}: {codes}", *texts])
     return texts[0]
+
+
+def run_to_end(
+    script: str,
+    output_dir: Path,
+    *overrides: str,
+    folder: Path = REPOSITORY,
+    num_ranks: int | None = None,
+) -> tuple[list[int | None], list[str]]:
+    """Exit codes and prints of all ranks."""
+    processes, prints = fork(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
+    return join(processes), [path.read_text() for path in prints]
+
+
+def join(processes: Sequence[ForkServerProcess], timeout: float = LIMIT_S) -> list[int | None]:
+    """Exit codes of processes; of those that did not end in time, that of a kill."""
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in processes]
 
 
 def free_port() -> int:
@@ -210,14 +220,20 @@ def _on_rank(
         dist.destroy_process_group()
 
 
+def print_to(path: Path) -> None:
+    """Lead what this process prints to the end of a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for printed in (1, 2):
+        os.dup2(file, printed)
+
+
 def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) -> None:
     os.environ.update(env)
     os.chdir(folder)
     sys.argv = arguments
     sys.path.insert(0, str(folder))
-    file = os.open(prints, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    prints.unlink(missing_ok=True)
+    print_to(prints)
     try:
         runpy.run_path(str(folder / arguments[0]), run_name="__main__")
     except Exception:  # as Python does at the end of a script
@@ -247,13 +263,11 @@ def run_in_turn(
     from hydra.core.global_hydra import GlobalHydra
 
     told = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, (first, *arguments) in enumerate(commands):
         if "MASTER_PORT" in env:
             os.environ["MASTER_PORT"] = str(int(env["MASTER_PORT"]) + number)
         prints = answers.with_name(f"{answers.name}-{number}.txt")
-        for printed in (1, 2):
-            os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT | os.O_APPEND), printed)
+        print_to(prints)
         code: object = 0
         try:
             if first == "-m":
@@ -261,7 +275,7 @@ def run_in_turn(
                 runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
             else:
                 sys.argv = [first, *arguments]
-                with watch(first):
+                with signal_handlers_restored(), watch(first):
                     runpy.run_path(os.path.abspath(first), run_name="__main__")
         except SystemExit as ended:
             code = ended.code
@@ -274,8 +288,6 @@ def run_in_turn(
                 from runtime.distributed import leave_process_group
 
                 leave_process_group()
-        for handled, handler in handlers.items():
-            signal.signal(handled, handler)
         sys.stdout.flush()
         sys.stderr.flush()
         told.append((code or 0, prints.read_text()))
@@ -286,34 +298,29 @@ def answers_to(
     commands: list[list[str]],
     tmp_path: Path,
     num_ranks: int = 1,
-    folder: Path = REPOSITORY,
-    watch: Callable[[str], AbstractContextManager] = nullcontext,
+    *options: Any,
+    **more: Any,
 ) -> list[tuple[int, str]]:
-    """Exit codes and prints of rank 0 of command lines that one or several ranks run in turn."""
+    """Exit codes and prints of rank 0 of command lines that one or several ranks run in turn.
+
+    The options are those of `run_in_turn()`.
+    """
     ranks = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
     ranks["MASTER_PORT"] = str(free_port())
     name = f"answers-{len(list(tmp_path.iterdir()))}"
     processes = []
     for rank in range(num_ranks):
         env = ranks | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {}
-        arguments = (commands, tmp_path / f"{name}-{rank}", env, folder, watch)
-        processes.append(FORKSERVER.Process(target=run_in_turn, args=arguments))
+        arguments = (commands, tmp_path / f"{name}-{rank}", env, *options)
+        processes.append(FORKSERVER.Process(target=run_in_turn, args=arguments, kwargs=more))
         processes[-1].start()
-    for process in processes:
-        process.join(280)
-        process.kill()
+    join(processes, 280)
     return [(code, text) for code, text in json.loads((tmp_path / f"{name}-0").read_text())]
 
 
-def run_all(
-    commands: list[list[str]],
-    tmp_path: Path,
-    num_ranks: int = 1,
-    folder: Path = REPOSITORY,
-    watch: Callable[[str], AbstractContextManager] = nullcontext,
-) -> list[str]:
+def run_all(commands: list[list[str]], *arguments: Any, **more: Any) -> list[str]:
     """Prints of `answers_to()`, where each command line must succeed."""
-    answers = answers_to(commands, tmp_path, num_ranks, folder, watch)
+    answers = answers_to(commands, *arguments, **more)
     for command, (code, printed) in zip(commands, answers, strict=True):
         assert code == 0, f"{' '.join(command)}\n{printed}"
     return [printed for _, printed in answers]

@@ -6,7 +6,6 @@ Where it can, a test runs on the CPU too, which shows that what is left to doubt
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from torch.amp import GradScaler, autocast
 
 from loaders.image_loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, preemption
+from runtime import Run, build_optimizer
 from runtime.guard import NonFiniteGuard
 from runtime.setup import resolve_device, set_numerics
 from tasks import build_task
@@ -44,6 +43,7 @@ from tests.helpers import (
     checkpoint_of,
     has_ranks,
     make_config,
+    signal_handlers_restored,
     summary_of,
     values_of,
 )
@@ -266,11 +266,9 @@ def test_forty_short_epochs_need_no_more_memory(
 @pytest.fixture
 def forbid() -> Iterator[Callable[[bool], None]]:
     """Switch for PyTorch's errors where the host waits for the device; restores signal handlers."""
-    before = {number: signal.getsignal(number) for number in preemption.SIGNALS}
-    yield lambda forbidden: torch.cuda.set_sync_debug_mode("error" if forbidden else "default")
+    with signal_handlers_restored():
+        yield lambda forbidden: torch.cuda.set_sync_debug_mode("error" if forbidden else "default")
     torch.cuda.set_sync_debug_mode("default")
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @on_cuda

@@ -169,9 +169,8 @@ def photos(tmp_path: Path) -> Path:
     return make_photos(tmp_path / "photos", 6)
 
 
-def test_only_files_that_are_new_or_changed_are_read_again(
-    photos: Path,
-) -> None:  # part: header_cache
+# part: header_cache
+def test_only_files_that_are_new_or_changed_are_read_again(photos: Path) -> None:
     sizes, read = scan(photos)
     assert read == set(sizes)
     assert sizes["foto ä 4.jpg"] == (64, 80)

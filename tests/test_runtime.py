@@ -4,7 +4,6 @@ import math
 import os
 import random
 import re
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from runtime.guard import NonFiniteGuard
 from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
-from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config
+from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config, signal_handlers_restored
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -97,11 +96,8 @@ def run_of(tmp_path) -> Iterator[RunOf]:
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         return Run(cfg, torch.device("cpu"), state | parts, group, clock)
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    yield make_run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with signal_handlers_restored():
+        yield make_run
 
 
 class Own:
@@ -265,24 +261,6 @@ def test_each_rank_and_each_seed_draws_other_numbers() -> None:
     assert draw(3) == draw(3, 0) == draw(3)
     draws = [draw(seed, rank) for seed in range(5) for rank in range(5)]
     assert all(len(set(numbers)) == 25 for numbers in zip(*draws, strict=True))
-
-
-def test_the_average_follows_by_its_definition() -> None:
-    """At most (1 + n) / (10 + n) stays after n steps; counts are those of the model."""
-    model = nn.BatchNorm1d(2)
-    average = EMA(model, 0.3)
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-    for n, decay in enumerate([None, 2 / 11, 3 / 12, 0.3, 0.3]):
-        with torch.no_grad():
-            model.weight.copy_(torch.randn(2))
-        model(torch.randn(4, 2))
-        average.update_parameters(model)
-        for name, now in model.state_dict().items():
-            if decay is None or not now.is_floating_point():
-                expected[name] = now.clone()
-            else:
-                expected[name] = decay * expected[name] + (1 - decay) * now
-        torch.testing.assert_close(dict(average.module.state_dict()), expected, msg=str(n))
 
 
 class OneDeviceOnly(TorchFunctionMode):

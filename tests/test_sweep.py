@@ -11,7 +11,7 @@ import pytest
 import sweep
 from conf.errors import UserError
 from runtime.preemption import EXIT_CODE
-from tests.helpers import REPOSITORY, wait_for
+from tests.helpers import REPOSITORY, signal_handlers_restored, wait_for
 
 # A training script that makes as many checkpoints as it shall, waits while there is a file `hold`
 # and nobody asks it to leave, and writes down how it was started. With a `die` of its seed it ends
@@ -68,11 +68,8 @@ def run(folder: Path, capsys) -> Iterator[Sweep]:
             sweep.main(["out=out", *arguments])
         return int(ended.value.code or 0), capsys.readouterr().out
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    yield run_sweep
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with signal_handlers_restored():
+        yield run_sweep
 
 
 def starts_of(folder: Path) -> dict[str, list[list[str]]]:

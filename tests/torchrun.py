@@ -8,7 +8,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY
+from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, print_to
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
 FORKED = ["--run-path", "--start-method=fork"]
@@ -57,9 +57,7 @@ def _agent(
     is_elastic: bool,
 ) -> None:
     os.chdir(folder)
-    file = os.open(prints, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    print_to(prints)
     if not is_forked:
         command = [sys.executable, "-m", "torch.distributed.run", *arguments]
         os.execve(sys.executable, command, {**os.environ, **env})

@@ -6,14 +6,13 @@ import signal
 import time
 import uuid
 from contextlib import suppress
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from tests.helpers import LIMIT_S, REPOSITORY, checkpoint_of, folder_with, fork, wait_for
+from tests.helpers import LIMIT_S, checkpoint_of, folder_with, wait_for
 from tests.torchrun import TWO_RANKS as TWO_RANKS
 from tests.torchrun import torchrun
 
@@ -61,29 +60,6 @@ def steps_saved(output_dir: Path) -> list[int]:
 def wait_for_step(output_dir: Path, step: int, timeout: float = LIMIT_S) -> None:
     """Until a checkpoint of this step or a later one is there."""
     wait_for(lambda: any(s >= step for s in steps_saved(output_dir)), f"step {step}", timeout)
-
-
-def run_to_end(
-    script: str,
-    output_dir: Path,
-    *overrides: str,
-    folder: Path = REPOSITORY,
-    num_ranks: int | None = None,
-    timeout: float = LIMIT_S,
-) -> tuple[list[int | None], list[str]]:
-    """Exit codes and prints of all ranks."""
-    processes, prints = fork(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
-    return join(processes, timeout), [path.read_text() for path in prints]
-
-
-def join(processes: list[ForkServerProcess], timeout: float = LIMIT_S) -> list[int | None]:
-    end = time.monotonic() + timeout
-    for process in processes:
-        process.join(max(0, end - time.monotonic()))
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    return codes
 
 
 class Torchrun:

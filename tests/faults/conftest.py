@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from tests.faults import NUM_TRAIN
+from tests.helpers import train
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,11 @@ def options(photos, tmp_path_factory) -> list[str]:
         "epochs=2",
         "log.every_steps=1",
     ]
+
+
+@pytest.fixture(scope="session")
+def finished(options, tmp_path_factory) -> Path:
+    """Output folder of a run of `train.py` that kept its last three steps."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    train("train.py", run, *options, "checkpoint.every_steps=1", "checkpoint.keep=3")
+    return run

@@ -1,9 +1,10 @@
-"""Batches with a loss that is not finite; ranks that raise, hang, or end while they report it."""
+"""Batches with a loss that is not finite, bad samples; ranks that raise, hang, or end."""
 
 import json
 import os
 import pickle
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -12,8 +13,17 @@ import torch
 import torch.distributed as dist
 
 from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat
-from tests.faults import assert_same, assert_same_state, join, run_to_end, script_with
-from tests.helpers import FORKSERVER, answers_to, checkpoint_of, fork, summary_of, validated
+from tests.faults import assert_same, assert_same_state, script_with
+from tests.helpers import (
+    FORKSERVER,
+    answers_to,
+    checkpoint_of,
+    fork,
+    join,
+    run_to_end,
+    summary_of,
+    validated,
+)
 
 
 def poison(folder: Path, script: str, condition: str, *lines: str) -> Path:
@@ -95,6 +105,27 @@ def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(
         assert line.startswith("[rank 1] ") == (rank == 1)
         assert line.count(".jpg") == 4  # its own half of the batch
     assert_finite(run, options, 1, tolerance)
+
+
+def test_bad_samples_are_counted_over_ranks_and_a_resume(options, photos, tmp_path) -> None:
+    """Of the training images one has no header, and four are cut short."""
+    data = Path(shutil.copytree(photos, tmp_path / "photos"))
+    images = sorted((data / "train").rglob("*.jpg"))
+    images[0].write_bytes(b"<html>404 not found</html>")
+    for path in images[10:14]:
+        path.write_bytes(path.read_bytes()[:-200])
+    script, run = "train_ddp.py", tmp_path / "run"
+    options = [*options, f"data.root={data}", "data.on_error=skip", "resume=auto", "epochs=3"]
+    for last_step in (5, 14):
+        codes, texts = run_to_end(script, run, *options, f"max_steps={last_step}")
+        assert set(codes) == {0}, texts
+    assert summary_of(run)["bad_samples"] == {"train": 5, "val": 0}
+
+    # Each rank has met fewer of them, and so has each part of the run.
+    codes, texts = run_to_end(script, run, *options, "data.max_bad_samples=4")
+    assert set(codes) == {2}, texts
+    assert all("5 samples of photos/train are bad, more than data.max" in text for text in texts)
+    assert "Traceback" not in "".join(texts)
 
 
 def test_a_rank_that_raises_shows_its_traceback_once_and_the_other_ends_too(

@@ -10,23 +10,16 @@ import torch
 from safetensors.torch import load_file
 
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
-from tests.faults import (
-    NUM_STEPS,
-    assert_same,
-    assert_same_state,
+from tests.faults import NUM_STEPS, assert_same, assert_same_state, script_with, steps_saved
+from tests.helpers import (
+    answers_to,
+    checkpoint_of,
+    make_config,
     run_to_end,
-    script_with,
-    steps_saved,
+    scalars_of,
+    summary_of,
+    train,
 )
-from tests.helpers import answers_to, checkpoint_of, make_config, scalars_of, summary_of, train
-
-
-@pytest.fixture(scope="module")
-def finished(options, tmp_path_factory):
-    """Output folder of a run that kept its last three steps."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    train("train.py", folder, *options, "checkpoint.every_steps=1", "checkpoint.keep=3")
-    return folder
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from conf.errors import UserError
 from runtime.trained import read_trained
-from tests.faults import join, script_with, steps_saved, wait_for, wait_for_step
+from tests.faults import script_with, steps_saved, wait_for_step
 from tests.helpers import (
     ENVIRONMENT,
     REPOSITORY,
@@ -18,8 +18,9 @@ from tests.helpers import (
     events_of,
     folder_with,
     fork,
+    join,
     scalars_of,
-    train,
+    wait_for,
 )
 
 LONGER = ["resume=auto", "epochs=3"]
@@ -36,13 +37,6 @@ RUNS = {
     "other rates": [*LONGER, *RATES],
 }
 """Options of runs, each in a copy of a finished run's folder."""
-
-
-@pytest.fixture(scope="module")
-def finished(options, tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("finished") / "run"
-    train("train.py", run, *options)
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +175,8 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
         ("config.yaml", b"epochs: 2", b"epochs: ${oc.env:HOME}", "damaged"),
         ("config.yaml", b"epochs: 2", b"epochs: !!python/name:os.system", "damaged"),
         ("config.yaml", b"epochs: 2", b"epochs: x", "damaged"),
+        ("config.yaml", b"", b"[1", "damaged"),
+        ("run.json", b"", b"[]", "run.json"),
         ("run.json", b"{", b"[" * 10_000, "damaged"),
         ("run.json", b'"float32"', b"null", "precision=None is not possible"),
         ("run.json", b'"kind"', b'"other"', "no 'kind'"),
@@ -195,7 +191,7 @@ def test_a_damaged_file_of_a_run_is_named_in_one_line(
     run = Path(shutil.copytree(finished, tmp_path / "run", copy_function=shutil.copy))
     content = (run / name).read_bytes()
     assert old in content
-    (run / name).write_bytes(content.replace(old, new, 1))
+    (run / name).write_bytes(content.replace(old or content, new, 1))
     with pytest.raises(UserError, match=message) as error:
         read_trained(run, [])
     assert str(run / name) in str(error.value)

@@ -12,14 +12,8 @@ from torch import nn
 from runtime.amp import gather_in
 from runtime.distributed import shard
 from runtime.run_dir import lock_run_dir
-from tests.faults import (
-    NUM_STEPS,
-    assert_same_state,
-    run_to_end,
-    script_with,
-    steps_saved,
-)
-from tests.helpers import answers_to, checkpoint_of, train
+from tests.faults import NUM_STEPS, assert_same_state, script_with, steps_saved
+from tests.helpers import answers_to, checkpoint_of, run_to_end, train
 
 SCRIPT = "train_fsdp.py"
 

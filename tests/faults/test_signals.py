@@ -1,17 +1,29 @@
-"""Signals that ask a run to leave."""
+"""Signals to a run, to torchrun and its ranks; SIGKILL, which nobody can catch."""
 
 import signal
+from pathlib import Path
 
 from runtime.preemption import EXIT_CODE, REQUEUE_MARKER
-from tests.faults import assert_same_state, hit, run_to_end, script_with, steps_saved
-from tests.helpers import checkpoint_of, train
+from tests.faults import (
+    NUM_STEPS,
+    TWO_RANKS,
+    Torchrun,
+    assert_same_state,
+    hit,
+    script_with,
+    steps_saved,
+)
+from tests.helpers import checkpoint_of, run_to_end, scalars_of, summary_of, train
+
+SCRIPT = "train_ddp.py"
+RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
 
 
 def test_each_signal_saves_the_last_step_and_the_resumed_run_has_the_same_bits(
-    options, tmp_path
+    options, finished, tmp_path
 ) -> None:
     """One signal in each of the steps 3, 6 and 9."""
-    whole, run, options = tmp_path / "whole", tmp_path / "run", [*options, "resume=auto"]
+    run, options = tmp_path / "run", [*options, "resume=auto"]
     signals = {3: signal.SIGTERM, 6: signal.SIGUSR1, 9: signal.SIGINT}
     lines = [
         line
@@ -28,8 +40,7 @@ def test_each_signal_saves_the_last_step_and_the_resumed_run_has_the_same_bits(
         assert (run / REQUEUE_MARKER).exists()
         assert not (run / "summary.json").exists()
     train("train.py", run, *options)
-    train("train.py", whole, *options)
-    assert_same_state(run, whole)
+    assert_same_state(run, finished)
     assert not (run / REQUEUE_MARKER).exists()
 
 
@@ -44,3 +55,55 @@ def test_a_second_ctrl_c_stops_at_once(options, tmp_path) -> None:
     assert "goes on" in text
     assert "KeyboardInterrupt" in text
     assert steps_saved(run)[-1] == 2
+
+
+def struck(folder: Path) -> Path:
+    """The script that kills a worker in step 2, a rank in step 6, torchrun or itself in others."""
+    worker = "import psutil, tests.helpers; tests.helpers.workers_of(psutil.Process())[0].kill()"
+    lines = ["from runtime import preemption", *hit(folder / "2", 2, 1, worker)]
+    asks = {4: "getppid(), SIGKILL", 8: "getppid(), SIGTERM", 10: "getpid(), SIGTERM"}
+    for step, what in {6: "getpid(), SIGKILL", **asks, 12: "getpid(), SIGKILL"}.items():
+        process, _, name = what.partition(", ")
+        kill = f"os.kill(os.{process}, {getattr(signal, name):d})"
+        lines += hit(folder / str(step), step, int(step != 6), kill)
+        lines += ["    while not preemption.is_requested(): time.sleep(0.01)"]
+    path = script_with(folder, SCRIPT, *lines) / SCRIPT
+    # Linux sends nothing to a rank whose torchrun dies, unless asked: torch asks where it forks.
+    path.write_text(f"import ctypes\n\nctypes.CDLL(None).prctl(1, 0)\n{path.read_text()}")
+    return folder
+
+
+def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the_same_bits(
+    options, tmp_path
+) -> None:
+    run, whole, folder = tmp_path / "run", tmp_path / "whole", struck(tmp_path / "s")
+    frequent = [*options, "checkpoint.every_steps=1", "resume=auto"]
+
+    def run_until(step: int, launcher: list[str], *more: str, is_forked: bool = True) -> str:
+        """Run until this step or the next is saved, and no process is left."""
+        job = folder, run, SCRIPT, launcher, *frequent, *more
+        with Torchrun(*job, is_forked=is_forked) as torchrun:
+            assert torchrun.wait() != 0, torchrun.text()
+        assert steps_saved(run)[-1] in (step, step + 1), torchrun.text()
+        return torchrun.text()
+
+    workers_and_torchrun = run_until(4, RESTARTED, "loader.num_workers=1")
+    assert workers_and_torchrun.count("resumed from") == 1
+    rank_and_torchrun = run_until(8, RESTARTED)
+    assert rank_and_torchrun.count("resumed from") == 2
+    for text in (workers_and_torchrun, rank_and_torchrun, run_until(10, TWO_RANKS)):
+        assert text.count("stopped by a signal: saved at step") == 1, text
+    assert (run / REQUEUE_MARKER).exists()
+    # A torchrun that forks its ranks names any of those that have ended.
+    text = run_until(11, TWO_RANKS, is_forked=False)
+    assert steps_saved(run)[-1] == 11
+    assert "[rank 0] stops, because another rank has:" in text
+    assert "rank      : 1 (local_rank: 1)" in text  # torchrun's summary
+    assert f"exitcode  : -{signal.SIGKILL:d}" in text
+
+    train(SCRIPT, run, *frequent)
+    train(SCRIPT, whole, *options)
+    assert_same_state(run, whole)
+    assert scalars_of(run, "train/loss") == scalars_of(whole, "train/loss")
+    assert summary_of(run)["steps"] == NUM_STEPS
+    assert not (run / REQUEUE_MARKER).exists()
