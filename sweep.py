@@ -158,8 +158,6 @@ def command_line(arguments: Sequence[str]) -> Options:
     script = Path(given["script"])
     if not script.is_file():
         raise UserError(f"script={script} is not a file; use a training script, such as train.py")
-    if given["ranks"] == "0" and "init_process_group(" in script.read_text():
-        raise UserError(f"ranks= missing: {script} needs torchrun; use ranks=2, for example")
     for key, least in {"ranks": 0, "jobs": 1, "trials": 0}.items():
         if not given[key].isdecimal() or int(given[key]) < least:
             raise UserError(f"{key}={given[key]} is not valid; use 1 or more")
