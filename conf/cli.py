@@ -30,10 +30,6 @@ RENAMED = {
     "optimizer.momentum": "optimizer.kwargs.momentum",
     "loader.reader": "loader=dali_reader, in place of native",  # part: dali_reader
 }
-HYDRA_FLAGS = (
-    *("help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "info"),
-    *("shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun"),
-)
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
 PATH_ERRORS = (
     *(FileNotFoundError, PermissionError, FileExistsError),
@@ -68,15 +64,6 @@ def to_config(composed: Any) -> Config:
     check_ranges(cfg)
     check_combinations(cfg)
     return cfg
-
-
-def refuse_flags(arguments: Sequence[str]) -> None:
-    """Raise UserError for `--epochs=2`, to which Hydra would answer with the usage of its flags."""
-    for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--")
-        if argument.startswith("--") and not any(flag.startswith(name) for flag in HYDRA_FLAGS):
-            near = nearest(name.replace("-", "_"), known_keys())
-            raise UserError(f"{argument} is not a flag; write KEY=VALUE, without dashes{near}")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from conf.check import check_batch_size, check_micro_batches
-from conf.cli import refuse_flags, to_config, user_errors
+from conf.cli import to_config, user_errors
 from conf.schema import Config
 
 
@@ -46,7 +45,6 @@ def run_main(main: Callable[[], None]) -> None:
         end_with_parent()
         OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
     with user_errors(before_end):
-        refuse_flags(sys.argv[1:])
         main()
 
 
