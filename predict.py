@@ -120,7 +120,8 @@ def main() -> None:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))
     print(
-        f"{len(names)} images, {len(broken)} of them broken: {path}; weights {trained.weights_file}"
+        f"{len(names)} samples, {len(broken)} of them broken: {path}; "
+        f"weights {trained.weights_file}"
     )
 
 

@@ -1,11 +1,11 @@
-"""Gradient accumulation: a batch that does not fit the memory, in parts that do.
+"""Gradient accumulation: splits a batch that does not fit into memory into micro-batches.
 
 Start with `python train_accumulate.py accumulate_steps=4`.
 Combines with every technique.
 
-`global_batch_size` is still what one optimizer step sees: `accumulate_steps` parts of it go through
-the model one after the other, and their gradients add up to those of the whole batch. Only
-BatchNorm tells the difference: it normalises each part by the part's own statistics.
+`global_batch_size` is still the batch of one optimizer step: `accumulate_steps` parts of it pass
+through the model one after the other, and their gradients add up to those of the whole batch. Only
+BatchNorm differs: it normalises each part by the statistics of that part.
 """
 
 import hydra

@@ -1,4 +1,4 @@
-"""Averaged weights: evaluates and publishes an exponential moving average of the weights.
+"""Averaged weights: evaluates and exports an exponential moving average of the weights.
 
 Start with `python train_ema.py` or `python train_ema.py ema.decay=0.99`.
 Combines with every technique.

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     options = run.parse_args(["--rdzv_backend=c10d", *arguments])
     options.rdzv_conf = f"is_host=false,{options.rdzv_conf}".rstrip(",")
     if not options.rdzv_endpoint:
-        sys.exit("--rdzv_endpoint=HOST:PORT is missing: where launch/rendezvous.py runs")
+        sys.exit("--rdzv_endpoint= is missing; give HOST:PORT of launch/rendezvous.py")
     while True:
         try:
             return run.run(options)

@@ -82,7 +82,7 @@ class CheckpointWriter:
         if error is not None and self.options.on_error == "raise":
             raise error
         if error is not None:
-            log.warning("%s; training goes on (checkpoint.on_error=warn)", error)
+            log.warning("%s; training continues (checkpoint.on_error=warn)", error)
         return self.best
 
     def _write(self, state: dict[str, Any], is_best: bool) -> None:

@@ -27,7 +27,7 @@ COMPARED = (
     *("global_batch_size", "clip_grad_norm"),
     "accumulate_steps",  # part: accumulate
 )
-"""Beginnings of the keys that decide how training goes on, besides the plan of the data."""
+"""Prefixes of the keys that affect the rest of the training, besides the plan of the data."""
 
 MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
@@ -36,7 +36,7 @@ MUST_MATCH = (
     *("model.freeze", "optimizer.backbone_lr_scale"),  # part: finetune
     "optimizer.kwargs.",  # with some, such as amsgrad, an optimizer keeps other values
 )
-"""Beginnings of those among them whose values a resume may not change."""
+"""Prefixes of those that a resume must not change."""
 
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
 """Keys that decide what inputs the weights are for; `checkpoint.fresh_epoch` may change them."""

@@ -88,7 +88,7 @@ class Classification(Task):
         return outputs.float().softmax(dim=1)
 
     def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:  # part: predict
-        """Return for each image the up to five likeliest classes, each with its probability."""
+        """Return up to five classes for each image, the most likely first, with probabilities."""
         probabilities, guesses = self.predictions(outputs).topk(len(self.columns) // 2, dim=1)
         rows: list[tuple[str | float, ...]] = []
         for shares, numbers in zip(probabilities.tolist(), guesses.tolist(), strict=True):

@@ -60,6 +60,10 @@ def test_the_page_on_the_architecture_lists_the_layers_from_the_ground_up() -> N
 def test_the_page_on_the_architecture_names_files_that_exist() -> None:
     for path in re.findall(r"`([\w/]+(?:/|\.py))`", ARCHITECTURE):
         assert (REPOSITORY / path).exists(), path
+    tables = re.findall(r"`([A-Z][A-Z_]+)` (?:in |\()`([\w/]+\.py)`", ARCHITECTURE)
+    assert len(tables) > 1
+    for name, path in tables:
+        assert re.search(rf"^{name}\b.* = ", (REPOSITORY / path).read_text(), re.MULTILINE), name
 
 
 def options(root: Path) -> list[str]:

@@ -100,7 +100,7 @@ def run(tmp_path_factory, digits: Path, photos) -> Path:
     commands = [["train.py", f"output_dir={folder / 'mine'}", *options]]
     commands += [[*use, *BACKENDS[name], f"out={folder / name}.csv"] for name in backends()]
     _, *printed = run_all(commands, folder)
-    assert all("103 images, 3 of them broken" in text for text in printed)
+    assert all("103 samples, 3 of them broken" in text for text in printed)
     return folder / "mine"
 
 

@@ -1,4 +1,4 @@
-"""Decoding of no more pixels of a photo than a rectangle of it needs.
+"""Partial decoding of photos: only the pixels that a rectangle needs.
 
 A JPEG that is much larger than needed is decoded at 1/2, 1/4 or 1/8 of its size: libjpeg computes
 fewer pixels of each block of 8x8, each about the mean of a square of the whole image. The result is

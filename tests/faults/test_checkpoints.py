@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(
         room = r"about 0.\d MB needed, 0.\d MB free"
         assert re.search(rf"step-{step:08d}.pt could not be written \(.*\): {room}", text), text
     assert "earlier checkpoints are untouched" in text
-    assert ("training goes on (checkpoint.on_error=warn)" in text) == (on_error == "warn")
+    assert ("training continues (checkpoint.on_error=warn)" in text) == (on_error == "warn")
     assert read(run)["step"] == 5
     names = {path.name for path in (run / "checkpoints").iterdir()}
     assert names == {"step-00000005.pt", "last.pt"}  # nothing half-written
