@@ -23,9 +23,10 @@ CHOICE = r"(?:^| )(\w+)=(\w+)"
 PRODUCT = (".py", ".yaml", ".sbatch")
 CLOSING = (")", "]", "}")
 LISTS = re.compile(
-    r"^(from \S+ import \(| *def \w+\()\n((?: +[^\n]+,\n)+) *(\)[^\n]*)$", re.MULTILINE
+    r"^(from \S+ import \(| *def \w+\(|__all__ = \[)\n((?: +[^\n]+,\n)+) *([)\]][^\n]*)$",
+    re.MULTILINE,
 )
-"""Imports and signatures of several lines, one for each name."""
+"""Imports, signatures and `__all__` of several lines, one for each name."""
 PARAMETERS = re.compile(r"^(@pytest\.mark\.parametrize\()\n +([^\n]+)(?<!,)\n(\))$", re.MULTILINE)
 """Parameters of a test that are on a line of their own."""
 LINE_LENGTH = 100
@@ -363,7 +364,7 @@ def without_unused(text: str, used_before: set[str]) -> str:
 
 
 def joined_lines(text: str) -> str:
-    """Return the text with imports, signatures and parameters of tests on one line that fit."""
+    """Return the text with what `LISTS` and `PARAMETERS` find on one line, where it fits."""
 
     def joined(match: re.Match[str]) -> str:
         items = [line.strip().removesuffix(",") for line in match[2].splitlines()]
