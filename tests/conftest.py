@@ -3,12 +3,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
+from typing import Any
 from unittest import mock
 from urllib.request import ProxyHandler, build_opener, install_opener
 
 import pytest
-
-from tests.servers import WebServer, web_server
 
 # Two ranks or workers on few cores would otherwise fight for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -58,8 +57,12 @@ def pytest_collection_finish() -> None:
             forkserver.ensure_running()
 
 
+# part: shards
 @pytest.fixture
-def web() -> Iterator[WebServer]:
+def web() -> Iterator[Any]:
+    """A server of files in memory: `tests.servers.WebServer`."""
+    from tests.servers import web_server
+
     with web_server() as server:
         yield server
 

@@ -57,7 +57,7 @@ def check_refused(name: str, channels: int, num_outputs: int, kwargs: dict[str, 
 
 
 def check_learning(model: nn.Module, inputs: Tensor, targets: Tensor, num_steps: int = 40) -> None:
-    """The loss of a batch falls to a fifth, and each parameter has a part in it."""
+    """The loss of a batch falls to a fifth, and most of each parameter has a part in it."""
     loss_of = F.mse_loss if targets.is_floating_point() else F.cross_entropy
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -69,4 +69,5 @@ def check_learning(model: nn.Module, inputs: Tensor, targets: Tensor, num_steps:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 5
-    assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert (parameter != before[name]).float().mean() > 0.6, name
