@@ -81,9 +81,11 @@ def refused(*shown: str) -> Iterator[None]:
 def signal_handlers_restored() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     handlers = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @cache
@@ -227,18 +229,31 @@ def print_to(path: Path) -> None:
         os.dup2(file, printed)
 
 
+def run_as_main(command: list[str], watch: AbstractContextManager | None = None) -> int | str:
+    """Run a command line, as after `python`, in this process; returns what it exits with."""
+    try:
+        if command[0] == "-m":
+            sys.argv = [f"{command[1].replace('.', '/')}.py", *command[2:]]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = command
+            with watch or nullcontext():
+                runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
+    except SystemExit as ended:
+        return ended.code or 0
+    except BaseException:  # as Python does at the end of a script
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) -> None:
     os.environ.update(env)
     os.chdir(folder)
-    sys.argv = arguments
     sys.path.insert(0, str(folder))
     prints.unlink(missing_ok=True)
     print_to(prints)
-    try:
-        runpy.run_path(str(folder / arguments[0]), run_name="__main__")
-    except Exception:  # as Python does at the end of a script
-        traceback.print_exc()
-        sys.exit(1)
+    sys.exit(run_as_main(arguments))
 
 
 def run_in_turn(
@@ -263,34 +278,21 @@ def run_in_turn(
     from hydra.core.global_hydra import GlobalHydra
 
     told = []
-    for number, (first, *arguments) in enumerate(commands):
+    for number, command in enumerate(commands):
         if "MASTER_PORT" in env:
             os.environ["MASTER_PORT"] = str(int(env["MASTER_PORT"]) + number)
         prints = answers.with_name(f"{answers.name}-{number}.txt")
         print_to(prints)
-        code: object = 0
-        try:
-            if first == "-m":
-                sys.argv = [f"{arguments[0].replace('.', '/')}.py", *arguments[1:]]
-                runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-            else:
-                sys.argv = [first, *arguments]
-                with signal_handlers_restored(), watch(first):
-                    runpy.run_path(os.path.abspath(first), run_name="__main__")
-        except SystemExit as ended:
-            code = ended.code
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        finally:
-            GlobalHydra.instance().clear()
-            if "RANK" in env:  # part: ranks
-                from runtime.distributed import leave_process_group
+        with signal_handlers_restored():
+            code = run_as_main(command, watch(command[0]))
+        GlobalHydra.instance().clear()
+        if "RANK" in env:  # part: ranks
+            from runtime.distributed import leave_process_group
 
-                leave_process_group()
+            leave_process_group()
         sys.stdout.flush()
         sys.stderr.flush()
-        told.append((code or 0, prints.read_text()))
+        told.append((code, prints.read_text()))
     answers.write_text(json.dumps(told))
 
 

@@ -6,7 +6,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, has_ranks
 
 # The parts from the ground up, and what each may import besides itself.
 GROUND = ("loaders.limits", "loaders.memory", "loaders.storage", "loaders.images")
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_ACT = {"conf.schema", "loaders.images.decoders"}
 MEASURES_IT = "benchmarks.loop_overhead imports train"
 PRIVATE = re.compile(r"(?<!\w)_(?!_)\w+")
+USE = re.compile(r"\btorch\.distributed\b(?!\.run)|from torch import (\([^)]*|.*)\bdistributed\b")
 # Names with an underscore that are documented.
 PUBLIC = {"_exit", "_replace", "_asdict", "_fields"}
 
@@ -199,8 +200,9 @@ def test_private_names_of_other_modules_are_used_in_one_file() -> None:
     assert len(found) <= 1, "\n".join(f"{name}: {'; '.join(uses)}" for name, uses in found.items())
 
 
-def test_loaders_use_no_collectives() -> None:
-    """Shards follow from rank and world size alone; `share_bad_samples` is given the exchange."""
-    for module in modules():
-        if module.partition(".")[0] == "loaders":
-            assert "torch.distributed" not in text_of(module), module
+def test_only_one_folder_and_scripts_with_ranks_know_torch_distributed() -> None:
+    """Everything else exchanges values through the group that a script passes on."""
+    users = {name for name in code() if part_of(name) and USE.search(text_of(name))}
+    assert all(name.startswith("runtime.distributed") for name in users), users
+    scripts = [name for name in code() if name.startswith("train")]
+    assert all(USE.search(text_of(name)) is None or has_ranks(f"{name}.py") for name in scripts)

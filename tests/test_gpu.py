@@ -31,7 +31,6 @@ from tests.faults import (
     Torchrun,
     assert_same_state,
     script_with,
-    slow,
     wait_for_step,
 )
 from tests.helpers import (
@@ -402,7 +401,8 @@ def on_gpus(
 @on_cuda
 def test_a_killed_rank_comes_back(device: str, tmp_path) -> None:
     shared = ["device=cuda:0", "distributed.backend=gloo", "checkpoint.every_steps=1"]
-    folder, output = slow(tmp_path / "s", "train_ddp.py"), tmp_path / "run"
+    output = tmp_path / "run"
+    folder = script_with(tmp_path / "s", "train_ddp.py", "time.sleep(0.1)")
     launcher = [*TWO_RANKS, "--max-restarts=3"]
     with on_gpus(folder, output, *STEPS, *shared, "resume=auto", launcher=launcher) as torchrun:
         wait_for_step(output, 3)

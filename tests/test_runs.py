@@ -1,8 +1,6 @@
 """`runs.py` lists the runs of a folder."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 
 import runs
 from conf.errors import UserError
-from tests.helpers import REPOSITORY, summary_of, train
+from tests.helpers import summary_of, train
 
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 Listed = Callable[..., list[list[str]]]
@@ -144,11 +142,3 @@ def test_mistakes_end_in_one_clear_error(
     (tmp_path / "no run").mkdir()
     with pytest.raises(UserError, match=named):
         runs.main(arguments)
-
-
-def test_it_is_a_plain_command_without_torch() -> None:
-    command = [sys.executable, "-X", "importtime", "runs.py", "nowhere"]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert "yaml" in ended.stderr
-    assert "torch" not in ended.stderr

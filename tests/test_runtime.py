@@ -3,7 +3,6 @@
 import math
 import os
 import random
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from runtime.guard import NonFiniteGuard
 from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
-from tests.helpers import DEVICES, NEEDS_CUDA, REPOSITORY, make_config, signal_handlers_restored
+from tests.helpers import DEVICES, NEEDS_CUDA, make_config, signal_handlers_restored
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -282,22 +281,6 @@ def test_an_update_of_the_average_does_not_wait_for_the_device(device: str) -> N
         for _ in range(3):
             average.update_parameters(model)
     assert average.n_averaged == 3
-
-
-def test_only_one_folder_and_the_entry_points_know_torch_distributed() -> None:  # part: compose
-    folders = ("conf", "loaders", "models", "runtime", "tasks")
-    paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
-    use = re.compile(
-        r"\btorch\.distributed\b(?!\.run)|from torch import (\([^)]*|.*)\bdistributed\b"
-    )
-    users = {
-        str(path.relative_to(REPOSITORY))
-        for path in [*paths, *REPOSITORY.glob("*.py")]
-        if use.search(path.read_text())
-    }
-    assert {"train_ddp.py", "train_fsdp.py"} <= users
-    others = {user for user in users if not user.startswith("runtime/distributed/")}
-    assert all("ddp" in user for user in others - {"train_fsdp.py", "predict.py"})
 
 
 @pytest.mark.parametrize("hidden", [None, "", "0"])

@@ -39,11 +39,6 @@ def script_with(folder: Path, script: str, *lines: str) -> Path:
     return folder
 
 
-def slow(folder: Path, script: str, seconds: float = 0.1) -> Path:
-    """The script with steps that last long enough to be hit."""
-    return script_with(folder, script, f"time.sleep({seconds})")
-
-
 def hit(mark: Path, step: int, rank: int, action: str) -> list[str]:
     """Lines for `script_with()` that do something in a step of a rank, but not after a resume."""
     return [
