@@ -146,8 +146,8 @@ def test_the_guides_path_leads_from_photos_to_predictions(project: Path) -> None
     assert sorted(runs) == ["by_heart", "eight", "known", "mine", "synthetic"]
     assert "500" in printed["data.root=data/photos"]
     assert runs["known"]["val/top1"] > 0.7  # chance is 0.1
-    assert runs["mine"]["best_metric"] == "val/recall"
-    assert runs["mine"]["val/recall"] > 0.5
+    assert runs["mine"]["best_metric"] == "val/skill"
+    assert runs["mine"]["val/skill"] > 0.5
     losses = re.findall(r"train/loss ([\d.]+)", printed["output_dir=outputs/by_heart"])
     assert float(losses[-1]) < 0.5 < float(losses[0])
     assert (runs["mine"]["world_size"], runs["eight"]["world_size"]) == (1, 2)

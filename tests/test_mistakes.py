@@ -19,7 +19,7 @@ TABLE = [
     ("train.py +model.kwargs.widht=8", "model=small_cnn does not take; use only: width"),
     ("train.py +epochs=2", "An item is already at 'epochs'"),
     ("train.py data.mean=[0.1,0.2]", "data.mean has 2 values but the images of mnist_mini/train"),
-    ("train.py data.mixup=1 global_batch_size=63", "multiple of 2 * world_size=2; use 64"),
+    ("train.py data.mixup=1 global_batch_size=63", "multiple of 2, twice world_size=1; use 64"),
     ("train.py data.crop=40", "images of mnist_mini/train are smaller than the crop"),
     ("train.py data.layout=foo", "data.layout=foo"),
     ("train.py loader=packed loader.pack=nowhere", "loader.pack=nowhere"),

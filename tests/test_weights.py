@@ -139,7 +139,7 @@ def test_imagenet_weights_are_loaded_from_their_place_or_named(tmp_path, monkeyp
     resnet18 = ["model=torchvision", "model.arch=resnet18"]
     cfg = make_config(*resnet18, "model.weights=imagenet")
     place = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
-    with refused(f"{place} is not there", f"https://download.pytorch.org/models/{place.name}"):
+    with refused(str(place), f"https://download.pytorch.org/models/{place.name}"):
         initial_weights(cfg.model, 3)
     place.parent.mkdir(parents=True, exist_ok=True)
     whole = build_model(make_config(*resnet18).model, 3, 1000).state_dict()

@@ -47,8 +47,8 @@ class Mixing(Augmentation):
             near = max(1, round(global_batch_size / (2 * world_size))) * 2 * world_size
             raise UserError(
                 f"data.{self.active_keys(data)[0]} mixes the two halves of each rank's batch: "
-                f"global_batch_size={global_batch_size} is not a multiple of 2 * world_size="
-                f"{2 * world_size}; use {near}, for example"
+                f"global_batch_size={global_batch_size} is not a multiple of {2 * world_size}, "
+                f"twice world_size={world_size}; use {near}, for example"
             )
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
