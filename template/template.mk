@@ -1,5 +1,5 @@
 # Targets that only the template has; the Makefile of a project made from it does without this file.
-.PHONY: bench gpu-check parts project test-merges test-projects
+.PHONY: bench gpu-check parts project test-merges test-parts test-projects
 
 bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
 	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
@@ -13,6 +13,9 @@ test-merges: setup  ## run, of the slow tests, the merges of all techniques and 
 
 test-projects: setup  ## make the core and one other project, by the day, and run their tests
 	$(BIN)/python -m template.suites
+
+test-parts: setup  ## leave each part alone out of a project, which then passes its checks and trains
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 tests/every_part.py
 
 parts:  ## list the parts of a project
 	@$(PYTHON) -m template.project --list

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import rendezvous
 from template.parts import left_out, listing, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT
 from template.suites import SETS
-from tests.helpers import FORKSERVER, LIMIT_S, REPOSITORY, free_port, run_all
+from tests.helpers import REPOSITORY, run_all
 from tests.images import make_photos
 from tests.test_project import clone_template, commit, git, made, make_project, replace
-from tests.torchrun import TWO_RANKS, torchrun
 
 PARTS, TOGETHER = read_parts()
 OF_THIS_COMMIT = random.Random(git(REPOSITORY, "rev-parse", "HEAD")).choice(sorted(PARTS))
@@ -253,42 +251,6 @@ def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
         command += ["data.resize=32", "global_batch_size=4"]
     run_all([command], project.parent, 2 if names in MERGED else 1, project)
     assert (project / "outputs" / "run" / "checkpoints" / "last.pt").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
-def test_a_project_without_a_part_is_whole_and_trains(
-    part: str, template: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Two steps, by each launcher that is left."""
-    names = " ".join(x for x in PARTS if part not in with_needs(["core", x])) or "core"
-    names = "own" if part == "images" else names
-    project = tmp_path / "project"
-    made(template, project, names)
-    found = problems(project, template, names)
-    cache = tmp_path_factory.getbasetemp().parent / "mypy"  # most files are equal in all projects
-    mypy = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
-    found += [subprocess.run(mypy, cwd=project, capture_output=True, text=True).stdout]
-    assert re.fullmatch(r"Success: no issues .*\n", "\n".join(found)), "\n".join(found)
-
-    steps = ["max_steps=2", "log.images=0"]
-    run_all([["train.py", *steps, f"output_dir={tmp_path / 'alone'}"]], tmp_path, 1, project)
-    if not (project / "train_ddp.py").exists():
-        return
-    launchers = {"torchrun": TWO_RANKS}
-    if (project / "launch" / "elastic_torchrun.py").exists():
-        port = str(free_port())
-        place = FORKSERVER.Process(target=rendezvous.main, args=([port],), daemon=True)
-        place.start()
-        elastic = ["--nnodes=1:1", "--nproc_per_node=2", f"--rdzv_endpoint=127.0.0.1:{port}"]
-        launchers["elastic"] = [*elastic, "--rdzv_id=test", "--local_addr=127.0.0.1"]
-    for name, launcher in launchers.items():
-        prints, run = tmp_path / f"{name}.txt", tmp_path / name
-        command = [*launcher, "train_ddp.py", *steps, f"output_dir={run}"]
-        process = torchrun(command, project, prints, is_elastic=name == "elastic")
-        process.join(LIMIT_S)
-        assert process.exitcode == 0, prints.read_text()
-        assert (run / "checkpoints" / "last.pt").exists()
 
 
 # file -> what is written in place of what, and the part that it then needs
