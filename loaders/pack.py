@@ -26,14 +26,7 @@ from conf.facts import check_kind
 from conf.options import parse_options
 from conf.schema import Config, DataConfig
 from loaders.index import SETTINGS as INDEX_SETTINGS
-from loaders.index import (
-    SPLITS,
-    Index,
-    open_columns,
-    read_description,
-    settings_of,
-    write_columns,
-)
+from loaders.index import SPLITS, Index, open_columns, read_description, settings_of, write_columns
 from loaders.limits import cpus_per_rank
 from loaders.open import open_splits
 from loaders.plan import resized_sizes

@@ -2,16 +2,17 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from conf.errors import UserError
-from conf.schema import Config
+from conf.schema import Config, DataConfig
 from loaders.backends import BACKENDS, ImageLoader, backend
-from loaders.index import unlabelled_index
+from loaders.index import Index, file_index, images_below, read_headers
 from loaders.limits import limits_explained
 from loaders.plan import PlanSampler
-from loaders.targets import Target
+from loaders.targets import Target, Unlabelled
 
 
 def build_prediction_loader(
@@ -45,7 +46,7 @@ def build_prediction_loader(
     cfg = copy.deepcopy(cfg)
     cfg.data.on_error = "skip"  # bad files are part of the result
     with limits_explained():
-        index = unlabelled_index(cfg.data, target, channels)
+        index = _unlabelled_index(cfg.data, target, channels)
     index, broken = replace(index, left_out={}), index.left_out
     cfg.data.max_bad_samples = len(index)
     if cfg.loader.num_workers == "auto":  # part: tune
@@ -53,3 +54,33 @@ def build_prediction_loader(
     ranks = cfg.global_batch_size, rank, world_size
     sampler = PlanSampler(index, cfg.data, cfg.seed, *ranks, train=False)
     return backend(cfg.loader.name)(sampler, cfg, device), broken
+
+
+def _unlabelled_index(data: DataConfig, target: Target, channels: int) -> Index:
+    """Build the index of the images below `data.root`.
+
+    Args:
+        data: configuration of the training run; `data.layout=cells` keeps the files' channels.
+        target: kind of targets that the model was trained on.
+        channels: number of channels of the model's inputs; with 1, photos become grey.
+
+    Raises:
+        UserError: `data.root` is not a folder or has no image, or the images have other channels
+            than the model takes.
+    """
+    root = Path(data.root)
+    if not root.is_dir():
+        raise UserError(
+            f"data.root={root} is not a folder; set data.root to the folder of the images"
+        )
+    keep_channels = data.layout == "cells"
+    files = read_headers(images_below(root), data, "stored" if keep_channels else "rgb")
+    if not keep_channels and channels == 1:
+        files.headers["channels"] = 1
+    index = file_index(f"data.root={root}", data.root, (files,), Unlabelled(target), keep_channels)
+    if index.channels != channels:
+        raise UserError(
+            f"the images of {index.name} have {index.channels} channels, but the model was "
+            f"trained on {channels}; use images of the kind that it was trained on"
+        )
+    return index

@@ -6,10 +6,7 @@ import os
 import numpy as np
 
 from loaders.images import decode, decode_partly, read_raw, resize
-from loaders.index import (
-    Index,
-    check_unchanged,  # part: header_cache|dali
-)
+from loaders.index import Index, check_unchanged
 
 
 def read_bytes(index: Index, sample: int, side: int) -> bytes | bytearray:

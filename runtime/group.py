@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from conf.errors import UserError  # part: fsdp
+from conf.errors import UserError
 
 T = TypeVar("T")
 

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from conf.reference import documented_keys
-from template.cut_tests import names_of, parse, tables_of, without_row, without_tests
+from template.cut_tests import (
+    definitions,
+    names_defined,
+    names_of,
+    parse,
+    tables_of,
+    without_row,
+    without_tests,
+)
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 DECLARATION = TEMPLATE / "template" / "parts.toml"
@@ -126,11 +134,19 @@ def without_parts(texts: dict[Path, str], chosen: set[str], gone: list[str]) -> 
     Returns:
         These modules.
     """
+    lost: dict[str, set[str]] = {}
     for path, text in texts.items():
         texts[path] = without_marks(text, chosen)
+        if path.suffix == ".py" and texts[path] != text:
+            lost[module_of(path)] = defined_in(text) - defined_in(texts[path])
     modules = {module_of(Path(path)) for path in gone if path.endswith(".py")}
-    without_names(texts, modules)
+    without_names(texts, modules, lost)
     return modules
+
+
+def defined_in(text: str) -> set[str]:
+    """Return the names that a module defines at its top level."""
+    return set().union(*map(names_defined, definitions(text)))
 
 
 def tidied(path: Path, text: str, before: str) -> str:
@@ -332,11 +348,15 @@ def module_of(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
-def without_names(texts: dict[Path, str], gone: set[str]) -> None:
-    """Remove imports of modules that are gone, and the entries of tables that use these imports."""
+def without_names(texts: dict[Path, str], gone: set[str], lost: dict[str, set[str]]) -> None:
+    """Remove imports of what is gone, and the entries of tables that use it.
+
+    Args:
+        texts: texts of all files.
+        gone: modules that are gone.
+        lost: names that a module does not offer any more; those that it imported are added.
+    """
     modules = {module_of(path): path for path in texts if path.suffix == ".py"}
-    lost: dict[str, set[str]] = {}
-    """Names that a module does not offer any more."""
     is_changed = True
     while is_changed:
         is_changed = False

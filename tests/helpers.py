@@ -38,7 +38,7 @@ from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
 from runtime import evaluate
-from runtime.distributed import read_whole  # part: fsdp
+from runtime.distributed import read_whole
 from runtime.whole import make_whole
 from tasks import build_task
 

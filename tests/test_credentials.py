@@ -6,10 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.credentials import (
-    masked,
-    without_credentials,  # part: shards
-)
+from conf.credentials import masked, without_credentials
 from loaders.shards import Part, pack_shards
 from tests.helpers import answers_to, folder_with, make_config, run_all, run_to_end
 from tests.images import make_photos

@@ -26,13 +26,7 @@ from runtime import Run, build_optimizer
 from runtime.guard import NonFiniteGuard
 from runtime.setup import resolve_device, set_numerics
 from tasks import build_task
-from tests.faults import (
-    TWO_RANKS,
-    Torchrun,
-    assert_same_state,
-    script_with,
-    wait_for_step,
-)
+from tests.faults import TWO_RANKS, Torchrun, assert_same_state, script_with, wait_for_step
 from tests.helpers import (
     DEVICES,
     ENVIRONMENT,

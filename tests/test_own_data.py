@@ -18,15 +18,7 @@ from conf.errors import UserError
 from loaders import build_loaders
 from loaders.batch import num_samples, part, tensors_of
 from loaders.own import OWN
-from tests.helpers import (
-    DEVICES,
-    REPOSITORY,
-    folder_with,
-    make_config,
-    refused,
-    scalars_of,
-    train,
-)
+from tests.helpers import DEVICES, REPOSITORY, folder_with, make_config, refused, scalars_of, train
 
 BAD = {3, 20}
 IMAGE = torch.zeros(3, 8, 8)

@@ -18,14 +18,7 @@ from models.finetune import fitting_weights, head_of, initial_weights
 from runtime import build_optimizer
 from runtime.finetune import start_from
 from runtime.group import SingleProcess
-from tests.helpers import (
-    answers_to,
-    checkpoint_of,
-    has_ranks,
-    make_config,
-    refused,
-    train,
-)
+from tests.helpers import answers_to, checkpoint_of, has_ranks, make_config, refused, train
 from tests.images import make_photos
 
 TINY = ["model.kwargs.width=8", "optimizer.warmup_epochs=0", "epochs=1"]

@@ -7,12 +7,7 @@ augmentations act on finished batches on the device, whatever the backend: `appl
 """
 
 from conf.schema import DataConfig
-from loaders.augment.base import (
-    Augmentation,
-    Random,
-    on_device,  # part: colour|spatial|mixing
-    parts,
-)
+from loaders.augment.base import Augmentation, Random, on_device, parts
 from loaders.augment.colour import ColourJitter, RandAugment
 from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
 from loaders.augment.mixing import Mixing, probabilities
@@ -42,7 +37,7 @@ __all__ = [
     "Mixing",
     "Random",
     "active_augmentations",
-    "on_device",  # part: colour|spatial|mixing
+    "on_device",
     "parts",
     "probabilities",
 ]

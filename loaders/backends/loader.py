@@ -1,7 +1,7 @@
 """The base class of all backends."""
 
 from collections.abc import Iterator
-from functools import partial  # part: loss_weights
+from functools import partial
 
 import torch
 

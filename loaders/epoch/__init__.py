@@ -1,9 +1,8 @@
 """The order of an epoch, a rank's share of it, its place in it and bad samples, for any data."""
 
-from loaders.epoch.cpu_prefetch import transformed
 from loaders.epoch.loader import EpochLoader, LoadedBatch
 from loaders.epoch.permutation import random_permutation, stream_key, uniform
-from loaders.epoch.prefetch import CudaPrefetcher
+from loaders.epoch.prefetch import CudaPrefetcher, transformed
 from loaders.epoch.sampler import ORDER, SAMPLE, BadFileError, EpochSampler
 from loaders.epoch.workers import worker_loader
 

@@ -1,13 +1,15 @@
-"""Copy and transform the next batch on the GPU while the current one is used."""
+"""Copy and transform the next batch while the current one is used."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from functools import cache
 from typing import Any
 
 import torch
 
 from loaders.batch import tensors_of
+from loaders.limits import torch_threads
 
 RawBatch = tuple[Any, Any]
 """Rows, and what a backend has made of them."""
@@ -17,6 +19,26 @@ Batch = tuple[Any, tuple[Any, Any]]
 
 Transform = Callable[[Any, Any], Batch]
 """Turns one into the other."""
+
+
+# part: images workers|dali|synthetic
+def transformed(
+    batches: Iterable[RawBatch], transform: Transform, num_threads: int
+) -> Iterator[Batch]:
+    """Transform batches on the CPU, in one thread that uses `num_threads` threads of torch."""
+    pool = torch_threads(1, "transform", num_threads)
+    try:
+        ready: Future[Batch] | None = None
+        for batch in batches:
+            following = pool.submit(transform, *batch)
+            if ready is not None:
+                yield ready.result()
+            ready = following
+        if ready is not None:
+            yield ready.result()
+    finally:
+        # Without waiting: the garbage collector may end this generator in the pool's own thread.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @cache

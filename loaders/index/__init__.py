@@ -13,10 +13,7 @@ from loaders.index.datasets import DATASETS, build_index
 from loaders.index.files import file_index, images_below, read_headers
 from loaders.index.header_cache import kept_headers
 from loaders.index.index import BadFileError, Index
-from loaders.index.paths import (
-    Paths,
-    check_unchanged,  # part: header_cache|dali
-)
+from loaders.index.paths import Paths, check_unchanged
 from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard
 from loaders.index.store import (
     COLUMN_FILE,
@@ -25,7 +22,6 @@ from loaders.index.store import (
     replaced_folder,
     save_columns,
 )
-from loaders.index.unlabelled import unlabelled_index
 
 __all__ = [
     "COLUMN_FILE",
@@ -40,7 +36,7 @@ __all__ = [
     "Shards",
     "StoredIndex",
     "build_index",
-    "check_unchanged",  # part: header_cache|dali
+    "check_unchanged",
     "file_index",
     "images_below",
     "kept_headers",
@@ -54,7 +50,6 @@ __all__ = [
     "save_columns",
     "settings_of",
     "share",
-    "unlabelled_index",
     "write_columns",
     "write_index",
 ]

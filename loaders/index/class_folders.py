@@ -23,6 +23,11 @@ def imagefolder(data: DataConfig) -> tuple[Index, Index]:
     return class_folders(data, Path(data.root))
 
 
+def cells(data: DataConfig) -> tuple[Index, Index]:  # part: cells
+    """List TIFFs with any number of channels, which stay as they are."""
+    return class_folders(data, Path(data.root), keep_channels=True)
+
+
 def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> tuple[Index, Index]:
     splits = split_folders(root)
     classes = sorted(folders_in(splits[0]))

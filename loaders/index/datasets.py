@@ -8,8 +8,7 @@ from collections.abc import Callable
 from conf.errors import unknown_name
 from conf.schema import DataConfig
 from loaders.index.caltech256 import caltech256
-from loaders.index.cells import cells
-from loaders.index.class_folders import imagefolder
+from loaders.index.class_folders import cells, imagefolder
 from loaders.index.columns import open_index
 from loaders.index.digits import mnist_mini
 from loaders.index.index import Index

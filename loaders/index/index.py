@@ -10,17 +10,9 @@ import numpy as np
 
 from loaders.epoch import BadFileError
 from loaders.images import reason_of
-from loaders.index.paths import (
-    Paths,
-    check_unchanged,  # part: index|dali
-)
+from loaders.index.paths import Paths, check_unchanged
 from loaders.index.shards import Shards
-from loaders.targets import (
-    ImageSpec,
-    ImageTarget,  # part: pairs|restoration|masks|segmentation
-    Target,
-    describe_target,
-)
+from loaders.targets import ImageSpec, ImageTarget, Target, describe_target
 
 
 @dataclass(frozen=True)

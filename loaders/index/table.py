@@ -12,13 +12,7 @@ import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.index.files import (
-    VALIDATION_FOLDERS,
-    Parts,
-    index_splits,
-    read_headers,
-    split_by_seed,
-)
+from loaders.index.files import VALIDATION_FOLDERS, Parts, index_splits, read_headers, split_by_seed
 from loaders.index.index import Index
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 

@@ -14,13 +14,7 @@ from torch.utils.data import DataLoader
 from conf.errors import UserError
 from conf.schema import Config
 from loaders.batch import map_leaves, tensors_of
-from loaders.epoch import (
-    CudaPrefetcher,
-    EpochLoader,
-    EpochSampler,
-    LoadedBatch,
-    worker_loader,
-)
+from loaders.epoch import CudaPrefetcher, EpochLoader, EpochSampler, LoadedBatch, worker_loader
 from loaders.loader import DataInfo
 from loaders.own.seeded import SeededDataset
 from loaders.targets import Labels, Target

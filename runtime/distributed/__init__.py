@@ -20,29 +20,29 @@ from runtime.distributed.launch import (
 )
 from runtime.distributed.models import (
     convert_sync_batchnorm,
-    place_like,  # part: ema
-    set_gradient_sync,  # part: accumulate
+    place_like,
+    set_gradient_sync,
     sync_buffers,
 )
 from runtime.distributed.private import backend_name
 from runtime.distributed.shards import read_whole
 
 __all__ = [
-    "FLIGHT_RECORD",  # part: hang_reports
-    "DeviceWork",  # part: hang_reports
-    "Heartbeat",  # part: hang_reports
+    "FLIGHT_RECORD",
+    "DeviceWork",
+    "Heartbeat",
     "ProcessGroup",
-    "backend_name",  # part: hang_reports
+    "backend_name",
     "convert_sync_batchnorm",
     "end_rank",
     "init_process_group",
     "interface_to",
     "leave_process_group",
     "local_rank",
-    "place_like",  # part: ema
-    "read_whole",  # part: fsdp
+    "place_like",
+    "read_whole",
     "run_stamp",
-    "set_gradient_sync",  # part: accumulate
-    "shard",  # part: fsdp
+    "set_gradient_sync",
+    "shard",
     "sync_buffers",
 ]

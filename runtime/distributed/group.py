@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path  # part: fsdp
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch

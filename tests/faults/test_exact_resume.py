@@ -3,13 +3,7 @@
 import pytest
 
 from tests.faults import NUM_STEPS, assert_same_state
-from tests.helpers import (
-    answers_to,
-    checkpoint_of,
-    folder_with,
-    has_ranks,
-    scalars_of,
-)
+from tests.helpers import answers_to, checkpoint_of, folder_with, has_ranks, scalars_of
 
 # Overflows at first: those steps are skipped.
 FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
