@@ -1,5 +1,6 @@
 """Evaluation on one process; its sums can be added up over ranks."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from loaders import Loader
-from loaders.batch import map_leaves, part
+from loaders.batch import map_leaves, num_samples, part
 from tasks import Task
 
-Shown = tuple[Any, ...]
-"""Inputs, outputs and targets of some samples, or empty."""
+Shown = Sequence[tuple[Any, Any, Any]]
+"""Inputs, outputs and targets of some samples, as batches of one."""
 
 NUM_SHOWN = 16
 
@@ -38,27 +39,29 @@ def evaluate(
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and
-        targets of up to 16 samples of the first batch.
+        targets of up to 16 samples, evenly spaced: neighbours are often of one class.
     """
     if isinstance(model, DataParallel | DistributedDataParallel):  # part: dp|ddp
         model = model.module
     # Made outside inference mode: its tensors may not be changed later, as all_reduce does.
     device = next(model.parameters(), torch.empty(0)).device
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
-    shown: Shown = ()
+    shown: list[tuple[Any, Any, Any]] = []
     inputs: Any = None  # part: fsdp
     was_training = model.training
     model.eval()
     try:
         # Not inference mode, whose tensors FSDP cannot take.
         with torch.no_grad(), precision or nullcontext():
-            for inputs, targets in loader:
+            for number, (inputs, targets) in enumerate(loader):
                 outputs = model(inputs)
                 totals += task.sums(outputs, targets)
                 num_batches -= 1  # part: fsdp
-                if not shown:  # copies, which do not keep the whole batch
-                    some = part((inputs, outputs, targets), 0, NUM_SHOWN)
-                    shown = map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, some)
+                size = num_samples(targets)
+                due = min((number + 1) * NUM_SHOWN // len(loader) - len(shown), size)
+                for place in [size * n // due for n in range(due)]:
+                    one = part((inputs, outputs, targets), place, place + 1)
+                    shown.append(map_leaves(copied, one))
             if inputs is None and num_batches > 0:  # part: fsdp
                 inputs = map_leaves(
                     lambda x: x.to(device) if isinstance(x, Tensor) else x, loader.info.example
@@ -68,3 +71,8 @@ def evaluate(
     finally:
         model.train(was_training)
     return totals, shown
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a tensor, which does not keep the batch that it is a part of."""
+    return value.clone() if isinstance(value, Tensor) else value

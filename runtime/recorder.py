@@ -178,9 +178,17 @@ class Recorder:
         """Log charts of the totals of a validation, and some samples with their predictions."""
         if self.group.rank != 0 or not self.cfg.log.images or not shown:
             return
-        inputs, outputs, targets = part(shown, 0, self.cfg.log.images)
-        pictures = self.loader.info.pictures(inputs)
-        images = {} if pictures is None else task.visualize(pictures, outputs, targets)
+        drawn: dict[str, list[Tensor]] = {}
+        for inputs, outputs, targets in shown[: self.cfg.log.images]:
+            pictures = self.loader.info.pictures(inputs)
+            if pictures is not None:
+                for name, image in task.visualize(pictures, outputs, targets).items():
+                    drawn.setdefault(name, []).append(image)
+        # Samples of your own may differ in size.
+        images = {
+            name: torch.cat([one for one in some if one.shape == some[0].shape])
+            for name, some in drawn.items()
+        }
         images |= task.plots(totals)
         self.loggers.log({f"val/{name}": image for name, image in images.items()}, step_number)
 

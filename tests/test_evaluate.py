@@ -1,5 +1,6 @@
 """`evaluate()` adds up the sums of a task over a loader, and leaves the model as it was."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -87,13 +88,24 @@ def test_it_calls_the_model_as_often_as_it_is_asked_to(num_batches: int) -> None
     torch.testing.assert_close(totals, TASK.sums(*batch()), rtol=1e-6, atol=0)
 
 
-def test_it_hands_back_images_of_the_first_batch() -> None:
-    outputs, targets = batch(40)
-    _, shown = evaluate(Probe(), TASK, two_batches(40, first=20))
-    for part, expected in zip(shown, (outputs, outputs, targets), strict=True):
-        assert torch.equal(part, expected[:16])
-        assert part.untyped_storage().nbytes() == part.nbytes  # no view of the whole batch
-    assert evaluate(Probe(), TASK, loader_of())[1] == ()
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([20, 20], [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27, 30, 32, 35, 37]),
+        ([3] * 32, range(3, 96, 6)),  # the first of every second batch
+        ([1, 2], [0, 1, 2]),
+    ],
+)
+def test_it_hands_back_images_from_the_whole_split(
+    sizes: list[int], expected: Sequence[int]
+) -> None:
+    outputs, targets = batch(sum(sizes))
+    batches = zip(outputs.split(sizes), targets.split(sizes), strict=True)
+    _, shown = evaluate(Probe(), TASK, loader_of(*batches))
+    for values, wanted in zip(zip(*shown, strict=True), (outputs, outputs, targets), strict=True):
+        assert torch.equal(torch.cat(values), wanted[list(expected)])
+    first = shown[0][0]
+    assert first.untyped_storage().nbytes() == first.nbytes  # no view of the whole batch
 
 
 def test_it_runs_in_the_precision_asked_for() -> None:
@@ -122,7 +134,7 @@ def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device:
     totals, shown = evaluate(model, TASK, loader_of(), num_batches=2)
     assert model[1].modes == [(False, False, None)] * 2
     assert (totals.device.type, totals.dtype) == (device, torch.float64)
-    assert (totals.tolist(), shown) == ([0, 0], ())
+    assert (totals.tolist(), shown) == ([0, 0], [])
 
 
 # part: dp|ddp
