@@ -179,7 +179,8 @@ class Recorder:
         if self.group.rank != 0 or not self.cfg.log.images or not shown:
             return
         drawn: dict[str, list[Tensor]] = {}
-        for inputs, outputs, targets in shown[: self.cfg.log.images]:
+        step = -(-len(shown) // self.cfg.log.images)  # over the whole split, as `shown` is
+        for inputs, outputs, targets in shown[::step]:
             pictures = self.loader.info.pictures(inputs)
             if pictures is not None:
                 for name, image in task.visualize(pictures, outputs, targets).items():

@@ -14,6 +14,7 @@ FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
     [
         ("train_accumulate_ema.py", ["accumulate_steps=4", "ema.decay=0.5"], 1),
         ("train_ddp_amp.py", ["loader=dali", *FLOAT16], 0),
+        ("train_fsdp.py", [], 0),
     ],
 )
 def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
