@@ -57,6 +57,17 @@ def pytest_collection_finish() -> None:
             forkserver.ensure_running()
 
 
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """A failed test would leave processes that hang, for which Python waits at its end."""
+    yield
+    if helpers := sys.modules.get("tests.helpers"):
+        for process in helpers.STARTED:
+            if process.is_alive():
+                process.kill()
+        helpers.STARTED.clear()
+
+
 # part: shards
 @pytest.fixture
 def web() -> Iterator[Any]:

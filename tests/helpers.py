@@ -58,6 +58,9 @@ NEEDS_CUDA = [
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
+STARTED: list[ForkServerProcess] = []
+"""By `fork()`, in the current test; conftest.py kills those that are left after it."""
+
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.preload"])  # conftest.py starts it
 
@@ -161,6 +164,7 @@ def fork(
         process = FORKSERVER.Process(target=_run, args=(folder, arguments, env, prints[rank]))
         process.start()
         processes.append(process)
+    STARTED.extend(processes)
     return processes, prints
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.faults import TWO_RANKS, Torchrun
+from tests.faults import Torchrun
 from tests.helpers import REPOSITORY, answers_to, train
 
 # Commands, and what their messages name. PHOTOS is a folder of images, FOLDER the test's own. Keys
@@ -138,8 +138,9 @@ def test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts(
     line, message, tmp_path
 ) -> None:
     script, *overrides = line.split()
-    job = REPOSITORY, tmp_path / "run", script, [*TWO_RANKS, "--max-restarts=3"]
-    is_first = line == UNDER_TORCHRUN[0][0]  # with Pythons that really start
+    is_first = line == UNDER_TORCHRUN[0][0]  # with three ranks, Pythons that really start
+    launcher = ["--standalone", f"--nproc_per_node={2 + is_first}", "--max-restarts=3"]
+    job = REPOSITORY, tmp_path / "run", script, launcher
     with Torchrun(*job, *overrides, is_forked=not is_first) as torchrun:
         assert torchrun.wait() != 0
         text = torchrun.text()
