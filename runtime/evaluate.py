@@ -57,7 +57,7 @@ def evaluate(
                 outputs = model(inputs)
                 totals += task.sums(outputs, targets)
                 num_batches -= 1  # part: fsdp
-                size = num_samples(targets)
+                size = num_samples((inputs, targets))
                 due = min((number + 1) * NUM_SHOWN // len(loader) - len(shown), size)
                 for place in [size * n // due for n in range(due)]:
                     one = part((inputs, outputs, targets), place, place + 1)
