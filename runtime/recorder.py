@@ -179,8 +179,9 @@ class Recorder:
         if self.group.rank != 0 or not self.cfg.log.images or not shown:
             return
         drawn: dict[str, list[Tensor]] = {}
-        step = -(-len(shown) // self.cfg.log.images)  # over the whole split, as `shown` is
-        for inputs, outputs, targets in shown[::step]:
+        count = min(len(shown), self.cfg.log.images)
+        for n in range(count):  # over the whole split, as `shown` is
+            inputs, outputs, targets = shown[n * len(shown) // count]
             pictures = self.loader.info.pictures(inputs)
             if pictures is not None:
                 for name, image in task.visualize(pictures, outputs, targets).items():

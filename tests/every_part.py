@@ -1,4 +1,4 @@
-"""Each part alone is left out of a project: `make test-parts`, which takes a quarter of an hour."""
+"""Each part alone is left out of a project: `make test-parts`, up to half an hour on two cores."""
 
 import re
 import subprocess

@@ -4,7 +4,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,9 +19,11 @@ from runtime.distributed import convert_sync_batchnorm
 from runtime.ema import EMA
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
+from runtime.loggers import LOGGERS, Logger
 from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
+from tasks import build_task
 from tests.helpers import DEVICES, NEEDS_CUDA, make_config, signal_handlers_restored
 
 
@@ -137,6 +139,37 @@ def test_a_script_that_does_not_validate_each_epoch_ends_at_max_steps(run_of: Ru
             run.step(torch.zeros(()), torch.zeros(()))
     run.finish()
     assert (epochs, run.step_number) == ([0], 2)
+
+
+class Kept(Logger):
+    """Keeps the values that were logged last, by name."""
+
+    values: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *unused: object) -> None:
+        """It needs no folder."""
+
+    def log(self, values: Any, step: int) -> None:
+        self.values.update(values)
+
+
+# part: pictures
+@pytest.mark.parametrize(("asked", "expected"), [(1, 1), (10, 10), (99, 16)])
+def test_a_validation_shows_as_many_pictures_as_are_asked_for(
+    asked: int, expected: int, run_of: RunOf, monkeypatch
+) -> None:
+    monkeypatch.setitem(LOGGERS, "kept", f"{__name__}.{Kept.__name__}")
+    run = run_of("max_steps=1", "log.to=[kept]", f"log.images={asked}")
+    task = build_task(run.cfg, run.loader)
+    for _ in run.epochs():
+        for inputs, targets in run.batches(run.loader):
+            run.step(torch.zeros(()), torch.zeros(()))
+            outputs = torch.rand(len(inputs), task.num_outputs)
+            parts = (values.split(1)[:16] for values in (inputs, outputs, targets))
+            shown, totals = list(zip(*parts, strict=True)), task.sums(outputs, targets)
+        run.epoch(task, totals, shown)
+    run.finish()
+    assert len(Kept.values["val/predictions"]) == expected
 
 
 @pytest.mark.parametrize(
