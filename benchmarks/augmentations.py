@@ -71,15 +71,15 @@ def main(run: Run, overrides: Sequence[str] = tuple(TORCHVISION_TRANSFORMS)) -> 
 def run_ours(override: str, device: torch.device, count_items: CountItems) -> None:
     """Plan and augment batch after batch with the template's augmentations."""
     torch.set_num_threads(1)
-    data = make_config(*override.split()).data
+    cfg = make_config(*override.split(), f"global_batch_size={BATCH_SIZE}")
     classes = np.broadcast_to(np.int64(0), NUM_SAMPLES)
     target = Labels(classes, tuple(map(str, range(NUM_CLASSES))))
     sizes = np.broadcast_to(np.array([SIZE, SIZE], np.int32), (NUM_SAMPLES, 2))
     index = Index(name="photos/train", sizes=sizes, channels=3, target=target)
-    sampler = PlanSampler(index, data, 0, BATCH_SIZE, 0, 1, train=True)
+    sampler = PlanSampler(index, cfg, 0, 1, train=True)
     images, labels = _random_batch(device)
     original = images.clone()
-    active = [augmentation for augmentation in AUGMENTATIONS if augmentation.active_keys(data)]
+    active = [augmentation for augmentation in AUGMENTATIONS if augmentation.active_keys(cfg.data)]
     for start in itertools.cycle(range(0, NUM_SAMPLES - BATCH_SIZE, BATCH_SIZE)):
         if (
             start % (16 * BATCH_SIZE) == 0

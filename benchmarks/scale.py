@@ -63,7 +63,7 @@ def measure(count: int, options: list[str] | None) -> dict[tuple[str, str], floa
     for what, position in ((FIRST_BATCH, 0), (RESUME, count * 7 // 10 // BATCH_SIZE * BATCH_SIZE)):
         start = time.perf_counter()
         index = sparse_index(count) if options is None else build_index(cfg.data)[0]
-        sampler = PlanSampler(index, cfg.data, 0, BATCH_SIZE, 0, 1, train=True)
+        sampler = PlanSampler(index, cfg, 0, 1, train=True)
         loader = backend("pytorch")(sampler, cfg, torch.device("cpu"))
         loader.load_state_dict({"epoch": 0, "position": position})
         inputs, _ = next(iter(loader))

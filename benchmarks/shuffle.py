@@ -78,7 +78,8 @@ def measure(order: np.ndarray, classes: np.ndarray) -> dict[tuple[str, str], flo
 
 def planned_order(index: Index, overrides: list[str], epoch: int) -> np.ndarray:
     """Sample numbers of an epoch in the order of the plan with these overrides."""
-    sampler = PlanSampler(index, make_config(*overrides).data, 0, BATCH_SIZE, 0, 1, train=True)
+    cfg = make_config(*overrides, f"global_batch_size={BATCH_SIZE}")
+    sampler = PlanSampler(index, cfg, 0, 1, train=True)
     sampler.set_epoch(epoch)
     return sampler.plan(np.arange(COUNT))["sample"]
 

@@ -36,11 +36,10 @@ def build_loaders(
     new_loader = backend(cfg.loader.name)
     with limits_explained():
         train_index, val_index = _open_indexes(cfg)
-    ranks = cfg.global_batch_size, rank, world_size
-    train_sampler = PlanSampler(train_index, cfg.data, cfg.seed, *ranks, train=True)
-    val_sampler = PlanSampler(val_index, cfg.data, cfg.seed, *ranks, train=False)
+    train_sampler = PlanSampler(train_index, cfg, rank, world_size, train=True)
+    val_sampler = PlanSampler(val_index, cfg, rank, world_size, train=False)
     if cfg.loader.num_workers == "auto":  # part: tune
-        new_sampler = partial(PlanSampler, train_index, cfg.data, cfg.seed, *ranks, train=True)
+        new_sampler = partial(PlanSampler, train_index, cfg, rank, world_size, train=True)
         cfg = with_fastest_parallelism(cfg, new_loader, new_sampler, device)
     train_loader = new_loader(train_sampler, cfg, device)
     val_loader = new_loader(val_sampler, cfg, device)

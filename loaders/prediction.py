@@ -51,8 +51,7 @@ def build_prediction_loader(
     cfg.data.max_bad_samples = len(index)
     if cfg.loader.num_workers == "auto":  # part: tune
         cfg.loader.num_workers = 0  # measuring may take longer than loading
-    ranks = cfg.global_batch_size, rank, world_size
-    sampler = PlanSampler(index, cfg.data, cfg.seed, *ranks, train=False)
+    sampler = PlanSampler(index, cfg, rank, world_size, train=False)
     return backend(cfg.loader.name)(sampler, cfg, device), broken
 
 

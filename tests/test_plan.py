@@ -28,8 +28,8 @@ def make_index(*sizes: tuple[int, int], times: int = 1) -> Index:
 def make_sampler(
     index: Index, *overrides: str, epoch=0, seed=0, batch=1, rank=0, ranks=1, train=True
 ) -> PlanSampler:
-    data = make_config(*overrides).data
-    sampler = PlanSampler(index, data, seed, batch, rank, ranks, train)
+    cfg = make_config(*overrides, f"seed={seed}", f"global_batch_size={batch}")
+    sampler = PlanSampler(index, cfg, rank, ranks, train)
     sampler.set_epoch(epoch)
     return sampler
 

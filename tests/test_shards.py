@@ -214,8 +214,8 @@ def in_windows(counts: list[int], window: int, seed: int = 7, shuffle="window") 
         target=Labels(np.zeros(total, int), ("a",)),
         shards=Shards(ShardFiles(Path(), ()), "", (), order, np.cumsum([0, *counts])),
     )
-    data = make_config(f"data.shuffle={shuffle}", f"data.shuffle_window={window}").data
-    return PlanSampler(index, data, seed, 1, 0, 1, train=True)
+    options = [f"data.shuffle={shuffle}", f"data.shuffle_window={window}", f"seed={seed}"]
+    return PlanSampler(index, make_config(*options, "global_batch_size=1"), 0, 1, train=True)
 
 
 def samples_of(sampler: PlanSampler, epoch: int) -> np.ndarray:

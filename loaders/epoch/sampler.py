@@ -7,7 +7,7 @@ import numpy as np
 
 from conf.check import check_batch_size
 from conf.errors import UserError
-from conf.schema import DataConfig
+from conf.schema import Config
 from loaders.epoch.permutation import HALF_ROUNDS, random_permutation, stream_key, uniform
 
 log = logging.getLogger(__name__)  # part: bad_samples
@@ -43,9 +43,8 @@ class EpochSampler:
     Args:
         name: name of the data set and split, such as `photos/train`.
         count: number of samples.
-        data: the configuration.
-        seed: seed that decides the order, together with the epoch.
-        global_batch_size: number of samples in a batch of all ranks together.
+        cfg: `cfg.data`, `cfg.seed`, which decides the order together with the epoch, and
+            `cfg.global_batch_size`, the number of samples in a batch of all ranks, are used.
         rank, world_size: rank of this process and number of ranks.
         train: shuffle, and drop the tail.
 
@@ -64,26 +63,19 @@ class EpochSampler:
     """End of the message that there are too many bad samples."""
 
     def __init__(
-        self,
-        name: str,
-        count: int,
-        data: DataConfig,
-        seed: int,
-        global_batch_size: int,
-        rank: int,
-        world_size: int,
-        train: bool,
+        self, name: str, count: int, cfg: Config, rank: int, world_size: int, train: bool
     ) -> None:
-        check_batch_size(global_batch_size, world_size)  # part: ranks
-        needed = global_batch_size if train else world_size
+        check_batch_size(cfg.global_batch_size, world_size)  # part: ranks
+        needed = cfg.global_batch_size if train else world_size
         if count < needed:
             raise UserError(
                 f"the data set {name} has {count} samples, fewer than "
                 + (f"global_batch_size={needed}" if train else f"world_size={needed}")
                 + "; use a smaller value or more data"
             )
-        self.name, self.count, self.data, self.seed, self.train = name, count, data, seed, train
-        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
+        self.name, self.count, self.rank, self.world_size = name, count, rank, world_size
+        self.data, self.seed, self.train = cfg.data, cfg.seed, train
+        self.global_batch_size = cfg.global_batch_size
         self.epoch = self.start_row = 0
         self.bad: dict[int, str] = {}  # part: bad_samples
 

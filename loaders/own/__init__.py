@@ -49,9 +49,8 @@ def build_loaders(
                 f"data.name={name}: {type(data).__name__} has no __getitem__ and __len__; for data "
                 "that streams, write a loader (docs/own_data.md)"
             )
-    batches = cfg.global_batch_size, rank, world_size
     samplers = [
-        EpochSampler(f"{name}/{split}", len(data), cfg.data, cfg.seed, *batches, split == "train")
+        EpochSampler(f"{name}/{split}", len(data), cfg, rank, world_size, split == "train")
         for split, data in (("train", train), ("val", val))
     ]
     train_loader = OwnLoader(train, target, samplers[0], cfg, device)

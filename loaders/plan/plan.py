@@ -36,11 +36,6 @@ def neutral_rows(samples: np.ndarray) -> np.ndarray:
     return rows
 
 
-def has_random_shapes(data: DataConfig, train: bool) -> bool:
-    """Return True if the rows' rectangles have random shapes, not those of `crop_shapes`."""
-    return train and data.random_resized_crop is not None
-
-
 def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
     """Return (height, width) in pixels of every image after its crop and resize.
 

@@ -6,17 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from conf.errors import UserError, first_few
-from conf.schema import DataConfig
+from conf.schema import Config
 from loaders.augment import AUGMENTATIONS, active_augmentations
 from loaders.epoch import ORDER, EpochSampler, stream_key, uniform
 from loaders.index import Index, StoredIndex
-from loaders.plan.plan import (
-    crop_shapes,
-    distinct_shapes,
-    has_random_shapes,
-    neutral_rows,
-    output_size,
-)
+from loaders.plan.plan import crop_shapes, distinct_shapes, neutral_rows, output_size
 from loaders.plan.windows import block_shuffle, next_shards
 
 log = logging.getLogger(__name__)  # part: bad_samples
@@ -38,18 +32,9 @@ class PlanSampler(EpochSampler):
 
     advice = "; python -m loaders.check lists all of them"  # part: bad_samples
 
-    def __init__(
-        self,
-        index: Index,
-        data: DataConfig,
-        seed: int,
-        global_batch_size: int,
-        rank: int,
-        world_size: int,
-        train: bool,
-    ) -> None:
-        batches = global_batch_size, rank, world_size
-        super().__init__(index.name, len(index), data, seed, *batches, train)
+    def __init__(self, index: Index, cfg: Config, rank: int, world_size: int, train: bool) -> None:
+        super().__init__(index.name, len(index), cfg, rank, world_size, train)
+        data = cfg.data
         if train and data.shuffle == "window" and index.shards is None:  # part: shards
             raise UserError(
                 f"data.shuffle=window needs shards, and {index.name} has none; use "
@@ -57,12 +42,11 @@ class PlanSampler(EpochSampler):
             )
         self.augmentations = active_augmentations(data) if train else ()
         for augmentation in self.augmentations:
-            augmentation.check(data, index.target, global_batch_size, world_size)
+            augmentation.check(data, index.target, cfg.global_batch_size, world_size)
         self.index = index
         self.output_size = output_size(data, index)
-        self.distinct_shapes = (
-            None if has_random_shapes(data, train) else distinct_shapes(index, data)
-        )
+        is_random = train and data.random_resized_crop is not None
+        self.distinct_shapes = None if is_random else distinct_shapes(index, data)
         self.left_out = tuple(index.left_out)  # part: bad_samples
         if index.left_out and rank == 0:  # part: bad_samples
             log.warning(
@@ -94,7 +78,7 @@ class PlanSampler(EpochSampler):
         rows = neutral_rows(samples)
         rows["position"] = positions
         sizes = self.index.sizes[samples]
-        if not has_random_shapes(self.data, self.train):
+        if self.distinct_shapes is not None:
             shapes = crop_shapes(self.index, self.data, sizes)
             rows["height"], rows["width"] = shapes.T
             rows["y"], rows["x"] = (sizes - shapes).T // 2
