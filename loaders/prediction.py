@@ -56,12 +56,9 @@ def build_prediction_loader(
 
 
 def _unlabelled_index(data: DataConfig, target: Target, channels: int) -> Index:
-    """Build the index of the images below `data.root`.
+    """Build the index of the images below `data.root`, for a model whose inputs have `channels`.
 
-    Args:
-        data: configuration of the training run; `data.layout=cells` keeps the files' channels.
-        target: kind of targets that the model was trained on.
-        channels: number of channels of the model's inputs; with 1, photos become grey.
+    With one channel, photos become grey; `data.layout=cells` keeps the channels of the files.
 
     Raises:
         UserError: `data.root` is not a folder or has no image, or the images have other channels

@@ -62,8 +62,6 @@ def read_resized(
     """Read and resize a rectangle of an image, (height, width, channels) of the side's dtype.
 
     Args:
-        index: index of the sample.
-        sample, side: sample and side of the image.
         rectangle: y, x, height and width in pixels.
         size: (height, width) in pixels.
         reduces: decode a JPEG at a fraction of its size if enough.  # part: partial_decoding

@@ -48,12 +48,8 @@ class EpochLoader:
     def good_batches(
         self, batches: Iterable[LoadedBatch], load: Callable[[np.ndarray], LoadedBatch]
     ) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield rows and content of batches, with their bad samples replaced or left out.
-
-        Args:
-            batches: batches that may have bad samples.
-            load: loads rows that replace them.
-        """
+        """Yield rows and content of batches; those with bad samples are loaded again, by `load`,
+        with these replaced or left out."""
         for batch in batches:
             while batch.bad:
                 self.sampler.set_aside(batch.bad)

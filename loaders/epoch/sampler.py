@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)  # part: bad_samples
 ROWS_AT_ONCE = 8192
 """Planned at once, which costs less per row than batch by batch."""
 ORDER = f"shuffled() of {HALF_ROUNDS} half rounds"
-"""Function that orders samples; a checkpoint with another text cannot resume within an epoch."""
+"""Name of the order in checkpoints; it must not change while the order stays the same, since a
+checkpoint with another one cannot resume within an epoch."""
 
 SAMPLE = np.dtype(
     [
@@ -147,11 +148,8 @@ class EpochSampler:
             raise BadFileError(reason)
 
     def _add_bad(self, failed: dict[int, str]) -> None:  # part: bad_samples
-        """In training, replace the rows of these samples by this rank's next good ones; in
-        evaluation, leave them out.
-
-        The result depends on the order and the samples alone, not on when one was found.
-        """
+        """Add samples to `bad`: `without_bad` replaces their rows in training and leaves them out
+        in evaluation."""
         for sample, reason in failed.items():
             if sample not in self.bad:
                 self.bad[sample] = reason
@@ -177,7 +175,10 @@ class EpochSampler:
             )
 
     def without_bad(self, rows: np.ndarray) -> np.ndarray:  # part: bad_samples
-        """Replace or leave out those of this rank's rows whose samples are `bad`.
+        """Replace those of this rank's rows whose samples are `bad` by its next good ones; in
+        evaluation, leave them out.
+
+        The result depends on the order and the samples alone, not on when one was found.
 
         Raises:
             BadFileError: no good sample is left to replace one.

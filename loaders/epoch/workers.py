@@ -24,11 +24,7 @@ def worker_loader(
 ) -> DataLoader:
     """Return a DataLoader whose `loader.num_workers` processes load the sampler's batches.
 
-    Args:
-        dataset: its `__getitems__` makes a batch of rows.
-        sampler: sampler of the rows.
-        options: the configuration.
-        device: device that the batches will be copied to.
+    The dataset's `__getitems__` makes a batch of rows, which will be copied to `device`.
     """
     return DataLoader(
         dataset,

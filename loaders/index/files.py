@@ -56,7 +56,7 @@ def split_by_seed(count: int, data: DataConfig) -> Parts:
 
 
 def folders_in(folder: Path) -> Iterator[str]:
-    """Return the names of the folders in a folder, without hidden ones."""
+    """Yield the names of the folders in a folder, without hidden ones."""
     with os.scandir(folder) as entries:
         yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())
 
@@ -88,12 +88,7 @@ def images_below(folder: Path) -> list[str]:
 
 
 def read_headers(files: list[str], data: DataConfig, content: str) -> ImageFiles:
-    """Read the headers of files.
-
-    Args:
-        files: paths of the files.
-        data: the configuration.
-        content: kind of content, see `ImageSpec.content`.
+    """Read the headers of files; see `scan_headers`.
 
     Raises:
         UserError: some have no readable header or are too large, without `data.on_error=skip`.
@@ -126,13 +121,7 @@ def index_splits(
 ) -> tuple[Index, Index]:
     """Build the index of the training and of the validation samples; see `file_index`.
 
-    Args:
-        name: name of the data set.
-        root: folder below which all files lie.
-        sides: files of the samples of both splits.
-        target: targets of the samples of both splits.
-        parts: positions of the samples of each split.
-        keep_channels: see `Index`.
+    `sides` and `target` are of the samples of both splits, `parts` their positions in each split.
     """
     train, val = (
         file_index(
@@ -159,7 +148,7 @@ def file_index(
     target: Target,
     keep_channels: bool = False,
 ) -> Index:
-    """Build the index of image files.
+    """Build the index of image files, all of which lie below `root`.
 
     Raises:
         UserError: there are no images, or they differ in number of channels or bits.

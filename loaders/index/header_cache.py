@@ -24,11 +24,7 @@ def kept_headers(
 ) -> tuple[np.ndarray, dict[str, str]]:
     """Return the headers of files: stored ones where a file did not change; else as `scan_headers`.
 
-    Args:
-        files: paths of the files.
-        data: the configuration.
-        content: kind of content, see `ImageSpec.content`.
-        at_once: number of headers that are read before they are stored, or a 16th if that is more.
+    They are stored after each `at_once` that were read, or after a 16th of them if that is more.
     """
     stamps = in_threads(_stamp_of, files, "looking at files") if data.check_files else []
     kind = f"{data.root} {data.max_pixels} {content} {data.ignore_index} {HEADER}"

@@ -30,9 +30,7 @@ def pairs(data: DataConfig) -> tuple[Index, Index]:
 def find_pairs(data: DataConfig, target_content: str) -> tuple[ImageFiles, ImageFiles, Parts]:
     """Return the files of both sides, and the positions of the samples of each split.
 
-    Args:
-        data: the configuration.
-        target_content: kind of content of the targets, see `ImageSpec.content`.
+    The targets' content is of the kind `target_content`, see `ImageSpec.content`.
     """
     splits = [_pairs_below(split, data) for split in split_folders(Path(data.root))]
     inputs, targets = ([path for split in splits for path in split[side]] for side in (0, 1))
