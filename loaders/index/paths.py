@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -50,23 +49,7 @@ def folder_of(root: str) -> str:
 
 # part: header_cache|dali
 def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:
-    """Compare size and time of change of a file with those that it had when it was indexed.
-
-    Args:
-        path: path of the file.
-        header: indexed header, of dtype `loaders.images.HEADER`.
-        found: current status of the file.
-
-    Raises:
-        BadFileError: they differ.
-    """
-    then = int(header["num_bytes"]), int(header["modified_ns"])
-    now = found.st_size, found.st_mtime_ns
-    if then != now:
-        old, new = (
-            f"{size:,} bytes of {datetime.fromtimestamp(time / 1e9).isoformat(' ', 'microseconds')}"
-            for size, time in (then, now)
-        )
-        raise BadFileError(
-            f"{path} has changed ({old} when it was indexed, {new} now); start again to reindex it"
-        )
+    """Raise BadFileError unless a file, found like this, has the size and the time of change of its
+    indexed header (of dtype `HEADER`)."""
+    if header[["num_bytes", "modified_ns"]].item() != (found.st_size, found.st_mtime_ns):
+        raise BadFileError(f"{path} has changed since it was indexed; start again to reindex it")
