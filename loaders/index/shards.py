@@ -4,6 +4,7 @@ import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -17,27 +18,6 @@ MAX_OPEN = 64
 """Shards of a split that a process keeps open."""
 
 
-class OpenFile:
-    """A file descriptor, closed when no thread uses it any more."""
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
-
-    def is_removed(self) -> bool:
-        return os.fstat(self.descriptor).st_nlink == 0
-
-    def read(self, start: int, length: int) -> bytes:
-        """Raises OSError if the file ends before."""
-        size = os.fstat(self.descriptor).st_size
-        if not 0 <= start <= size - length:  # before so much memory is asked for
-            raise OSError(f"its shard has {size:,} bytes, not those from {start:,} on")
-        return os.pread(self.descriptor, length, start)
-
-
 class ShardFiles:
     """The S tar files of a split, in a folder of this machine.
 
@@ -48,7 +28,7 @@ class ShardFiles:
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.folder, self.names = folder, names
-        self._open: dict[int, OpenFile] = {}
+        self._open: dict[int, FileIO] = {}
 
     def __getstate__(self) -> dict[str, object]:
         return vars(self) | {"_open": {}}
@@ -72,17 +52,21 @@ class ShardFiles:
                     f"{self.path(number)} does not exist; set data.root to the folder that holds it"
                 )
 
-    def open(self, number: int) -> OpenFile:
-        """Open a shard; it stays open and can be read even if it is removed meanwhile."""
+    def open(self, number: int) -> FileIO:
+        """Open a shard; it stays open and can be read even if it is removed meanwhile.
+
+        It is closed when no thread uses it any more.
+        """
         file = self._open.get(number)
         if file is None:
             try:
-                file = OpenFile(self.path(number))
+                file = FileIO(self.path(number))
             except FileNotFoundError:
                 self.fetch([number])
-                file = OpenFile(self.path(number))
+                file = FileIO(self.path(number))
             # Removed files that are open still take up room on the disk.
-            there = [(n, other) for n, other in list(self._open.items()) if not other.is_removed()]
+            opened = list(self._open.items())
+            there = [(n, other) for n, other in opened if os.fstat(other.fileno()).st_nlink]
             self._open = dict([*there, (number, file)][-MAX_OPEN:])
         return file
 
@@ -116,7 +100,11 @@ class Shards:
             UserError: there is no such shard.
         """
         shard, start, length, crc32 = self.spans[side][sample].item()
-        content = self.files.open(self._existing(shard)).read(start, length)
+        file = self.files.open(self._existing(shard))
+        # Before so much memory is asked for.
+        if not 0 <= start <= os.fstat(file.fileno()).st_size - length:
+            raise OSError("its shard is shorter than its index says")
+        content = os.pread(file.fileno(), length, start)
         if zlib.crc32(content) != crc32:
             raise OSError("its bytes are not those that were packed")
         return content
