@@ -96,8 +96,8 @@ def main() -> None:
 
     # the file, which gets its name if its predictions are the same
     metadata = {
-        "classes": json.dumps(loader.classes, ensure_ascii=False),
-        "target": json.dumps(describe_target(loader.target), ensure_ascii=False),
+        "classes": json.dumps(loader.info.classes, ensure_ascii=False),
+        "target": json.dumps(describe_target(loader.index.target), ensure_ascii=False),
         "model": cfg.model.arch or cfg.model.name,
         "in_channels": json.dumps(trained.in_channels),
         "dtype": json.dumps(loader.index.dtype),

@@ -46,16 +46,18 @@ def build_prediction_loader(
     cfg = copy.deepcopy(cfg)
     cfg.data.on_error = "skip"  # bad files are part of the result
     with limits_explained():
-        index = _unlabelled_index(cfg.data, target, channels)
+        index = _unlabelled_index(cfg.data, channels)
     index, broken = replace(index, left_out={}), index.left_out
     cfg.data.max_bad_samples = len(index)
     if cfg.loader.num_workers == "auto":  # part: tune
         cfg.loader.num_workers = 0  # measuring may take longer than loading
     sampler = PlanSampler(index, cfg, rank, world_size, train=False)
-    return backend(cfg.loader.name)(sampler, cfg, device), broken
+    loader = backend(cfg.loader.name)(sampler, cfg, device)
+    loader.info = replace(loader.info, target=target)
+    return loader, broken
 
 
-def _unlabelled_index(data: DataConfig, target: Target, channels: int) -> Index:
+def _unlabelled_index(data: DataConfig, channels: int) -> Index:
     """Build the index of the images below `data.root`, for a model whose inputs have `channels`.
 
     With one channel, photos become grey; `data.layout=cells` keeps the channels of the files.
@@ -73,7 +75,7 @@ def _unlabelled_index(data: DataConfig, target: Target, channels: int) -> Index:
     files = read_headers(images_below(root), data, "stored" if keep_channels else "rgb")
     if not keep_channels and channels == 1:
         files.headers["channels"] = 1
-    index = file_index(f"data.root={root}", data.root, (files,), Unlabelled(target), keep_channels)
+    index = file_index(f"data.root={root}", data.root, (files,), Unlabelled(), keep_channels)
     if index.channels != channels:
         raise UserError(
             f"the images of {index.name} have {index.channels} channels, but the model was "

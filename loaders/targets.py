@@ -104,9 +104,6 @@ class Unlabelled(Target):
     kind = "unknown"
     dtype = "int64"
 
-    predicted: Target
-    """Target that the model was trained on, without values."""
-
 
 # part: images
 class ImageSpec(NamedTuple):
@@ -193,11 +190,7 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
 
 def describe_target(target: Target) -> dict[str, Any]:
     """Return facts about a target without its values, which are a column."""
-    facts = {
-        name: describe_target(value) if isinstance(value, Target) else value
-        for name, value in vars(target).items()
-        if name != "values"
-    }
+    facts = {name: value for name, value in vars(target).items() if name != "values"}
     return {"kind": target.kind} | facts
 
 
@@ -220,7 +213,6 @@ FACTS = {
     "num_channels": CHANNELS,
     "ignore_index": int,
     "stored_dtype": ("uint8", "uint16"),
-    "predicted": {},
 }
 """Kinds of the attributes of targets, see `conf.facts.check_kind`."""
 
@@ -245,6 +237,4 @@ def target_of(facts: dict[str, Any], where: str = "the target") -> Target:
     values = {name: tuple(facts[name]) if kinds[name] == [str] else facts[name] for name in kinds}
     if "values" in names:
         values["values"] = np.zeros(0)
-    if "predicted" in names:
-        values["predicted"] = target_of(facts["predicted"], where)
     return target_class(**values)

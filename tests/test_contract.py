@@ -142,11 +142,11 @@ def cut_out(image: np.ndarray, row: np.void, factor: int = 1) -> Tensor:
 def expected_target(loader: ImageLoader, target: Any, row: np.void) -> Tensor:
     if isinstance(target, np.ndarray):
         return cut_out(target, row, max(side.size_factor for side in loader.index.sides))
-    if isinstance(loader.target, Labels):
-        return torch.tensor(loader.classes.index(target))
-    if isinstance(loader.target, MultiLabels):
+    if isinstance(loader.info.target, Labels):
+        return torch.tensor(loader.info.classes.index(target))
+    if isinstance(loader.info.target, MultiLabels):
         names = target.replace(" ", "").split(";")
-        return torch.tensor([float(name in names) for name in loader.classes])
+        return torch.tensor([float(name in names) for name in loader.info.classes])
     return torch.tensor([float(target)])
 
 
@@ -156,11 +156,12 @@ def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places) -
     place = places(kind)
     train, val = place.loaders(way)
     reference = place.loaders("threads")[0]
-    assert (train.target.kind, train.classes) == (reference.target.kind, reference.classes)
+    assert train.info.target.kind == reference.info.target.kind
+    assert train.info.classes == reference.info.classes
     about = train.info.description[0]
-    if train.classes:
+    if train.info.classes:
         assert np.array_equal(train.info.class_counts(), reference.info.class_counts())
-        assert f"{len(train.classes)} classes" in about
+        assert f"{len(train.info.classes)} classes" in about
     assert f"{NUM_TRAIN} training" in about
     assert f"{NUM_VAL} validation" in about
     assert (len(train), train.max_batches, train.info.num_dropped) == (5, 5, 2)

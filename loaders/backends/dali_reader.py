@@ -86,7 +86,7 @@ class DALIReader(ImageLoader):
         unsupported = {
             **{f"data.{key}": key not in ON_RECTANGLE for key in augmentations},
             "target images of another size": max(side.size_factor for side in index.sides) > 1,
-            "masks": self.target.kind == "masks",
+            "masks": index.target.kind == "masks",
             "TIFFs with any number of channels": index.keep_channels,
             "data sets without files": not index.files or index.shards is not None,
             "data.on_error=skip": data.on_error == "skip",

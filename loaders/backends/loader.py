@@ -11,21 +11,18 @@ from loaders.class_counts import class_counts
 from loaders.epoch import CudaPrefetcher, EpochLoader, transformed
 from loaders.loader import DataInfo
 from loaders.plan import PlanSampler
-from loaders.targets import Target
 
 
 class ImageLoader(EpochLoader):
     """Iterates over this rank's batches of one split.
 
     A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W), and targets as
-    `target` says, see `loaders.targets.Target`; with `data.mixup` or `data.cutmix`, labels of
+    `info.target` says, see `loaders.targets.Target`; with `data.mixup` or `data.cutmix`, labels of
     training batches are (B, classes) float32 probabilities. A backend implements `raw_batches()`.
 
     Attributes:
         index: index of the split.
         device: device of the batches.
-        target: kind of the targets; in prediction, the kind that the model was trained on.
-        classes: names of the classes; empty if the targets have none.
         read_size: (height, width) of the images that the backend delivers, usually the inputs'.
             If all rows enlarge rectangles of one size, it is their size, and the device enlarges
             the whole batch, so that fewer bytes are copied to it. Masks have the inputs' size.
@@ -35,7 +32,6 @@ class ImageLoader(EpochLoader):
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         self.cfg, self.device, self.index = cfg, device, sampler.index
-        self.target: Target = getattr(self.index.target, "predicted", self.index.target)
         self.read_size = self.output_size = sampler.output_size
         shapes = sampler.distinct_shapes
         if (
@@ -46,7 +42,7 @@ class ImageLoader(EpochLoader):
             self.read_size = int(shapes[0, 0]), int(shapes[0, 1])
         self.transform = BatchTransform(sampler, cfg, device)
         info = DataInfo(
-            target=self.target,
+            target=self.index.target,
             in_channels=self.index.channels,
             dtype=self.index.dtype,
             num_samples=len(self.index),
@@ -58,7 +54,6 @@ class ImageLoader(EpochLoader):
             class_counts=partial(class_counts, self.index),  # part: loss_weights
         )
         super().__init__(sampler, info)
-        self.classes = info.classes
 
     def raw_batches(self) -> Iterator[RawBatch]:
         """Yield the rows of each batch and their images, which are still to be transformed."""

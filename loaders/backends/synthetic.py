@@ -22,7 +22,7 @@ class SyntheticLoader(ImageLoader):
         self.inputs = torch.rand(shape, generator=random).to(device)
         if cfg.loader.channels_last:
             self.inputs = self.inputs.to(memory_format=torch.channels_last)
-        target, num_classes = self.target, len(self.classes)
+        target, num_classes = self.index.target, len(self.info.classes)
         if target.interpolation == "linear":
             factor = float(self.index.sides[1].size_factor)
             self.targets = interpolate(self.inputs, scale_factor=factor)

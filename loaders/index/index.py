@@ -147,8 +147,8 @@ class Index:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of all that the plan depends on, and of the file names: 16 hexadecimal digits."""
-        target = {k: v for k, v in describe_target(self.target).items() if k != "predicted"}
         factors = tuple(side.size_factor for side in self.sides)
+        target = describe_target(self.target)
         facts = f"{self.name} {self.channels} {self.dtype} {factors} {target}"
         values = getattr(self.target, "values", None)
         parts = [np.frombuffer(facts.encode(), np.uint8), self.sizes.astype(np.int32)]
