@@ -162,6 +162,16 @@ def test_bad_samples_end_an_epoch_unless_they_may_be_skipped(option: str, named:
         items_of(loaders_of("data.name=broken_photos", *options)[0])
 
 
+def test_a_validation_split_may_begin_with_a_bad_sample_but_needs_a_good_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    val = Photos([None, *range(1, 8)])
+    [batch] = items_of(loaders_from(monkeypatch, (val, val), "data.on_error=skip")[1])
+    assert sorted(batch) == [*range(1, 8)]
+    with refused("items/val"):
+        loaders_from(monkeypatch, (val, Photos([None] * 4)), "data.on_error=skip")
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any

@@ -70,10 +70,11 @@ class OwnLoader(EpochLoader):
 
         Raises:
             UserError: it is not a pair of inputs and targets that can be split and moved to a
-                device.
+                device, or there is none.
         """
-        single = (self.dataset.__getitems__(rows[:1]) for rows in sampler)
-        _, batch = next(self.good_batches(single, self.dataset.__getitems__))
+        single = (self.dataset.__getitems__(row) for rows in sampler for row in rows[:, None])
+        none = UserError(f"all samples of {sampler.name} on rank {sampler.rank} are bad")
+        _, batch = next(self.good_batches(single, self.dataset.__getitems__), (None, none))
         if isinstance(batch, UserError):
             raise batch
         if not isinstance(batch, tuple | list) or len(batch) != 2:
