@@ -127,7 +127,11 @@ def test_cells_become_classes_several_labels_or_numbers(
 )
 def test_the_column_split_splits(splits: list[str], name: str, images: Path, tmp_path) -> None:
     cells = [f"{'ab'[n % 2]},{splits[n % 4]}" for n in range(NUM_IMAGES)]
-    both = index_of(images, write(tmp_path, "path,label,split", cells))
+    table = write(tmp_path, "path,label,split", cells)
+    for number in range(NUM_IMAGES):
+        if splits[number % 4] not in ("train", name):  # nor has a file in neither split to exist
+            table.write_text(table.read_text().replace(path_of(number), f"none/{number}.png"))
+    both = index_of(images, table)
     for index, split in zip(both, ("train", name), strict=True):
         numbers = [n for n in range(NUM_IMAGES) if splits[n % 4] == split]
         assert sorted(labels_by_number(index)) == numbers
@@ -203,9 +207,10 @@ def test_missing_files_and_double_paths_are_named_with_their_lines(images: Path,
     table.write_text(f"{good}day 1/99.png,cat\nnone.png,cat")
     with refused("line 14", f"line 15 ({images}/none.png)"):
         index_of(images, table)
-    table.write_text(f"{good}./day 1/3.png,cat")
-    with refused("line 14 (day 1/3.png, as line 5)"):
-        index_of(images, table)
+    for folder in (".", images):
+        table.write_text(f"{good}{folder}/day 1/3.png,cat")
+        with refused("line 14 (day 1/3.png, as line 5)"):
+            index_of(images, table)
 
 
 def test_a_root_may_be_written_in_any_way(images: Path, tmp_path, monkeypatch) -> None:

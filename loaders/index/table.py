@@ -4,7 +4,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,18 +28,24 @@ class Table(NamedTuple):
     """Name of the file."""
     places: list[str]
     """Place of each sample, for messages: `line 2`."""
-    cells: dict[str, Sequence[str]]
+    cells: Mapping[str, Sequence[str]]
     """Cells by column: the paths, the labels and, if there is such a column, the splits."""
+
+    def take(self, lines: np.ndarray) -> "Table":
+        """Return some lines of the table, given as their positions."""
+        cells = {name: [column[i] for i in lines] for name, column in self.cells.items()}
+        return Table(self.name, [self.places[i] for i in lines], cells)
 
 
 def table(data: DataConfig) -> tuple[Index, Index]:
     read = read_table(data)
     _check_cells(read, data)
-    files = _existing_files(read, data)
     parts = _split(read, data)
     target = _target(read, data, parts)
-    sides = (read_headers(files, data, "rgb"),)
-    return index_splits(Path(read.name).stem, data.root, sides, target, parts)
+    used = np.sort(np.concatenate(parts))  # files of neither split may be broken or missing
+    sides = (read_headers(_existing_files(read.take(used), data), data, "rgb"),)
+    train, val = (np.searchsorted(used, part) for part in parts)
+    return index_splits(Path(read.name).stem, data.root, sides, target.take(used), (train, val))
 
 
 def read_table(data: DataConfig) -> Table:
@@ -132,7 +138,7 @@ def _check_cells(read: Table, data: DataConfig) -> None:
         are_empty = [not cell for cell in cells]
         _refuse(read, are_empty, [name] * len(cells), "empty cells", "fix or remove the lines")
     first: dict[str, str] = {}
-    paths = [os.path.normpath(path) for path in read.cells[data.path_column]]
+    paths = _below_root(read, data)
     earlier = [first.setdefault(path, at) for path, at in zip(paths, read.places, strict=True)]
     are_twice = [one != other for one, other in zip(earlier, read.places, strict=True)]
     named = [f"{path}, as {place}" for path, place in zip(paths, earlier, strict=True)]
@@ -145,15 +151,21 @@ def _check_cells(read: Table, data: DataConfig) -> None:
     )
 
 
-def _existing_files(read: Table, data: DataConfig) -> list[str]:
-    """Return the paths of the files; raise UserError unless all exist below `data.root`."""
+def _below_root(read: Table, data: DataConfig) -> list[str]:
+    """Return the paths of the files relative to `data.root`, equal ones in equal words."""
     names = read.cells[data.path_column]
     relative = [os.path.relpath(p, data.root) if os.path.isabs(p) else p for p in names]
+    return list(map(os.path.normpath, relative))
+
+
+def _existing_files(read: Table, data: DataConfig) -> list[str]:
+    """Return the paths of the files; raise UserError unless all exist below `data.root`."""
+    relative = _below_root(read, data)
     files = [os.path.join(data.root, path) for path in relative]
     missing = [not os.path.isfile(path) for path in files]
     fix = "correct the paths or data.root, or remove the lines"
     _refuse(read, missing, files, "files are missing", fix)
-    outside = [os.path.normpath(path).startswith("../") for path in relative]
+    outside = [path.startswith("../") for path in relative]
     fix = "set data.root to a folder that holds all of them"
     _refuse(read, outside, files, "paths lead out of data.root", fix)
     return files
