@@ -51,6 +51,7 @@ TABLE = [
     ("-m loaders.pack data.crop=[1, 2] out=FOLDER", "data.crop=[1, 2]"),
     ("-m loaders.index data=imagefolder data.root=PHOTOS", "out="),
     ("-m loaders.index data=imagefolder data.root=PHOTOS out=PHOTOS", "PHOTOS holds no index"),
+    ("-m loaders.index data.layout=foo out=FOLDER/new", "data.layout=foo"),
 ]
 # Of the published experiments, which a project made of the template does not have.
 OF_EXPERIMENTS = [

@@ -262,11 +262,17 @@ def test_inputs_of_any_nesting_come_to_the_device_in_channels_last(device: str) 
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["data.name=digts", "loader.num_workers=auto", "loader=dali", "global_batch_size=65"],
+    ("override", "named"),
+    [
+        ("data.name=digts", "data.name"),
+        ("loader.num_workers=auto", "loader.num_workers"),
+        ("loader=dali", "loader"),
+        ("global_batch_size=65", "global_batch_size"),
+        ("data.layout=onw", "did you mean own?"),
+    ],
 )
-def test_mistakes_are_refused(override: str) -> None:
-    with refused(override.split("=")[0]):
+def test_mistakes_are_refused(override: str, named: str) -> None:
+    with refused(named):
         loaders_of(override)
 
 

@@ -8,19 +8,20 @@ If the first command was stopped, start it again: it reads only the headers that
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from conf.cli import load_config, user_errors
 from conf.options import parse_options
 from loaders.index.columns import SPLITS, write_index
-from loaders.index.datasets import DATASETS
+from loaders.index.datasets import build_index
 
 
 def main() -> None:
     """Command line: Hydra overrides of the data, and `out=DIR`."""
     options, overrides = parse_options(__doc__, sys.argv[1:], out=None)
     data = load_config(overrides).data
-    splits = DATASETS[data.layout](data)
+    splits = build_index(replace(data, index=None))
     write_index(dict(zip(SPLITS, splits, strict=True)), data, Path(options["out"]))
     print(", ".join(f"{len(index):,} samples of {index.name}" for index in splits))
 

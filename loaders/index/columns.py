@@ -135,7 +135,8 @@ def write_index(indexes: dict[str, Index], data: DataConfig, out: Path) -> None:
     Raises:
         UserError: `out` holds something else, or the data set is not made of image files.
     """
-    if out.exists() and not (out / "index.json").exists():
+    is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not is_empty and not (out / "index.json").exists():
         raise UserError(f"{out} holds no index; choose another out=DIR")
     if not all(index.files for index in indexes.values()):
         raise UserError(f"data={data.layout} is not made of image files and needs no index")
