@@ -61,11 +61,11 @@ def rot(path: str) -> None:
 
 
 DAMAGE: list[tuple[Callable[[str], None], str]] = [
-    (cut_short, " when it was indexed"),  # part: header_cache|dali
+    (cut_short, "has changed since"),  # part: header_cache|dali
     (os.unlink, "No such file"),
-    (scramble, " of 1970-01-01 "),  # part: header_cache|dali
+    (scramble, "has changed since"),  # part: header_cache|dali
     (rot, "cannot be decoded"),
-    (lambda path: replace_file(path, b""), " 0 bytes "),  # part: header_cache|dali
+    (lambda path: replace_file(path, b""), "has changed since"),  # part: header_cache|dali
 ]
 
 
