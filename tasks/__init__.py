@@ -4,8 +4,10 @@ Your own: one file in this folder with a subclass of `Task`, and one line in `TA
 `tasks/task.py` lists its attributes and methods.
 """
 
+from operator import attrgetter
+
 from conf.errors import UserError, unknown_name
-from conf.schema import Config
+from conf.schema import Config, TaskConfig
 from loaders import Loader
 from tasks.classification import Classification
 from tasks.multilabel import MultiLabel
@@ -27,7 +29,7 @@ def build_task(cfg: Config, loader: Loader) -> Task:
     """Build the task `cfg.task.name` for the data of the training loader.
 
     Raises:
-        UserError: the task, its loss or best_mode is unknown, or it is for targets of another kind.
+        UserError: the task or its loss is unknown, or it is not for such targets or keys.
     """
     name, target = cfg.task.name, loader.info.target
     kind = target.kind if target else "not described"
@@ -43,10 +45,11 @@ def build_task(cfg: Config, loader: Loader) -> Task:
         )
     if TASKS[name].losses and cfg.task.loss not in TASKS[name].losses:
         raise unknown_name("task.loss", cfg.task.loss, TASKS[name].losses)
-    task = TASKS[name](cfg, loader)
-    if task.best_mode not in ("max", "min"):
-        raise UserError(f"best_mode={task.best_mode} of task={name} is unknown; use max or min")
-    return task
+    for key in TASKS[name].refused_keys:
+        value, default = map(attrgetter(key), (cfg, Config(task=TaskConfig())))
+        if value != default:
+            raise UserError(f"{key}={value} has no meaning for task={name}; leave it out")
+    return TASKS[name](cfg, loader)
 
 
 __all__ = ["TASKS", "Task", "build_task"]

@@ -9,7 +9,7 @@ from loaders import Loader
 from tasks.pictures import confusion_matrix, with_captions
 from tasks.sums import count_of_each, sum_columns
 from tasks.task import Task, check_shape
-from tasks.weights import ClassWeights, class_weights
+from tasks.weights import class_weights, on_device
 
 MAX_CONFUSION_CLASSES = 500  # part: pictures
 """Number of classes up to which the confusion matrix is part of the sums."""
@@ -30,7 +30,7 @@ class Classification(Task):
         self.classes = loader.info.classes
         self.num_outputs = len(self.classes)
         self.label_smoothing = cfg.task.label_smoothing
-        self.weights = ClassWeights(class_weights(cfg, loader))  # part: loss_weights
+        self.weights = class_weights(cfg, loader)  # part: loss_weights
         self.metric_names = ("loss", "top1", "top5") if self.num_outputs > 5 else ("loss", "top1")
         self.num_sums = 1 + len(self.metric_names)
         self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES  # part: pictures
@@ -46,16 +46,13 @@ class Classification(Task):
         return F.cross_entropy(
             outputs.float(),
             targets,
-            weight=self.weights.on(outputs.device),  # part: loss_weights
+            weight=on_device(self.weights, outputs.device),  # part: loss_weights
             reduction="none",
             label_smoothing=self.label_smoothing,
         )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return [images, sum of losses, right in one guess, right in five, confusion matrix].
-
-        float64, on the device of the outputs; nothing waits for the device.
-        """
+        """Return [images, sum of losses, right in one guess, right in five, confusion matrix]."""
         losses = self.loss_per_image(outputs, targets)
         num_guesses = 5 if "top5" in self.metric_names else 1
         guesses = outputs.topk(num_guesses, dim=1).indices

@@ -8,8 +8,8 @@ from conf.schema import Config
 from loaders import Loader
 from tasks.pictures import with_captions
 from tasks.sums import count_of_each, divide_by_count, sum_columns
-from tasks.task import Task, check_shape, refuse_label_smoothing
-from tasks.weights import ClassWeights, positive_weights
+from tasks.task import Task, check_shape
+from tasks.weights import class_weights, on_device
 
 MANTISSA_BITS = 6
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -20, 12
@@ -36,32 +36,29 @@ class MultiLabel(Task):
     target_kind = "several labels"
     best_metric = "map"
     losses = ("bce",)
+    refused_keys = ("task.label_smoothing",)
     metric_names = ("loss", "map", "f1")
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
-        refuse_label_smoothing(cfg)
         self.classes = loader.info.classes
         self.columns = self.classes  # part: predict
         self.num_outputs = len(self.classes)
         self.num_sums = 2 + 2 * self.num_outputs * NUM_BINS
-        self.weights = ClassWeights(positive_weights(cfg, loader))  # part: loss_weights
+        self.weights = class_weights(cfg, loader, against_rest=True)  # part: loss_weights
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
         losses = F.binary_cross_entropy_with_logits(
             outputs.float(),
             targets,
-            pos_weight=self.weights.on(outputs.device),  # part: loss_weights
+            pos_weight=on_device(self.weights, outputs.device),  # part: loss_weights
             reduction="none",
         )
         return losses.mean(dim=1)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return [images, sum of losses, for each class the histogram of all logits, for each class
-        that of the logits of images that have it].
-
-        float64, on the device of the outputs; nothing waits for the device.
-        """
+        that of the logits of images that have it]."""
         sums = sum_columns(self.loss_per_image(outputs, targets))
         first = torch.arange(self.num_outputs, device=outputs.device) * NUM_BINS
         bins, size = first + bins_of(outputs.float()), self.num_outputs * NUM_BINS

@@ -11,8 +11,7 @@ from conf.schema import Config
 from loaders import Loader
 from tasks.pictures import with_captions
 from tasks.sums import divide_by_count, sum_columns
-from tasks.task import Task, check_shape, refuse_label_smoothing
-from tasks.weights import refuse_weights
+from tasks.task import Task, check_shape
 
 
 class Regression(Task):
@@ -26,11 +25,11 @@ class Regression(Task):
     target_kind = "numbers"
     best_metric = "r2"
     losses = ("mse", "l1")
+    refused_keys: tuple[str, ...] = ("task.label_smoothing",)
+    refused_keys += ("loss.weights",)  # part: loss_weights
     metric_names = ("loss", "mae", "r2")
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
-        refuse_weights(cfg)  # part: loss_weights
-        refuse_label_smoothing(cfg)
         target: Any = loader.info.target
         self.columns = target.names  # part: predict
         self.num_outputs = len(target.names)
@@ -48,10 +47,7 @@ class Regression(Task):
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return [images, sum of losses, sum of absolute errors, and of each number the sums of
-        squared errors, of shifted labels and of their squares].
-
-        float64, on the device of the outputs; nothing waits for the device.
-        """
+        squared errors, of shifted labels and of their squares]."""
         losses = self.loss_per_image(outputs, targets)
         labels = targets.double()
         errors = outputs.double() - labels

@@ -14,7 +14,6 @@ from loaders import Loader
 from tasks.pictures import as_pictures
 from tasks.sums import sum_columns
 from tasks.task import Task, check_shape
-from tasks.weights import refuse_weights
 
 
 class Restoration(Task):
@@ -27,11 +26,12 @@ class Restoration(Task):
     metric_names = ("loss", "psnr", "ssim")
     best_metric = "psnr"
     losses = ("charbonnier", "l1")
+    refused_keys: tuple[str, ...] = ("task.label_smoothing",)
+    refused_keys += ("loss.weights",)  # part: loss_weights
     num_sums = 4
     makes_images = True  # part: predict
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
-        refuse_weights(cfg)  # part: loss_weights
         self.pixel_loss = charbonnier if cfg.task.loss == "charbonnier" else torch.abs
         self.low, self.high = cfg.data.value_range
         target: Any = loader.info.target
@@ -42,10 +42,7 @@ class Restoration(Task):
         return self.pixel_loss(outputs.float() - targets.float()).mean(dim=(1, 2, 3))
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return [images, sum of losses, sum of PSNRs in dB, sum of SSIMs].
-
-        float64, on the device of the outputs; nothing waits for the device.
-        """
+        """Return [images, sum of losses, sum of PSNRs in dB, sum of SSIMs]."""
         losses = self.loss_per_image(outputs, targets)
         outputs = self._to_unit_range(outputs).clamp(0, 1)
         targets = self._to_unit_range(targets)

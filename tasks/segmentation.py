@@ -13,7 +13,7 @@ from tasks.palette import coloured, palette
 from tasks.pictures import as_pictures
 from tasks.sums import count_of_each, divide_by_count, sum_columns
 from tasks.task import Task, check_shape
-from tasks.weights import ClassWeights, class_weights
+from tasks.weights import class_weights, on_device
 
 
 class Segmentation(Task):
@@ -36,7 +36,7 @@ class Segmentation(Task):
         self.num_outputs = len(loader.info.classes)
         self.num_sums = 2 + 3 * self.num_outputs
         self.label_smoothing, self.ignore_index = cfg.task.label_smoothing, target.ignore_index
-        self.weights = ClassWeights(class_weights(cfg, loader))  # part: loss_weights
+        self.weights = class_weights(cfg, loader)  # part: loss_weights
         self.palette = palette(self.num_outputs)
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Segmentation(Task):
         losses = F.cross_entropy(
             outputs.float(),
             targets,
-            weight=self.weights.on(outputs.device),  # part: loss_weights
+            weight=on_device(self.weights, outputs.device),  # part: loss_weights
             ignore_index=self.ignore_index,
             reduction="none",
             label_smoothing=self.label_smoothing,
@@ -57,10 +57,7 @@ class Segmentation(Task):
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return [images, sum of losses, and for each class the pixels that are right, predicted,
-        and in the masks].
-
-        float64, on the device of the outputs; nothing waits for the device.
-        """
+        and in the masks]."""
         sums = sum_columns(self.loss_per_image(outputs, targets))
         guesses, counted = outputs.argmax(dim=1), targets != self.ignore_index
         true = torch.where(counted, targets, 0)

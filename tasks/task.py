@@ -1,6 +1,6 @@
 """Base class of tasks: the interface that the training scripts and `runtime/` use."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -23,15 +23,17 @@ class Task:
         best_metric: name of the metric that chooses the best epoch.
         best_mode: `max` if the highest value is best, `min` if the lowest, as for an error.
         losses: allowed values of `task.loss`; empty: any.
+        refused_keys: keys of the configuration without a meaning for the task: defaults only.
         num_outputs: number of outputs of the model for each image, or for each pixel.
         num_sums: length of `sums()`.
     """
 
     target_kind = ""
     best_metric: str
-    best_mode = "max"
+    best_mode: Literal["max", "min"] = "max"
     metric_names: tuple[str, ...]
     losses: tuple[str, ...] = ()
+    refused_keys: tuple[str, ...] = ()
     num_outputs: int
     num_sums: int
 
@@ -115,14 +117,4 @@ def check_shape(outputs: Tensor, expected: tuple[int, ...], fix: str) -> None:
     if outputs.shape != expected:
         raise UserError(
             f"model outputs have shape {tuple(outputs.shape)}, but the task needs {expected}; {fix}"
-        )
-
-
-# part: multilabel|regression
-def refuse_label_smoothing(cfg: Config) -> None:
-    """Raise UserError if `task.label_smoothing` is set for a task whose loss has none."""
-    if cfg.task.label_smoothing:
-        raise UserError(
-            f"task.label_smoothing={cfg.task.label_smoothing} has no meaning for "
-            f"task={cfg.task.name}; use 0"
         )

@@ -1,5 +1,6 @@
 """One class per image: the loss, the hits and the confusion matrix follow their definitions."""
 
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,15 @@ def test_it_keeps_the_contract(task: Task, device: str) -> None:
     assert task.num_outputs == 7
 
 
+# part: loss_weights
+BAD_WEIGHTS = [[1, 2], "many", 3, [1, 2, -1], [1, "x", 2], [1, nan, 2]]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     check_refused(
         lambda **wrong: classification(3, **wrong),
         ("loss", "l1"),
-        *(("weights", x) for x in ([1, 2], "many", 3, [1, 2, -1])),  # part: loss_weights
+        *(("weights", x) for x in BAD_WEIGHTS),  # part: loss_weights
     )
 
 

@@ -38,7 +38,7 @@ def test_it_keeps_the_contract(loss: str, low: float, device: str) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    check_refused(restoration, ("loss", "mse"))
+    check_refused(restoration, ("loss", "mse"), ("label_smoothing", 0.1))
     check_refused(restoration, ("weights", "auto"))  # part: loss_weights
 
 

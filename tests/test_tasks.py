@@ -47,9 +47,6 @@ def test_an_own_task_is_a_class_and_a_line(monkeypatch) -> None:
     check_contract(task, random(12, 7), torch.arange(12) % 7)
     with pytest.raises(UserError, match=r"task.name=ordinl .*ordinal\?"):  # the nearest name
         build_task(config("ordinl", "distance"), data_with(LABELS))
-    monkeypatch.setitem(TASKS, "ordinal", type("Lowest", (Ordinal,), {"best_mode": "lowest"}))
-    with pytest.raises(UserError, match="best_mode=lowest .*max or min"):
-        build_task(config("ordinal", "distance"), data_with(LABELS))
 
 
 @pytest.mark.parametrize("name", [*TASKS, "ordinal"])
