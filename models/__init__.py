@@ -6,7 +6,6 @@ and takes images. It returns `num_outputs` numbers for each image, or for each p
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -43,28 +42,17 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
     if cfg.name not in MODELS:
         raise unknown_name("model.name", cfg.name, MODELS)
 
-    given: dict[str, Any] = {
-        "in_channels": in_channels,
-        "num_outputs": num_outputs,
-        "arch": cfg.arch,
-    }
-    parameters = inspect.signature(MODELS[cfg.name]).parameters
-    accepted = [name for name in parameters if name not in given]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    unknown = [name for name in cfg.kwargs if name in given or not (takes_any or name in accepted)]
-    if unknown:
+    signature = inspect.signature(MODELS[cfg.name])
+    arch = {} if cfg.arch is None else {"arch": cfg.arch}
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs}
+    try:
+        given = signature.bind(**sizes, **arch, **cfg.kwargs)
+    except TypeError as error:
         raise UserError(
-            f"model.kwargs has {', '.join(unknown)}, which model={cfg.name} does not take; "
-            f"use only: {', '.join(accepted) or 'none'}"
-        )
-    if cfg.arch is None:
-        del given["arch"]
-    elif "arch" not in parameters:
-        raise UserError(
-            f"model.arch={cfg.arch}: model={cfg.name} is one architecture; leave model.arch out"
-        )
-
-    model = MODELS[cfg.name](**given, **cfg.kwargs)
+            f"model.arch={cfg.arch} and model.kwargs={cfg.kwargs} do not fit model={cfg.name}: "
+            f"{error}; it takes only {', '.join(signature.parameters)}"
+        ) from error
+    model = MODELS[cfg.name](*given.args, **given.kwargs)
 
     freeze_as(cfg, model)  # part: finetune
 

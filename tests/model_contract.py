@@ -31,7 +31,7 @@ def check_contract(
         head: name of the layer that is replaced for other outputs.
         accepted: all its keyword arguments.
     """
-    with pytest.raises(UserError, match=f"widht.*: {', '.join(accepted)}$"):
+    with pytest.raises(UserError, match=f"widht.*, {', '.join(accepted)}$"):
         build(name, shape[0], num_outputs, widht=8)
 
     models = []

@@ -16,7 +16,7 @@ from tests.helpers import REPOSITORY, answers_to, train
 TABLE = [
     ("train.py data.hflop=1", "data.hflip"),
     ("train.py data.crop=[24, 24]", "data.crop=[24,"),
-    ("train.py +model.kwargs.widht=8", "model=small_cnn does not take; use only: width"),
+    ("train.py +model.kwargs.widht=8", "'widht'; it takes only in_channels, num_outputs, width"),
     ("train.py +epochs=2", "An item is already at 'epochs'"),
     ("train.py data.mean=[0.1,0.2]", "data.mean has 2 values but the images of mnist_mini/train"),
     ("train.py data.mixup=1 global_batch_size=63", "multiple of 2, twice world_size=1; use 64"),

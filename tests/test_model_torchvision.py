@@ -59,8 +59,8 @@ def test_kwargs_are_passed_on() -> None:
         ("fcn_resnet50", {}, "model.arch=fcn_resnet50"),  # of segmentation
         ("resnet18", {"widht": 8}, "model.kwargs.*widht"),
         ("resnet18", {"num_classes": 3}, "model.kwargs.*num_classes"),
-        ("resnet18", {"num_outputs": 3}, "model.kwargs has num_outputs"),
-        ("resnet18", {"in_channels": 5}, "model.kwargs has in_channels"),
+        ("resnet18", {"num_outputs": 3}, "model.kwargs={'num_outputs'"),
+        ("resnet18", {"in_channels": 5}, "model.kwargs={'in_channels'"),
     ],
 )
 def test_what_torchvision_does_not_take_is_refused(
