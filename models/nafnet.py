@@ -32,7 +32,7 @@ class NAFNet(nn.Module):
         if num_outputs != in_channels:
             raise UserError(
                 f"model=nafnet returns images of {in_channels} channels, as its inputs; the task "
-                f"needs {num_outputs} outputs: use model=unet for masks, model=resnet18 for labels"
+                f"needs {num_outputs} outputs: use model=unet for masks, torchvision for labels"
             )
         if width < 1 or scale < 1 or min(num_blocks, default=0) < 1:
             raise UserError(f"{width=}, {num_blocks=}, {scale=}: use 1 or more for each number")

@@ -47,10 +47,9 @@ def timm_weights(cfg: "ModelConfig", in_channels: int) -> dict[str, Tensor]:
     Raises:
         UserError: timm has no weights of this model, or they could not be downloaded.
     """
+    timm = import_timm()
     try:
-        model = import_timm().create_model(
-            cfg.arch, pretrained=True, in_chans=in_channels, **cfg.kwargs
-        )
+        model = timm.create_model(cfg.arch, pretrained=True, in_chans=in_channels, **cfg.kwargs)
     except Exception as error:  # of the hub, its connection and its cache: of many types
         reason = str(error).partition("\n")[0] or repr(error)
         raise UserError(
