@@ -32,7 +32,8 @@ def _default(value: ast.expr | None) -> str:
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "key":
         value = value.args[0]
     text = ast.unparse(value).strip("'") if value else "MISSING"
-    return {"MISSING": "", "None": "null", "float('inf')": "inf"}.get(text, text)
+    shown = {"MISSING": "", "None": "null", "float('inf')": "inf", "True": "true", "False": "false"}
+    return shown.get(text, text)
 
 
 def _meaning(key: str, docstring: ast.stmt | None) -> str:

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -431,7 +431,8 @@ class LogConfig:
     """Steps between two log points, where values are fetched from the device."""
 
     images: int = key(16, FROM_0)
-    """Number of images in the grids of inputs and of predictions, of these at most 16; 0: none."""
+    """Number of images in the grids of inputs, and up to 16 of them in those of predictions; 0:
+    none."""
 
     progress: bool = True
     """Progress bar on a terminal; false, or without a terminal: plain lines."""
@@ -523,22 +524,13 @@ def run_stamp() -> str:
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
-def script() -> str:
-    """Return the name of the script, such as `train`; Hydra does not know it before a multirun."""
-    return Path(sys.argv[0]).stem
-
-
 # Cached: `name` is the same wherever it is read. Under torchrun, runtime/ gives all ranks the same.
 OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
-OmegaConf.register_new_resolver("script", script, replace=True)
+# The name of the script, such as `train`; Hydra does not know it before a multirun.
+OmegaConf.register_new_resolver("script", lambda: Path(sys.argv[0]).stem, replace=True)
 
 store = ConfigStore.instance()
 store.store(name="schema", node=Config)
-for group, node in [
-    ("data", DataConfig),
-    ("loader", LoaderConfig),
-    ("model", ModelConfig),
-    ("optimizer", OptimizerConfig),
-    ("task", TaskConfig),
-]:
-    store.store(group=group, name="schema", node=node)
+for group in fields(Config):
+    if group.default is MISSING:
+        store.store(group=group.name, name="schema", node=group.type)
