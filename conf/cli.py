@@ -4,7 +4,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from conf.check import check_combinations, check_ranges
+from conf.check import check_combinations, check_ranges, keys_of
 from conf.credentials import masked
 from conf.errors import UserError, nearest
 from conf.schema import Config
@@ -129,18 +128,9 @@ def _explain_config(error: Exception) -> str:
             return f"{key} is not set by the file of its group{near}; +{key}=VALUE adds it"
         if key in RENAMED:
             return f"{key} is now {RENAMED[key]}"
-        return f"{key} is not a key of the configuration{nearest(key, known_keys())}"
+        return f"{key} is not a key of the configuration{nearest(key, dict(keys_of()))}"
     said = str(cause).splitlines()[0].rstrip(".")
     return f"{key + ': ' if key else ''}{said}; docs/configuration.md describes all keys"
-
-
-def known_keys(group: Any = Config, prefix: str = "") -> list[str]:
-    """Return all keys of the configuration."""
-    keys = []
-    for field in fields(group):
-        name = prefix + field.name
-        keys += known_keys(field.type, f"{name}.") if is_dataclass(field.type) else [name]
-    return keys
 
 
 class RefuseCredentials(Callback):  # part: credentials

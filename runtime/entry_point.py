@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from conf.check import check_batch_size, check_micro_batches
+from conf.check import check_batch_size
 from conf.cli import to_config, user_errors
 from conf.schema import Config
 
@@ -25,9 +25,9 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     def with_config(composed: DictConfig) -> None:
         with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
             cfg = to_config(composed)
-            world_size = int(os.environ.get("WORLD_SIZE", 1))  # part: ranks
-            check_batch_size(cfg.global_batch_size, world_size)  # part: ranks
-            check_micro_batches(cfg, world_size)  # part: accumulate
+            counts = {"world_size": int(os.environ.get("WORLD_SIZE", 1))}  # part: ranks
+            counts["accumulate_steps"] = cfg.accumulate_steps  # part: accumulate
+            check_batch_size(cfg.global_batch_size, **counts)  # part: ranks
             main(cfg)
 
     return with_config

@@ -197,7 +197,7 @@ class Run:
             self.recorder.lr = float(self.scheduler.get_last_lr()[0])
             # without accumulate: yield batch
             for number in range(num_micro_batches):  # part: accumulate
-                size = count // num_micro_batches  # a divisor, see check_micro_batches()
+                size = count // num_micro_batches  # a divisor, see check_batch_size()
                 self.is_last_micro_batch = number == num_micro_batches - 1
                 yield part(batch, number * size, (number + 1) * size) if size < count else batch
             if self.step_number == 1:

@@ -1,9 +1,7 @@
 """The configuration is typed, documented and complete; a wrong key or value is named with a fix."""
 
 import re
-from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
 from math import inf, nan
 from operator import attrgetter
 from typing import Any
@@ -13,8 +11,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import reference
-from conf.check import check_batch_size, check_micro_batches, check_ranges
-from conf.cli import explain, known_keys
+from conf.check import check_batch_size, check_ranges, keys_of
+from conf.cli import explain
 from conf.errors import UserError
 from conf.schema import Config
 from tests.helpers import REPOSITORY, make_config
@@ -58,13 +56,11 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-def ranges(group: Any = Config, prefix: str = "") -> Iterator[tuple[str, str, bool]]:
-    """Keys with the descriptions of their ranges, and whether they may be null."""
-    for field in fields(group):
-        if is_dataclass(field.type):
-            yield from ranges(field.type, f"{prefix}{field.name}.")
-        elif allowed := field.metadata.get("allowed"):
-            yield prefix + field.name, allowed.description, field.default is None
+RANGES = [
+    (key, field.metadata["allowed"].description, field.default is None)
+    for key, field in keys_of()
+    if field.metadata.get("allowed")
+]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,7 @@ def default() -> Config:
     return make_config()
 
 
-@pytest.mark.parametrize(("key", "description", "is_optional"), list(ranges()))
+@pytest.mark.parametrize(("key", "description", "is_optional"), RANGES)
 def test_a_value_out_of_its_range_is_named(
     key: str, description: str, is_optional: bool, default: Config
 ) -> None:
@@ -89,8 +85,7 @@ def test_a_value_out_of_its_range_is_named(
         setattr(place, name, value)
         with pytest.raises(UserError) as raised:
             check_ranges(cfg)
-        shown = str(value).replace(", ", ",").replace("True", "true")
-        assert str(raised.value).startswith(f"{key}={shown} ")
+        assert str(raised.value).startswith(f"{key}={value} ")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +107,6 @@ def test_a_value_out_of_its_range_is_named(
         ("data.mean=0.5", "data.mean"),
         ("profile.steps=[1,0.5]", "profile.steps"),
         ("data=imagefolder", "data.root"),
-        ("data.mean=[0.1,0.2] data.std=[1,1,1]", "data.std=[1.0,1.0,1.0]"),
         ("loader.reader=native", "loader=dali_reader"),
         ("loader=packed", "loader.pack=DIR"),
         ("optimizer.warmup_epochs=4", "epochs=4"),
@@ -129,21 +123,20 @@ def test_a_mistake_in_the_configuration_is_named_with_the_fix(overrides: str, na
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:  # part: ranks
-    check_batch_size(64, 2)
+    check_batch_size(64, world_size=2)
     with pytest.raises(UserError, match="global_batch_size=63 .*world_size=2; use 62 or 64"):
-        check_batch_size(63, 2)
+        check_batch_size(63, world_size=2)
 
 
 def test_the_micro_batches_of_a_rank_are_of_its_own_share() -> None:  # part: accumulate
-    cfg = make_config("global_batch_size=8", "accumulate_steps=8")
-    check_micro_batches(cfg, 1)
-    with pytest.raises(UserError, match="accumulate_steps=8 .* 4 samples"):
-        check_micro_batches(cfg, 2)
+    check_batch_size(8, world_size=1, accumulate_steps=8)
+    with pytest.raises(UserError, match="world_size=2 times accumulate_steps=8; use 16"):
+        check_batch_size(8, world_size=2, accumulate_steps=8)
 
 
 def test_every_key_is_documented_and_in_the_table() -> None:
     documented = {key for key, _, _ in reference.documented_keys(reference.SCHEMA.read_text())}
-    assert set(known_keys()) <= documented
+    assert dict(keys_of()).keys() <= documented
     text = reference.TABLE.read_text()
     assert text == reference.with_table(text, reference.SCHEMA.read_text()), (
         "run python -m conf.reference"

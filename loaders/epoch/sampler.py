@@ -66,7 +66,7 @@ class EpochSampler:
     def __init__(
         self, name: str, count: int, cfg: Config, rank: int, world_size: int, train: bool
     ) -> None:
-        check_batch_size(cfg.global_batch_size, world_size)  # part: ranks
+        check_batch_size(cfg.global_batch_size, world_size=world_size)  # part: ranks
         needed = cfg.global_batch_size if train else world_size
         if count < needed:
             raise UserError(
