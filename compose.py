@@ -62,11 +62,6 @@ def read(path: Path) -> tuple[str, str]:
     return split_docstring(path.read_text(), path.name)
 
 
-def write(path: Path, text: str, like: Path) -> None:
-    """Write a script with the line ends of another file."""
-    path.write_text(text, newline="\r\n" if b"\r\n" in like.read_bytes() else "\n")
-
-
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
     """Return the names of a folder's techniques, each with those that it does not combine with."""
     excluded = {}
@@ -257,7 +252,7 @@ def update(folder: Path = HERE) -> None:
 
     for path, text in merged.items():
         print(f"{path.name} follows {BASELINE}")
-        write(path, text, like=path)
+        path.write_text(text)
     shutil.copyfile(folder / BASELINE, folder / BASE)
 
     problems = {}
@@ -307,11 +302,13 @@ def main() -> None:
         else:
             script = compose(options.techniques, options.onto, output.name if output else None)
             if options.diff:
-                show_difference(options.onto or HERE / BASELINE, script)
+                old = options.onto or HERE / BASELINE
+                lines = old.read_text().splitlines(), script.splitlines()
+                print(*difflib.unified_diff(*lines, old.name, "merged", lineterm=""), sep="\n")
             elif output is None:
                 print(script, end="")
-            else:
-                write(output, script, like=options.onto or HERE / BASELINE)
+            if output is not None:
+                output.write_text(script)
             refuse_conflicts(str(output or "the printed script"), script)
     except (MergeError, OSError) as error:
         text = str(error)
@@ -319,12 +316,6 @@ def main() -> None:
             text = f"{error.filename}: {error.strerror}; use another path"
         print(f"compose.py: {text}", file=sys.stderr)
         sys.exit(2)
-
-
-def show_difference(old: Path, script: str) -> None:
-    """Print the unified difference of a script from a file."""
-    lines = old.read_text().splitlines(), script.splitlines()
-    print(*difflib.unified_diff(*lines, old.name, "merged", lineterm=""), sep="\n")
 
 
 if __name__ == "__main__":

@@ -425,7 +425,7 @@ def test_command_line_lists_writes_shows_and_overwrites_only_by_force(tmp_path) 
     assert again.returncode == 2
     assert "--force" in again.stderr
     assert output.read_text() == "precious"
-    assert run_compose("ddp", "-o", str(output), "--force").returncode == 0
+    assert run_compose("ddp", "-o", str(output), "--force", "--diff").returncode == 0
     assert "DistributedDataParallel" in output.read_text()
     # Their order changes only the docstring.
     texts = [compose(names) for names in (["ema", "ddp", "amp"], ["amp", "ema", "ddp"])]
