@@ -27,7 +27,6 @@ from zlib import crc32
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
-from hydra.errors import HydraException
 
 import runs
 from conf.cli import user_errors
@@ -88,7 +87,7 @@ class Job(NamedTuple):
 
 def main(arguments: Sequence[str]) -> None:
     options = command_line(arguments)
-    overrides = parse(options.overrides)
+    overrides = OverridesParser.create().parse_overrides(options.overrides)
     free = [environment(options, place) for place in range(options.jobs)]
     options.out.mkdir(parents=True, exist_ok=True)
     study = open_study(options, overrides) if options.trials else None
@@ -175,13 +174,6 @@ def command_line(arguments: Sequence[str]) -> Options:
 
 def checksum(script: Path, overrides: list[str]) -> str:
     return f"{crc32(' '.join([str(script), *sorted(masked(overrides))]).encode()):08x}"
-
-
-def parse(overrides: list[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise UserError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
 
 
 def combinations(overrides: list[Override]) -> list[dict[str, str]]:
