@@ -149,6 +149,9 @@ def shortened(line: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return
     folders = [argument for argument in arguments if not argument.startswith("sort=")]
     keys = [argument.removeprefix("sort=") for argument in arguments if argument not in folders]
     root, key = Path([*folders, "outputs"][0]), [*keys, "best"][0]
