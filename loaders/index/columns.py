@@ -157,7 +157,10 @@ def open_index(data: DataConfig) -> tuple[Index, Index]:
     folder = Path(str(data.index))
     again = f"python -m loaders.index data={data.layout} data.root={data.root} out={folder}"
     if not (folder / "index.json").is_file():
-        raise UserError(f"data.index={folder} is not an index; make one: {again}")
+        raise UserError(
+            f"data.index={folder} is not an index; make one if {data.layout} has image files: "
+            f"{again}; else leave it out"
+        )
     text = (folder / "index.json").read_bytes()
     read_description(text, FORMAT, data, f"data.index={folder}", f"make it again: {again}")
     train, val = (open_columns(folder / split, data.max_pixels, data.root) for split in SPLITS)
