@@ -83,6 +83,9 @@ def main() -> None:
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
     precision = torch.autocast(device.type, trained.precision, trained.precision != torch.float32)
     bar = tqdm(loader, "predicting", leave=False, disable=None if group.rank == 0 else True)
+    path = out / "predictions.csv" if task.makes_images else out
+    if path.is_dir():
+        raise UserError(f"out={path} is a folder; give a file, such as out={path}.csv")
     with torch.no_grad(), precision:
         for inputs, targets in bar:
             outputs = model(inputs)
@@ -105,31 +108,27 @@ def main() -> None:
         return
 
     # the table, in the order of the files
-    name_of = loader.info.name_of
-    table: dict[str, tuple[str, ...]] = {}
+    table: dict[int, tuple[str, ...]] = {}
+    no_values = [""] * len(columns)
     for rows, bad in ranks:
-        table |= {name_of(sample): (*row, "") for sample, row in rows.items()}
-        broken |= {name_of(sample): reason for sample, reason in bad.items()}
-    table |= {name: (*[""] * len(columns), reason) for name, reason in broken.items()}
-    names = (
-        [name_of(sample) for sample in range(loader.info.num_samples)] if split else sorted(table)
-    )
-    path = out / "predictions.csv" if task.makes_images else out
-    write_table(path, ("path", *columns, "error"), [(name, *table[name]) for name in names])
+        table |= {sample: (*row, "") for sample, row in rows.items()}
+        table |= {sample: (*no_values, reason) for sample, reason in bad.items()}
+    lines = [(loader.info.name_of(sample), *table[sample]) for sample in sorted(table)]
+    lines += [(name, *no_values, reason) for name, reason in broken.items()]
+    write_table(path, ("path", *columns, "error"), lines if split else sorted(lines))
     if split:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))
     print(
-        f"{len(names)} samples, {len(broken)} of them broken: {path}; "
+        f"{len(lines)} samples, {sum(bool(line[-1]) for line in lines)} of them broken: {path}; "
         f"weights {trained.weights_file}"
     )
 
 
 def image_file(name: str, root: str, out: Path) -> Path:
     """Return the PNG file of a prediction: its input's path relative to `root`, below `out`."""
-    place = (
-        Path(name).relative_to(root) if Path(name).is_relative_to(root) else Path(Path(name).name)
-    )
+    path, root = Path(name), os.path.normpath(root)  # as in names
+    place = path.relative_to(root if path.is_relative_to(root) else path.anchor)
     # Beside a.png, a.jpg becomes a.jpg.png.
     return out / place if place.suffix == ".png" else out / f"{place}.png"
 

@@ -215,7 +215,8 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
     data = KINDS[kind](root)
     shutil.copytree(root / below, photos)
     first = next(photos.rglob("*.png"))
-    Image.open(first).convert("RGB").save(photos / "more.jpg")
+    (photos / "below").mkdir()
+    Image.open(first).convert("RGB").save(photos / "below" / "more.jpg")
     (photos / "broken.jpg").write_bytes(b"no image")
     ending = ".csv" if task in COLUMNS else ""
     val, some = (tmp_path / f"{name}{ending}" for name in ("val", "some"))
@@ -226,7 +227,7 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
     commands = [
         ["train.py", f"output_dir={run}", *options],
         ["predict.py", f"run={run}", "split=val", f"out={val}"],
-        ["predict.py", f"run={run}", f"data.root={photos}", f"out={some}"],
+        ["predict.py", f"run={run}", f"data.root={photos}/below/..", f"out={some}"],
     ]
     commands += [export_of(run)]  # part: export
     _, printed, *_ = run_all(commands, tmp_path)
@@ -274,7 +275,7 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
     if task == "segmentation":
         assert np.concatenate(right).mean() == pytest.approx(metrics["val/pixel_accuracy"])
     if not ending:
-        assert again["more.jpg"] == [str(some / "more.jpg.png")]
+        assert again["more.jpg"] == [str(some / "below" / "more.jpg.png")]
         assert not (some / "broken.jpg.png").exists()
         use = ["predict.py", f"run={run}", f"data.root={photos}", f"out={run / '../photos'}"]
         [(code, printed)] = answers_to([use], tmp_path)
@@ -304,6 +305,7 @@ MISTAKES = {  # what is wrong, and what the message names
     "split=val model.kwargs.width=16": "model.kwargs",
     "data.root=data loader=synthetic": "loader=pytorch",
     "data.root=runtime": "data.root=runtime",
+    "split=val out=data": "out=data is a folder",
     "out": "key=value",
     "out=": "out=",
 }
