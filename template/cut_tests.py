@@ -1,7 +1,7 @@
 """Cut a module of tests to the parts of a project: a test or table row goes with what it names."""
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from itertools import chain
 
@@ -29,7 +29,7 @@ def without_tests(
         The text, and `lost` with the names that it does not define any more.
     """
 
-    def is_doomed(node: ast.AST, kept: Sequence[ast.AST] = ()) -> bool:
+    def is_doomed(node: ast.AST, kept: Collection[ast.AST] = ()) -> bool:
         for inner in walk(node, kept):
             name = inner.id if isinstance(inner, ast.Name) else getattr(inner, "arg", None)
             if name in lost or (isinstance(inner, ast.Constant) and is_gone(str(inner.value))):
@@ -47,7 +47,7 @@ def without_tests(
                 [row for row in rows if any(is_doomed(n) for n in row[1:])] for rows in tables
             ]
             are_left = all(len(rows) > len(d) for rows, d in zip(tables, doomed, strict=True))
-            nodes = [node for rows in tables for row in rows for node in row]
+            nodes = {node for rows in tables for row in rows for node in row}
             if not are_left or is_doomed(statement, nodes):
                 text = without_statement(text, statement)
                 lost |= names_defined(statement)
@@ -90,9 +90,9 @@ def is_autouse(statement: ast.stmt) -> bool:
     return any("autouse=True" in ast.unparse(d) for d in getattr(statement, "decorator_list", []))
 
 
-def walk(node: ast.AST, without: Sequence[ast.AST] = ()) -> Iterator[ast.AST]:
+def walk(node: ast.AST, without: Collection[ast.AST] = ()) -> Iterator[ast.AST]:
     """Yield a node and all below it, but for some of them and for docstrings."""
-    if any(node is other for other in without):
+    if node in without:
         return
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
@@ -116,7 +116,7 @@ def definitions(text: str) -> list[ast.stmt]:
 
 
 def names_defined(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement defines alone."""
+    """Return the names that a statement defines; none for `x += ...`, which only adds to one."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return {statement.name}
     targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
@@ -126,7 +126,7 @@ def names_defined(statement: ast.stmt) -> set[str]:
 
 
 def tables_of(statement: ast.stmt) -> list[list[list[ast.expr]]]:
-    """Yield the rows, each with its first and its last node, of a table or of the parameters of a
+    """Return the rows, each with its first and its last node, of a table or of the parameters of a
     test."""
     if isinstance(statement, ast.FunctionDef):
         calls = [call for call in statement.decorator_list if isinstance(call, ast.Call)]

@@ -104,49 +104,73 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
     """Take lines that belong to other parts, and all marks, out of the files of a folder.
 
     Args:
-        folder: with a project's files, those in `gone` without.
+        folder: with a project's files, without those in `gone`.
         chosen: parts of the project.
         gone: files that were there in the template.
     """
-    texts = {
+    before = {
         path.relative_to(folder): path.read_text()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.suffix not in (".npz", ".svg")
     }
-    before = dict(texts)
     folders = {str(parent) for path in gone for parent in Path(path).parents}
-    gone = [*gone, *(name for name in sorted(folders) if not (folder / name).exists())]
-    modules = without_parts(texts, chosen, gone)
-    for path, text in texts.items():
-        if path.suffix == ".md":
-            texts[path] = without_commands(without_rows(text, path.parent, gone), gone)
-    cut_tests(texts, before, gone, modules)
-    for path, text in texts.items():
+    without = {name for name in folders if not (folder / name).exists()}
+    for path, text in without_parts(before, chosen, frozenset([*gone, *without])).items():
         if not text and before[path]:
             (folder / path).unlink()
         elif text != before[path]:
             (folder / path).write_text(tidied(path, text, before[path]))
 
 
-def without_parts(texts: dict[Path, str], chosen: set[str], gone: list[str]) -> set[str]:
-    """Take the marked lines of other parts out of texts, and what names modules that are gone.
+def without_parts(
+    before: dict[Path, str], chosen: set[str], gone: frozenset[str]
+) -> dict[Path, str]:
+    """Return texts without the marked lines of other parts, and without what names something that
+    is gone: imports, entries of tables, tests, and commands and rows of pages.
+
+    Args:
+        before: texts of a project's files in the template.
+        chosen: parts of the project.
+        gone: files and folders that it does not have.
 
     Returns:
-        These modules.
+        The texts; those of modules of tests that have no test any more are empty.
     """
-    lost: dict[str, set[str]] = {}
+    texts = {path: without_marks(text, chosen) for path, text in before.items()}
     for path, text in texts.items():
-        texts[path] = without_marks(text, chosen)
-        if path.suffix == ".py" and texts[path] != text:
-            lost[module_of(path)] = defined_in(text) - defined_in(texts[path])
+        if path.suffix == ".md":
+            texts[path] = without_commands(without_rows(text, path.parent, gone), gone)
+    code = [path for path in texts if path.suffix == ".py"]
     modules = {module_of(Path(path)) for path in gone if path.endswith(".py")}
-    without_names(texts, modules, lost)
-    return modules
+    lost = {module_of(path): offered_by(before[path]) - offered_by(texts[path]) for path in code}
+    schema = Path("conf/schema.py")
+    keys = sorted(keys_of(before[schema]) - keys_of(texts[schema]))
+    key = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, keys)) or '(?!)'})\b(?!\.)")
+    choices = {Path(path).stem for path in gone if re.fullmatch(r"conf/\w+/\w+\.yaml", path)}
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for path in code:
+            module = module_of(path)
+            text, names = without_imports(texts[path], modules, lost)
+            names |= lost[module]
+            text = without_entries(text, names, modules)
+            if path.parts[0] == "tests":
+                text, names = without_tests(
+                    text, names, lambda s: bool(key.search(s)) or gone_of(s, gone), choices
+                )
+                if "\ndef test_" in before[path] and "\ndef test_" not in text:
+                    text = ""
+                    modules.add(module)
+            if text != texts[path]:
+                texts[path], lost[module], is_changed = text, names, True
+    return texts
 
 
-def defined_in(text: str) -> set[str]:
-    """Return the names that a module defines at its top level."""
-    return set().union(*map(names_defined, definitions(text)))
+def offered_by(text: str) -> set[str]:
+    """Return the names that a module defines at its top level, and those that it imports."""
+    imported = {bound_name(name) for node in imports_of(text) for name in node.names}
+    return imported.union(*map(names_defined, definitions(text)))
 
 
 def tidied(path: Path, text: str, before: str) -> str:
@@ -156,54 +180,11 @@ def tidied(path: Path, text: str, before: str) -> str:
     return joined_lines(without_unused(text, names_of(before)))
 
 
-def cut_tests(
-    texts: dict[Path, str], before: dict[Path, str], gone: list[str], modules: set[str]
-) -> None:
-    """Take tests, and rows of tables, that name what is gone; modules without tests become empty.
-
-    Args:
-        texts: texts of all files.
-        before: the same in the template.
-        gone: files.
-        modules: modules that are gone.
-    """
-    schema = Path("conf/schema.py")
-    keys = sorted(keys_of(before[schema]) - keys_of(texts[schema]))
-    key = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, keys)) or '(?!)'})\b(?!\.)")
-    choices = {Path(path).stem for path in gone if re.fullmatch(r"conf/\w+/\w+\.yaml", path)}
-    names = {
-        path: imported_names(before[path]) - imported_names(text)
-        for path, text in texts.items()
-        if path.suffix == ".py" and path.parts[0] == "tests"
-    }
-    modules, lost = set(modules), dict[str, set[str]]()
-    is_changed = True
-    while is_changed:
-        is_changed = False
-        for path in names:
-            text, imported = without_imports(texts[path], modules, lost)
-            names[path] |= imported
-            text, names[path] = without_tests(
-                text, names[path], lambda s: bool(key.search(s)) or gone_of(s, gone), choices
-            )
-            had_tests = re.search(r"^def test_", before[path], re.MULTILINE)
-            if had_tests and not re.search(r"^def test_", text, re.MULTILINE):
-                text = ""
-                modules.add(module_of(path))
-            if text != texts[path]:
-                texts[path], is_changed = text, True
-                lost[module_of(path)] = names[path]
-
-
 def keys_of(schema: str) -> set[str]:
     """Return the keys of the configuration, and those of its groups that belong to a part of the
     same name."""
     keys = {key for key, *_ in documented_keys(schema)}
     return keys | ({key.partition(".")[0] for key in keys} & read_parts()[0].keys())
-
-
-def imported_names(text: str) -> set[str]:
-    return {bound_name(name) for node in imports_of(text) for name in node.names}
 
 
 @cache
@@ -301,7 +282,7 @@ def in_code(lines: list[str], number: int) -> bool:
     return sum(line.lstrip().startswith("```") for line in lines[:number]) % 2 == 1
 
 
-def without_rows(text: str, folder: Path, gone: list[str]) -> str:
+def without_rows(text: str, folder: Path, gone: frozenset[str]) -> str:
     """Return a page without the rows of tables that name or link to a file that is gone."""
     kept = []
     for line in text.split("\n"):
@@ -316,7 +297,7 @@ def without_rows(text: str, folder: Path, gone: list[str]) -> str:
     return "\n".join(kept)
 
 
-def without_commands(text: str, gone: list[str]) -> str:
+def without_commands(text: str, gone: frozenset[str]) -> str:
     """Return a page without the commands that need a file that is gone, and without blocks that had
     no others."""
 
@@ -328,7 +309,8 @@ def without_commands(text: str, gone: list[str]) -> str:
     return re.sub(r"```bash\n(.*?)```\n", block, text, flags=re.DOTALL)
 
 
-def gone_of(command: str, gone: list[str]) -> bool:
+@cache
+def gone_of(command: str, gone: frozenset[str]) -> bool:
     """Return True if a command names a script, module or choice of configuration that is gone."""
     names = re.findall(r"[\w./]+\.(?:py|sbatch)\b", command)
     modules = re.findall(r"(?:-m|from|import) ([\w.]+)", command)
@@ -346,26 +328,6 @@ def gone_of(command: str, gone: list[str]) -> bool:
 
 def module_of(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-
-
-def without_names(texts: dict[Path, str], gone: set[str], lost: dict[str, set[str]]) -> None:
-    """Remove imports of what is gone, and the entries of tables that use it.
-
-    Args:
-        texts: texts of all files.
-        gone: modules that are gone.
-        lost: names that a module does not offer any more; those that it imported are added.
-    """
-    modules = {module_of(path): path for path in texts if path.suffix == ".py"}
-    is_changed = True
-    while is_changed:
-        is_changed = False
-        for module, path in modules.items():
-            texts[path], names = without_imports(texts[path], gone, lost)
-            if names:
-                is_changed, lost[module] = True, lost.get(module, set()) | names
-    for module, path in modules.items():
-        texts[path] = without_entries(texts[path], lost.get(module, set()), gone)
 
 
 def without_imports(text: str, gone: set[str], lost: dict[str, set[str]]) -> tuple[str, set[str]]:
@@ -496,9 +458,9 @@ def size_of(product: dict[Path, str], chosen: set[str]) -> int:
         chosen: names of parts.
     """
     out = left_out(chosen)
-    gone = [p for p in map(str, product) if any(f"{p}/".startswith(f"{o}/") for o in out)]
-    texts = {path: text for path, text in product.items() if str(path) not in gone}
-    without_parts(texts, chosen, gone)
+    gone = {p for p in map(str, product) if any(f"{p}/".startswith(f"{o}/") for o in out)}
+    before = {path: text for path, text in product.items() if str(path) not in gone}
+    texts = without_parts(before, chosen, frozenset(gone))
     cut = (
         text if text == product[path] else tidied(path, text, product[path])
         for path, text in texts.items()
