@@ -33,7 +33,7 @@ LEFT_OUT = [
     *("tests/test_experiments.py", "tests/test_guide.py", "tests/test_project.py"),
     *("tests/test_own_pages.py", "tests/test_parts.py", "tests/every_part.py"),
 ]
-# In a hook that runs this, they tell of the hook's own repository.
+# Git sets these in hooks; they would point git to the hook's repository.
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
@@ -52,7 +52,8 @@ def main() -> None:
     except (OSError, MergeError) as error:
         refuse(str(error))
     except subprocess.CalledProcessError as error:
-        refuse(f"git {error.cmd[3]} failed: {' '.join(error.stderr.split())}")
+        command = next(word for word in error.cmd[3:] if not word.startswith("-"))
+        refuse(f"git {command} failed: {' '.join(error.stderr.split())}")
 
 
 def make_project(folder: Path, names: list[str], script: str) -> str:

@@ -183,6 +183,11 @@ def test_what_cannot_become_a_project_is_told_in_one_line(template: Path) -> Non
     assert sorted(path.name for path in full.iterdir()) == [".git", "thesis.tex"]
 
     made(template, mine, "core")
+    git(mine, "config", "filter.none.required", "true")  # git add cannot do what it needs
+    attributes = mine / ".git" / "info" / "attributes"
+    attributes.write_text("* filter=none\n")
+    check_refused("../mine", "git add failed")
+    attributes.unlink()
     git(mine, "switch", "--quiet", "template")
     check_refused("../mine", "branch template checked out", "git switch main")
 
