@@ -1,4 +1,4 @@
-"""Draws README's picture of two scripts side by side: `python template/side_by_side.py`.
+"""Draw README's picture of two scripts side by side: `python template/side_by_side.py`.
 
 What the right one adds or changes is green, what it replaces is red. The picture is text (SVG), so
 that a test finds out when the scripts have changed since it was drawn.

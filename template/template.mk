@@ -14,7 +14,7 @@ test-merges: setup  ## run, of the slow tests, the merges of all techniques and 
 test-projects: setup  ## make the core and one other project, by the day, and run their tests
 	$(BIN)/python -m template.suites
 
-test-parts: setup  ## leave each part alone out of a project, which then passes its checks and trains
+test-parts: setup  ## for each part, make a project without it, check it and train
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 tests/every_part.py
 
 parts:  ## list the parts of a project
