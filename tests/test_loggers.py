@@ -40,6 +40,15 @@ def test_csv_has_one_row_per_number_and_step(run: Path) -> None:  # part: csv
     assert [float(row["value"]) for row in rows if row["name"] == "val/loss"] == [0.5]
 
 
+def test_csv_leaves_out_a_row_that_was_cut(tmp_path: Path) -> None:  # part: csv
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,name,value\n9,val/loss,0.5\n\n1")
+    loggers = Loggers(["csv"], tmp_path)
+    loggers.open({}, 10)
+    loggers.close()
+    assert path.read_text().split() == ["step,name,value", "9,val/loss,0.5"]
+
+
 def test_mlflow_has_one_run(run: Path, monkeypatch) -> None:  # part: mlflow
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -16,7 +16,9 @@ class CSVLogger(Logger):
         rows = []
         if path.exists():
             with path.open(newline="") as file:
-                rows = [row for row in csv.reader(file) if row[0].isdigit() and int(row[0]) <= step]
+                # The last row of a process that was killed may be cut.
+                full = [row for row in csv.reader(file) if len(row) == 3 and row[0].isdigit()]
+                rows = [row for row in full if int(row[0]) <= step]
         self.file = path.open("w", newline="")
         self.writer = csv.writer(self.file)
         self.writer.writerows([["step", "name", "value"], *rows])
