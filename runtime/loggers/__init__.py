@@ -32,11 +32,14 @@ def logger_class(name: str) -> type[Logger]:
     try:
         return getattr(importlib.import_module(module), class_name)
     except ModuleNotFoundError as error:
-        raise UserError(f"log.to={name} needs a package: pip install {error.name}") from error
+        package = str(error.name).partition(".")[0]
+        if package == module.partition(".")[0]:  # a file is missing, no package
+            raise
+        raise UserError(f"log.to={name} needs a package: pip install {package}") from error
 
 
 class Loggers:
-    """Loggers of a run. One that raises OSError, as on a full disk, is left out until `open()`."""
+    """Loggers of a run. One that raises an error is left out until `open()`."""
 
     def __init__(self, names: Sequence[str], run_dir: Path) -> None:
         self.classes, self.run_dir = {name: logger_class(name) for name in names}, run_dir
@@ -65,11 +68,12 @@ class Loggers:
 
     @contextmanager
     def _leave_out(self, name: str) -> Iterator[None]:
-        """Leave out a logger that raises OSError."""
+        """Leave out a logger that raises an error: the training goes on."""
         try:
             yield
-        except OSError as error:
-            log.warning("log.to=%s: values are lost until the next epoch: %s", name, error)
+        except Exception as error:  # a service's own type, or a bug
+            lost = "log.to=%s: values are lost until the next epoch: %s"
+            log.warning(lost, name, error, exc_info=not isinstance(error, OSError))
             self.loggers.pop(name, None)
 
 

@@ -1,7 +1,6 @@
 """Interface of all loggers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -27,7 +26,7 @@ class Logger:
         """Log values by name, such as `train/loss`, after `step` optimizer steps.
 
         A float is a number to plot, a tensor of shape (N, 1 or 3, H, W) in [0, 1] holds images.
-        Raise OSError if the service fails: the run warns and continues without the logger.
+        If it raises an error, the run warns and continues without the logger.
         """
         raise NotImplementedError
 
@@ -36,13 +35,3 @@ class Logger:
 
     def close(self) -> None:
         """End the log; called at the end of the run."""
-
-
-# part: mlflow|wandb
-@contextmanager
-def as_os_error(kind: type[Exception]) -> Iterator[None]:
-    """Convert errors of this kind to OSError, after which the run continues without the logger."""
-    try:
-        yield
-    except kind as error:
-        raise OSError(str(error)) from error

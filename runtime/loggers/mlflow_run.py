@@ -5,11 +5,10 @@ import time
 from pathlib import Path
 
 from mlflow.entities import Metric, Param
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from torch import Tensor
 
-from runtime.loggers.logger import Logger, Settings, Values, as_os_error
+from runtime.loggers.logger import Logger, Settings, Values
 
 
 class MLflowLogger(Logger):
@@ -17,28 +16,25 @@ class MLflowLogger(Logger):
 
     def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
         path = run_dir / "mlflow_id"
-        with as_os_error(MlflowException):
-            self.client = MlflowClient()
-            if not path.exists():
-                experiment = os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
-                run = self.client.create_run(experiment, run_name=run_dir.name)
-                params = [Param(name, str(value)) for name, value in settings.items()]
-                self.client.log_batch(run.info.run_id, params=params)
-                path.write_text(run.info.run_id)
-            self.run_id = path.read_text()
-            self.client.update_run(self.run_id, "RUNNING")
+        self.client = MlflowClient()
+        if not path.exists():
+            experiment = os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
+            run = self.client.create_run(experiment, run_name=run_dir.name)
+            params = [Param(name, str(value)) for name, value in settings.items()]
+            self.client.log_batch(run.info.run_id, params=params)
+            path.write_text(run.info.run_id)
+        self.run_id = path.read_text()
+        self.client.update_run(self.run_id, "RUNNING")
 
     def log(self, values: Values, step: int) -> None:
         numbers = {name: v for name, v in values.items() if not isinstance(v, Tensor)}
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, step) for name, value in numbers.items()]
-        with as_os_error(MlflowException):
-            self.client.log_batch(self.run_id, metrics=metrics)
-            for name in values.keys() - numbers.keys():
-                for number, image in enumerate(values[name]):  # type: ignore[arg-type]
-                    pixels = image.permute(1, 2, 0).cpu().numpy()
-                    self.client.log_image(self.run_id, pixels, key=f"{name}/{number}", step=step)
+        self.client.log_batch(self.run_id, metrics=metrics)
+        for name in values.keys() - numbers.keys():
+            for number, image in enumerate(values[name]):  # type: ignore[arg-type]
+                pixels = image.permute(1, 2, 0).cpu().numpy()
+                self.client.log_image(self.run_id, pixels, key=f"{name}/{number}", step=step)
 
     def close(self) -> None:
-        with as_os_error(MlflowException):
-            self.client.set_terminated(self.run_id)
+        self.client.set_terminated(self.run_id)

@@ -6,7 +6,7 @@ from pathlib import Path
 import wandb
 from torch import Tensor
 
-from runtime.loggers.logger import Logger, Settings, Values, as_os_error
+from runtime.loggers.logger import Logger, Settings, Values
 
 
 class WandbLogger(Logger):
@@ -16,25 +16,22 @@ class WandbLogger(Logger):
         path = run_dir / "wandb_id"
         if not path.exists():
             path.write_text(uuid.uuid4().hex)
-        with as_os_error(wandb.Error):
-            self.run = wandb.init(
-                id=path.read_text(),
-                resume="allow",
-                name=run_dir.name,
-                dir=str(run_dir),
-                config=dict(settings),
-            )
-            # W&B's own step never goes back, which a resumed run does.
-            self.run.define_metric("*", step_metric="step")
+        self.run = wandb.init(
+            id=path.read_text(),
+            resume="allow",
+            name=run_dir.name,
+            dir=str(run_dir),
+            config=dict(settings),
+        )
+        # W&B's own step never goes back, which a resumed run does.
+        self.run.define_metric("*", step_metric="step")
 
     def log(self, values: Values, step: int) -> None:
         points = {
             name: [wandb.Image(image) for image in value] if isinstance(value, Tensor) else value
             for name, value in values.items()
         }
-        with as_os_error(wandb.Error):
-            self.run.log({**points, "step": step})
+        self.run.log({**points, "step": step})
 
     def close(self) -> None:
-        with as_os_error(wandb.Error):
-            self.run.finish()
+        self.run.finish()
