@@ -9,7 +9,7 @@ import torch.distributed.nn.functional  # noqa: F401
 
 from runtime.distributed.fsdp import shard
 from runtime.distributed.group import ProcessGroup
-from runtime.distributed.heartbeat import FLIGHT_RECORD, DeviceWork, Heartbeat
+from runtime.distributed.heartbeat import FLIGHT_RECORD, Heartbeat
 from runtime.distributed.launch import (
     end_rank,
     init_process_group,
@@ -29,7 +29,6 @@ from runtime.distributed.shards import read_whole
 
 __all__ = [
     "FLIGHT_RECORD",
-    "DeviceWork",
     "Heartbeat",
     "ProcessGroup",
     "backend_name",

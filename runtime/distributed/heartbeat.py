@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -28,25 +27,6 @@ NCCL_EXTRA_S = 60.0
 """Seconds by which NCCL's watchdog, which ends a process without naming a rank, waits longer."""
 
 
-class DeviceWork:
-    """Work queued on a device; it never completes if a rank does not join a collective."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.mark: torch.cuda.Event | None = None
-        self.marked_at = 0.0
-
-    def overdue_s(self) -> float:
-        """Return the seconds since an earlier call for which the device has been busy with the same
-        work; 0 on a CPU, whose collectives raise errors."""
-        if self.device.type != "cuda":
-            return 0.0
-        if self.mark is None or self.mark.query():
-            self.mark, self.marked_at = torch.cuda.Event(), time.monotonic()
-            self.mark.record(torch.cuda.default_stream(self.device))
-        return time.monotonic() - self.marked_at
-
-
 class Heartbeat:
     """Thread that repeatedly writes the line that this process is at to a store of all ranks.
 
@@ -60,9 +40,8 @@ class Heartbeat:
         store: Any,
         rank: int,
         world_size: int,
-        work: DeviceWork,
+        device: torch.device,
         timeout_s: float,
-        flight_record: Callable[[], bytes],
         interval_s: float = 2.0,
     ) -> None:
         """Start the thread.
@@ -71,14 +50,14 @@ class Heartbeat:
             store: store that all ranks share.
             rank: rank of this process.
             world_size: number of ranks.
-            work: work of this process's device.
+            device: device of this process.
             timeout_s: maximum duration of a collective in seconds.
-            flight_record: function that returns torch's record of the collectives of this process.
             interval_s: seconds between two heartbeats.
         """
         self.store, self.rank, self.world_size = store, rank, world_size
-        self.work, self.timeout_s, self.interval_s = work, timeout_s, interval_s
-        self.flight_record = flight_record
+        self.device, self.timeout_s, self.interval_s = device, timeout_s, interval_s
+        self.mark: torch.cuda.Event | None = None
+        self.marked_at = 0.0
         self.stopped = threading.Event()
         self.is_ending = threading.Lock()  # held by the thread that reports why this process ends
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -96,7 +75,7 @@ class Heartbeat:
             ours = [line for line in stack if "site-packages" not in line.filename] or stack
             place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
             self._put(f"place{self.rank}", f"{time.time()} {place}")
-            overdue_s = self.work.overdue_s()
+            overdue_s = self.overdue_s()
             if overdue_s > self.timeout_s and self.is_ending.acquire(blocking=False):
                 self._announce()
                 # Another rank may have marked its work so much later.
@@ -110,6 +89,20 @@ class Heartbeat:
                 print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
                 os._exit(1)
             self.stopped.wait(self.interval_s)
+
+    def overdue_s(self) -> float:
+        """Return the seconds since an earlier call for which the device has been busy with the same
+        work; 0 on a CPU, whose collectives raise errors."""
+        if self.device.type != "cuda":
+            return 0.0
+        if self.mark is None or self.mark.query():
+            self.mark, self.marked_at = torch.cuda.Event(), time.monotonic()
+            self.mark.record(torch.cuda.default_stream(self.device))
+        return time.monotonic() - self.marked_at
+
+    def flight_record(self) -> bytes:
+        """Return torch's record of the collectives of this process, pickled, or nothing."""
+        return private.flight_record(self.device)
 
     def announce_failure(self) -> None:
         """Let the other ranks know that this one has noticed a failure, and stop."""
@@ -137,7 +130,7 @@ class Heartbeat:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(record)
                 lines.append(f"  this rank's collectives: {path} (torchfrtrace reads it)")
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             lines.append(f"  this rank's collectives could not be written: {error}")
         print(f"[rank {self.rank}]", "\n".join(lines), file=sys.stderr)
 
@@ -177,14 +170,7 @@ def start(store: Any, device: torch.device, timeout_s: float) -> None:
     global _heartbeat
     if private.backend_name(device).startswith("nccl"):
         private.set_nccl_timeout(device, timedelta(seconds=timeout_s + NCCL_EXTRA_S))
-    _heartbeat = Heartbeat(
-        store,
-        dist.get_rank(),
-        dist.get_world_size(),
-        DeviceWork(device),
-        timeout_s,
-        private.flight_recorder(device),
-    )
+    _heartbeat = Heartbeat(store, dist.get_rank(), dist.get_world_size(), device, timeout_s)
 
 
 def stop() -> None:

@@ -3,9 +3,7 @@
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -23,17 +21,16 @@ def backend_name(device: torch.device) -> str:
     return dist.distributed_c10d._get_default_group()._get_backend(device).name()
 
 
-def flight_recorder(device: torch.device) -> Callable[[], bytes]:
-    """Return a function that returns torch's record of the collectives of this process on a device,
-    pickled, or nothing.
+def flight_record(device: torch.device) -> bytes:
+    """Return torch's record of the collectives of this process on a device, pickled, or nothing.
 
     ProcessGroupNCCL (`nccl`) has its own recorder, ProcessGroupNCCL2 (`nccl2`) the general one.
     """
     name, module = backend_name(device), vars(torch._C._distributed_c10d)
     if name == "nccl":
-        return module["_dump_nccl_trace"]
+        return module["_dump_nccl_trace"]()
     dump = module.get("_dump_fr_trace", bytes)
-    return dump if name == "gloo" else partial(dump, backend=name)
+    return dump() if name == "gloo" else dump(backend=name)
 
 
 def main_thread_stack() -> traceback.StackSummary:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.distributed import FLIGHT_RECORD, DeviceWork, Heartbeat
+from runtime.distributed import FLIGHT_RECORD, Heartbeat
 from tests.faults import assert_same, assert_same_state, script_with
 from tests.helpers import (
     FORKSERVER,
@@ -163,14 +163,17 @@ def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_p
         assert last["profiling_name"].startswith("gloo:")
 
 
-class Stuck(DeviceWork):
-    """A device that is busy with the same work for a second more in each heartbeat."""
+class Stuck(Heartbeat):
+    """Heartbeat of a device that is busy with the same work for a second more in each one."""
 
     asked = 0
 
     def overdue_s(self) -> float:
         self.asked += 1
         return float(self.asked)
+
+    def flight_record(self) -> bytes:
+        return b"all of them"
 
 
 def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) -> None:
@@ -192,8 +195,8 @@ def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) ->
 def _wait_for_the_device(prints: Path, timeout_s: float) -> None:
     os.environ[FLIGHT_RECORD] = str(prints.parent / "new" / "record")
     os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT), 2)
-    store, device, record = dist.HashStore(), torch.device("cpu"), lambda: b"all of them"
+    store, device = dist.HashStore(), torch.device("cpu")
     if prints.stem == "failed":
-        Heartbeat(store, 1, 2, DeviceWork(device), 1e9, record).announce_failure()
-    Heartbeat(store, 0, 2, Stuck(device), timeout_s, record, interval_s=0.1)
+        Heartbeat(store, 1, 2, device, 1e9).announce_failure()
+    Stuck(store, 0, 2, device, timeout_s, interval_s=0.1)
     time.sleep(1000)
