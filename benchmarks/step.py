@@ -79,7 +79,7 @@ def timed(batches: Iterator[Any], timing: Timing) -> Iterator[Any]:
     while True:
         with timing.data_wait():
             batch = next(batches)
-        timing.step(len(batch[0]))
+        timing.count_images(len(batch[0]))
         yield batch
         timing.end_step()
 

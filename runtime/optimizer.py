@@ -101,7 +101,7 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
         raise UserError(
             f"optimizer.name={options.name} does not fit optimizer.kwargs={options.kwargs}: {error}"
         ) from error
-    if name == "sgd" and optimizer.defaults["momentum"]:
+    if name == "sgd" and optimizer.defaults["momentum"] and not optimizer.defaults["dampening"]:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             # The fused kernel would leave it uninitialised if the very first step is skipped.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -22,7 +22,7 @@ from runtime.evaluate import Shown
 from runtime.finetune import start_from
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
-from runtime.profile import ProfiledTiming
+from runtime.profile import profiler_of
 from runtime.recorder import VERSIONS, Recorder
 from runtime.run_dir import acquire_run_dir
 from runtime.state import on_host, restore, rng_state, settings
@@ -107,8 +107,8 @@ class Run:
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
         self.timing = Timing(device, clock)
-        if cfg.profile.steps is not None:  # part: profile
-            self.timing = ProfiledTiming(cfg, self.model, self.run_dir, self.group.rank, device)
+        trace = self.run_dir / f"trace-rank{self.group.rank}.json.gz"  # part: profile
+        self.profiler = profiler_of(cfg.profile.steps, trace)  # part: profile
         self.recorder = Recorder(cfg, self.loader, self.run_dir, self.group, self.timing, device)
         group = self.group
         group = group.for_writing(self.model)  # part: fsdp
@@ -162,6 +162,8 @@ class Run:
                 *(self.num_epochs, self.step_number, limits),
             )
             return
+        if self.profiler is not None:  # part: profile
+            self.profiler.start()
         for epoch in epochs:
             yield epoch
             if self._has_ended():
@@ -193,7 +195,7 @@ class Run:
             if batch is None:
                 break
             count = num_samples(batch)
-            self.timing.step(count * self.group.world_size)
+            self.timing.count_images(count * self.group.world_size)
             self.recorder.lr = float(self.scheduler.get_last_lr()[0])
             # without accumulate: yield batch
             for number in range(num_micro_batches):  # part: accumulate
@@ -203,6 +205,9 @@ class Run:
             if self.step_number == 1:
                 self.recorder.log_inputs(batch[0], self.step_number)
             self.timing.end_step()
+            if self.profiler is not None:  # part: profile
+                self.profiler.step()
+                self.timing.lap("profile")
         self.recorder.close_epoch(self.step_number)
         self._act_on(self.group.pending_flags())
 
@@ -216,7 +221,6 @@ class Run:
         Raises:
             UserError: `max_bad_steps` steps in a row were bad.
         """
-        self.timing.phase("optimizer")  # part: profile
         self.guard.check(grad_norm, scaler)
 
     def record_micro_batch(self, loss: Tensor) -> None:  # part: accumulate
@@ -232,7 +236,6 @@ class Run:
             loss: mean over this rank's batch.
             grad_norm: L2 norm of all gradients, before clipping.
         """
-        self.timing.phase("record")  # part: profile
         self.step_number += 1
         self.recorder.add_loss(loss)
         self.recorder.end_step(self.step_number, grad_norm)
@@ -264,6 +267,8 @@ class Run:
     def finish(self) -> None:
         """Wait for the last checkpoint, write `summary.json` if any step was made, log results."""
         self.best, self.best_metrics = self.writer.wait()
+        if self.profiler is not None:  # part: profile
+            self.profiler.stop()
         self.timing.end()
         results = {
             **self.metrics,

@@ -76,13 +76,10 @@ class Timing:
         if begin is not None and end is not None:
             self.waits.append((seconds, begin, end))
 
-    def step(self, num_images: int) -> None:
-        """Begin a step after its `data_wait`; `num_images` is the size of the global batch."""
+    def count_images(self, num_images: int) -> None:
+        """Count the images of a step of all ranks; the first step has no part in speeds."""
         if "first_step" in self.seconds:
             self.num_images += num_images
-
-    def phase(self, name: str) -> None:  # part: profile
-        """Begin a phase of a step, as a trace shows it."""
 
     def end_step(self) -> None:
         """End a step on the host.

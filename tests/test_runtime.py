@@ -208,7 +208,7 @@ def test_the_time_between_laps_belongs_to_the_part_that_ends() -> None:
     assert times.seconds == {"other": 9, "first_step": 6}
     with times.data_wait():
         now += 1
-    times.step(64)
+    times.count_images(64)
     now += 3
     times.end_step()
     assert (times.images_per_s, times.data_wait_share) == (16, 0.25)
@@ -236,7 +236,7 @@ def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
         with times.data_wait():
             now += 5.0
             on_device += 0.5
-        times.step(8)
+        times.count_images(8)
         now += 1.0
         times.end_step()
     now += 6.0  # until the device has finished, too

@@ -43,7 +43,7 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _blocks(module: nn.Module, total: int) -> list[nn.Module]:
-    """Yield the blocks inside a module of a model with `total` parameters."""
+    """Return the blocks inside a module of a model with `total` parameters."""
     blocks = []
     for child in module.children():
         size = _num_parameters(child)

@@ -194,7 +194,7 @@ def end_failed_rank(error: Exception) -> NoReturn:
     text = str(error).lower()
     heartbeat.announce(error)  # part: hang_reports
     if isinstance(error, DistError) or any(words in text for words in PARTNER_ERRORS):
-        reason = masked(str(error).splitlines()[0])[:200]
+        reason = masked(str(error).partition("\n")[0])[:200]
         print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
     else:
         lines = masked("".join(traceback.format_exception(error))).splitlines()
