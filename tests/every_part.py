@@ -1,8 +1,12 @@
-"""Each part alone is left out of a project: `make test-parts`, up to half an hour on two cores."""
+"""Projects of some parts, tested as their owners do.
 
-import re
+`make test-projects`: their own tests. `make test-parts`, up to half an hour on two cores: each part
+alone is left out.
+"""
+
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -10,14 +14,26 @@ import pytest
 from launch import rendezvous
 from template.parts import with_needs
 from tests.helpers import FORKSERVER, LIMIT_S, free_port, run_all
-from tests.test_parts import PARTS, problems
+from tests.test_parts import PARTS, SETS, problems
 from tests.test_project import clone_template, made
 from tests.torchrun import TWO_RANKS, torchrun
+
+OTHERS = [names for names in SETS.values() if names != "core"]
+OF_THE_DAY = OTHERS[date.today().toordinal() % len(OTHERS)]
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone_template(tmp_path_factory.mktemp("parts") / "template")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("names", [SETS["core"], OF_THE_DAY])
+def test_the_tests_of_a_project_pass(names: str, template: Path, tmp_path: Path) -> None:
+    print(made(template, tmp_path / "project", names), names, flush=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "logical", "--maxprocesses", "8"]
+    command += ["--dist", "loadfile", "-m", "not slow"]
+    subprocess.run(command, cwd=tmp_path / "project", check=True)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -29,11 +45,8 @@ def test_a_project_without_a_part_is_whole_and_trains(
     names = "own" if part == "images" else names
     project = tmp_path / "project"
     made(template, project, names)
-    found = problems(project, template, names)
-    cache = tmp_path_factory.getbasetemp() / "mypy"  # most files are equal in all projects
-    mypy = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
-    found += [subprocess.run(mypy, cwd=project, capture_output=True, text=True).stdout]
-    assert re.fullmatch(r"Success: no issues .*\n", "\n".join(found)), "\n".join(found)
+    found = problems(project, template, names, tmp_path_factory.getbasetemp() / "mypy")
+    assert not found, "\n".join(found)
 
     steps = ["max_steps=2", "log.images=0"]
     run_all([["train.py", *steps, f"output_dir={tmp_path / 'alone'}"]], tmp_path, 1, project)
