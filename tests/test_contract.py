@@ -1,6 +1,5 @@
 """What every backend promises for every kind of data. A further one is a line in its table."""
 
-import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from conf.schema import Config
 from loaders.backends import BACKENDS, ImageLoader
 from loaders.check import check
 from loaders.image_loaders import build_loaders
@@ -62,7 +60,6 @@ class Place:
     def __init__(self, kind: str, folder: Path) -> None:
         self.folder, self.root = folder, folder / "data"
         self.data = KINDS[kind](self.root)
-        self.configs: dict[Any, Config] = {}
         self.epochs: dict[tuple[str, int | None], list[Sample]] = {}
         self.names: dict[str, list[str]] = {}
 
@@ -70,14 +67,11 @@ class Place:
         self, way: str, rank=0, world_size=1, more: tuple[str, ...] = (), **changes: Any
     ) -> tuple[ImageLoader, ImageLoader]:
         """With further overrides, and other values of these keys of `cfg` or `cfg.data`."""
-        if (way, more) not in self.configs:
-            options = (*self.data.options, *CROPS, *common(self.root), *WAYS[way].options, *more)
-            cfg = make_config(*options, f"global_batch_size={BATCH}", "loader.pack=x")
-            cfg.loader.pack = str(self.folder / f"pack {more}".replace("=", " "))
-            if cfg.loader.name == "packed" and not Path(cfg.loader.pack).exists():
-                pack(cfg.data, Path(cfg.loader.pack))
-            self.configs[way, more] = cfg
-        cfg = copy.deepcopy(self.configs[way, more])
+        options = (*self.data.options, *CROPS, *common(self.root), *WAYS[way].options, *more)
+        cfg = make_config(*options, f"global_batch_size={BATCH}", "loader.pack=x")
+        cfg.loader.pack = str(self.folder / f"pack {more}".replace("=", " "))
+        if cfg.loader.name == "packed" and not Path(cfg.loader.pack).exists():
+            pack(cfg.data, Path(cfg.loader.pack))
         for key, value in changes.items():
             setattr(cfg if hasattr(cfg, key) else cfg.data, key, value)
         return build_loaders(cfg, torch.device("cpu"), rank, world_size)
@@ -212,28 +206,6 @@ def test_an_epoch_continues_at_any_row_on_any_ranks_with_any_batches(
     assert_same(merged(validated), place.epoch(way, None))  # 4 and 3 of 7
 
 
-@pytest.mark.parametrize(("before", "after"), [(5, 6), (7, 12), (2, 12), (6, 6), (10, 10)])
-def test_batches_of_another_size_are_whole_on_every_rank(before: int, after: int, places) -> None:
-    place = places("numbers")
-    end = NUM_TRAIN - NUM_TRAIN % after
-    first = place.loaders("threads", global_batch_size=before)[0]
-    next(iter(first))
-    state = first.state_dict()
-    list(first)
-    finished = first.state_dict()
-    num_left, world_size = (end - before) // after, 3 if after % 3 == 0 else 1
-    parts = []
-    for rank in range(world_size):
-        loader = place.loaders("threads", rank, world_size, global_batch_size=after)[0]
-        loader.load_state_dict(state)
-        assert loader.batches_done + num_left == len(loader)
-        parts.append(place.read(loader) if num_left else [])
-        loader.load_state_dict(finished)
-        assert loader.batches_done == len(loader)
-    expected = names(place.epoch("threads", 0))
-    assert names(merged(parts)) == expected[before : before + num_left * after]
-
-
 def test_a_run_may_continue_on_the_shards_of_its_files(places) -> None:
     states = [
         places(kind).loaders("threads")[0].state_dict() for kind in ("photos", "photos in shards")
@@ -271,23 +243,12 @@ def test_a_bad_sample_is_named_or_replaced_by_the_next_one_of_its_rank(
     named, (train, val), (late, _) = (
         ours.loaders(way, rank, world_size, on_error=what) for what in ("raise", "skip", "skip")
     )
-    in_index = ours.names_of(train)
     for loader, names_of_bad in ((train, bad), (val, bad_val)):
         for name in names_of_bad:
             spoil(loader, ours.names_of(loader).index(name), ours.root)
     for loader in named:
         with pytest.raises(BadFileError, match=str(ours.root)):
             ours.read(loader)
-
-    # A bad one that is on its way when its epoch is left does not matter to the next epoch.
-    def is_next(epoch: int) -> bool:
-        train.set_epoch(epoch)
-        rows = train.sampler.plan(np.arange(rank, 20, world_size))
-        is_bad = [in_index[sample] in bad for sample in rows["sample"]]
-        return not any(is_bad[:batch]) and any(is_bad[batch : 3 * batch])
-
-    train.set_epoch(next(filter(is_next, range(1, 99))))
-    next(iter(train))
     good = [name for name in order if name not in bad]
     replaced = [next(n for n in [*order[at:], *good] if n in good) for at in range(len(order))]
     by_name = {sample.name: sample for sample in place.epoch(way, 0)}
@@ -302,26 +263,6 @@ def test_a_bad_sample_is_named_or_replaced_by_the_next_one_of_its_rank(
         train.share_bad_samples(lambda bad: [bad])
     if way == "threads" and "cells" not in kind:  # not every missing byte of a TIFF is used
         assert len(check(train.cfg.data)[1]) == 4
-
-
-@pytest.mark.parametrize("way", [way for way in WAYS if WAYS[way].reads_files])
-def test_batches_of_bad_samples_only(way: str, tmp_path: Path) -> None:
-    """Evaluation has fewer batches; training takes the next good one, as long as there is any."""
-    kind = WAYS[way].kinds[0]
-    place = Place(kind, tmp_path)
-    (train, val), (again, _) = (
-        place.loaders(way, on_error="skip", max_bad_samples=99, global_batch_size=1)
-        for _ in range(2)
-    )
-    first = place.names_of(train)[0]
-    for loader, num_good in ((train, 1), (val, 5)):
-        for sample in range(num_good, len(loader.index)):
-            spoil(loader, sample, place.root)
-    assert len(place.read(val)) == 5
-    assert {*names(place.read(train))} == {first}
-    spoil(train, 0, place.root)
-    with pytest.raises(BadFileError, match="data/train"):
-        place.read(again)
 
 
 # What is resized or augmented: close to `threads` where a backend does it in its own way.
