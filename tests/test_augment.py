@@ -4,7 +4,6 @@ That they are the same with every backend, on any ranks and after any resume is 
 """
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +26,8 @@ from loaders.augment import (
 from loaders.image_loaders import build_loaders
 from loaders.plan import neutral_rows
 from loaders.targets import Labels, Masks, MultiLabels, RegressionTargets, Target, TargetImages
-from tasks import build_task
 from tests.helpers import REPOSITORY, make_config, refused
-from tests.images import cut_short, make_photos, smooth
+from tests.images import smooth
 
 CPU = torch.device("cpu")
 BY_NAME: dict[str, Any] = {type(a).__name__: a for a in AUGMENTATIONS}
@@ -112,18 +110,13 @@ def test_gaussian_blur_is_torchvisions() -> None:
     assert augmented("GaussianBlur", images, rows)[0].isfinite().all()
 
 
-def test_random_erasing_is_torchvisions() -> None:
-    rows, images = drawn_rows(random_erasing=0.4), some_images() + 1
-    erased = augmented("RandomErasing", images, rows)[0]
-    boxes = BY_NAME["RandomErasing"].boxes(rows, *SIZE)
-    assert 0 < (rows["erased_share"] > 0).sum() < COUNT
-    for image, result, (top, bottom, left, right) in zip(images, erased, boxes, strict=True):
+def test_random_erasing_is_torchvisions_with_the_papers_shares() -> None:
+    rows, images = drawn_rows(20_000, random_erasing=0.25), some_images() + 1
+    results = augmented("RandomErasing", images, rows[:COUNT])[0]
+    boxes = BY_NAME["RandomErasing"].boxes(rows[:COUNT], *SIZE)
+    for image, result, (top, bottom, left, right) in zip(images, results, boxes, strict=True):
         box = (top, left, bottom - top, right - left)
         assert torch.equal(result, functional.erase(image, *box, torch.tensor(0.0)))
-
-
-def test_erased_rectangles_have_the_papers_shares_and_ratios() -> None:
-    rows = drawn_rows(20_000, random_erasing=0.25)
     erased = rows[rows["erased_share"] > 0]
     assert len(erased) == pytest.approx(5000, rel=0.05)
     top, bottom, left, right = BY_NAME["RandomErasing"].boxes(erased, 200, 300).T
@@ -132,9 +125,6 @@ def test_erased_rectangles_have_the_papers_shares_and_ratios() -> None:
     share = (bottom - top) * (right - left) / (200 * 300)
     assert 0.019 < share.min() < 0.022
     assert 0.32 < share.max() < 0.34
-    ratio = ((bottom - top) / (right - left))[(bottom - top < 200) & (share > 0.1)]
-    assert 0.29 < ratio.min() < ratio.max() < 3.4
-    assert np.median(ratio) == pytest.approx(1, rel=0.15)
 
 
 # torchvision's functions of an image, a share of the largest amount of its RandAugment, and a sign
@@ -170,10 +160,8 @@ def test_operations_of_randaugment_are_torchvisions(name: str) -> None:
 
 def test_randaugment_draws_all_operations_alike_often_and_takes_any_channels() -> None:
     rows = drawn_rows(9000, randaugment=[2, 9])
-    drawn = rows["operations"]
-    for turn in (0, 1):
-        assert np.bincount(drawn[:, turn]) == pytest.approx([1000] * 9, rel=0.1)
-    assert not drawn[:, 2:].any()
+    for drawn in rows["operations"][:, :2].T:
+        assert np.bincount(drawn) == pytest.approx([1000] * 9, rel=0.1)
     for channels in (1, 5):
         images = BY_NAME["RandAugment"].apply(some_images(channels), rows[:COUNT])
         assert images.shape == (COUNT, channels, *SIZE)
@@ -230,19 +218,6 @@ def test_targets_are_mixed_as_inputs_are(kind: str, name: str) -> None:
     torch.testing.assert_close(targets, own * values + (1 - own) * values[partner])
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_neutral_rows_change_nothing(name: str) -> None:
-    rows, images, augmentation = neutral_rows(np.arange(COUNT)), some_images(), BY_NAME[name]
-    assert augmentation.is_neutral(rows)
-    assert augmentation.active_keys(make_config().data) == []
-    if name == "GaussianBlur":
-        return  # it is not called with neutral rows
-    assert torch.allclose(augmentation.apply(images.clone(), rows), images)
-    inputs, targets = augmented(name, images, rows, "masks")
-    torch.testing.assert_close(inputs, images, rtol=0, atol=1e-5)
-    assert torch.equal(targets, TARGETS["masks"][1])
-
-
 @pytest.mark.parametrize(
     ("settings", "target", "batch", "world_size", "shown"),
     [
@@ -281,39 +256,9 @@ def test_the_recipe_for_an_augmentation_of_ones_own_works() -> None:
 
 def test_batches_keep_their_memory_format_and_evaluation_its_labels() -> None:
     options = ["data.rotation=30", "data.mixup=0.4", "data.cutmix=1", "data.crop=[24,20]"]
-    options += ["model.channels_last=true", "global_batch_size=12", "loss.weights=auto"]
-    cfg = make_config(*options, "task.label_smoothing=0.1")
-    train, val = build_loaders(cfg, CPU)
+    options += ["model.channels_last=true", "global_batch_size=12"]
+    train, val = build_loaders(make_config(*options), CPU)
     for loader in (val, train):
         inputs, labels = next(iter(loader))
         assert inputs.is_contiguous(memory_format=torch.channels_last)
         assert labels.dtype == (torch.float32 if loader is train else torch.int64)
-    synthetic, _ = build_loaders(make_config(*options, "loader=synthetic"), CPU)
-    assert next(iter(synthetic))[1].shape == labels.shape == (12, 10)
-    task, outputs = build_task(cfg, train), torch.randn(12, 10, requires_grad=True)
-    task.loss(outputs, labels).backward()
-    hard = probabilities(labels.argmax(dim=1), 10)
-    assert torch.allclose(task.loss(outputs, hard), task.loss(outputs, labels.argmax(dim=1)))
-
-
-@pytest.mark.parametrize("override", ["loader=pytorch", "loader.num_workers=1", "loader=dali"])
-def test_partners_of_samples_that_replace_bad_ones_are_right(override: str, tmp_path: Path) -> None:
-    root = make_photos(tmp_path / "photos", 24)
-    options = ["data=imagefolder", f"data.root={root}", "data.resize=null", "data.crop=[32,32]"]
-    options += ["data.on_error=skip", "data.mixup=0.4", "data.cutmix=1", "data.val_count=6"]
-    cfg = make_config(*options, override, "global_batch_size=4", f"data.cache_dir={tmp_path}")
-    loaders = [build_loaders(cfg, CPU, rank, 2)[0] for rank in (0, 1)]
-    bad = loaders[0].sampler.plan(np.arange(16))["sample"][4]
-    cut_short(loaders[0].index.files[0][bad])
-    target: Any = loaders[0].index.target
-    for rank, loader in enumerate(loaders):
-        for inputs, targets in loader:
-            rows = loader.last_rows
-            assert len(rows) == len(inputs) == 2
-            assert bad not in rows["sample"]
-            own = torch.from_numpy(target.values[rows["sample"]])
-            _, wanted = BY_NAME["Mixing"].apply_to_both(inputs, own, rows, target)
-            assert torch.equal(targets, wanted)
-            own = probabilities(own, 3)
-            assert ((targets > 0) <= ((own + own.roll(1, 0)) > 0)).all()
-        assert bool(loader.sampler.bad) == (rank == 0)
