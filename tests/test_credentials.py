@@ -21,10 +21,7 @@ SECRETS = (b"bobby", b"s3cret", b"T0KEN")
         ("http://bobby:s3cret@host/p?sig=T0KEN", "http://***@host/p?***"),
         ("https://T0KEN@host:80#T0KEN", "https://***@host:80?***"),
         ("http://bobby:s3/c?r@e#t@host/p", "http://***@host/p"),
-        (
-            "s3://KEY:s3cret@bucket/a@2, http://host:80/a@b?x",
-            "s3://***@bucket/a@2, http://host:80/a@b?***",
-        ),
+        ("s3://KEY:s3cret@bucket/a@2, http://h:8/a@b?x", "s3://***@bucket/a@2, http://h:8/a@b?***"),
         ("(http://host/?sig=T0KEN)", "(http://host/?***)"),
         ("s3://bucket/p and /a?b#c@d", "s3://bucket/p and /a?b#c@d"),
         ("http:/bobby:s3cret@host/p?sig=T0KEN is no folder", "http:/***@host/p?*** is no folder"),

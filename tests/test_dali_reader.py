@@ -12,7 +12,7 @@ from loaders.backends import ImageLoader
 from loaders.image_loaders import build_loaders
 from loaders.index import BadFileError
 from tests.helpers import make_config, refused
-from tests.images import make_photos, save, smooth
+from tests.images import make_photos, save
 
 PLAIN = ["data.resize=null", "data.mean=null", "data.std=null", "data.val_count=3"]
 
@@ -92,15 +92,9 @@ def photos(tmp_path: Path) -> list[str]:
         (["data.colour_jitter=[0.1,0,0]"], ["data.colour_jitter"]),
         (["data.rotation=5", "data.mixup=1"], ["data.rotation", "data.mixup"]),
         (["data.on_error=skip"], ["data.on_error=skip"]),
-        (
-            [*("data=masks", "data.input_dir=m", "data.target_dir=m", "data.num_classes=256")],
-            ["masks"],
-        ),
     ],
 )
 def test_what_it_cannot_do_is_refused(overrides, keys, photos, tmp_path) -> None:
-    for number in range(8 if "data=masks" in overrides else 0):
-        save(tmp_path / "photos" / "m" / f"{number}.png", smooth(number, 40, 40)[..., 0])
     with refused("loader=dali_reader", *keys):
         train_loader(tmp_path, *photos, *overrides)
 

@@ -12,7 +12,6 @@ from runtime.trained import read_trained
 from tests.faults import script_with, steps_saved, wait_for_step
 from tests.helpers import (
     ENVIRONMENT,
-    REPOSITORY,
     answers_to,
     checkpoint_of,
     events_of,
@@ -117,20 +116,17 @@ def test_a_file_of_weights_is_no_checkpoint_and_a_run_that_saved_none_starts_aga
     finished, options, tmp_path
 ) -> None:
     """A run that failed before its first step has no events either, and leaves its folder free."""
-    plain, other = tmp_path / "plain.pt", tmp_path / "other.txt"
-    torch.save(checkpoint_of(finished)["model"], plain)
-    other.write_text("hello")
-    files = [finished / "checkpoints" / "model.safetensors", plain, other]
+    files = [finished / "checkpoints" / "model.safetensors", tmp_path / "plain.pt"]
+    torch.save(checkpoint_of(finished)["model"], files[1])
     runs = [tmp_path / name for name in ("first", "second")]
-    failing = script_with(tmp_path / "s", "train.py", "assert step != cfg.max_steps")
-    failed = [f"output_dir={run}" for run in runs]
+    failing = script_with(tmp_path / "s", "train.py", "assert step == 3 or step < cfg.max_steps")
+    first, second = (["train.py", *options, f"output_dir={run}"] for run in runs)
     commands = [["train.py", *options, f"output_dir={tmp_path}/x", f"resume={f}"] for f in files]
-    commands += [["train.py", *options, failed[n], f"max_steps={n + 1}"] for n in (0, 1)]
-    whole = [str(REPOSITORY / "train.py"), *options, "max_steps=3"]
-    commands += [[*whole, failed[0]], [*whole, failed[1], "resume=auto"]]
+    commands += [[*first, "max_steps=1"], [*second, "max_steps=2"]]
+    commands += [[*first, "max_steps=3"], [*second, "max_steps=3", "resume=auto"]]
     told = answers_to(commands, tmp_path, folder=failing)
-    assert [code for code, _ in told] == [2, 2, 2, 1, 1, 0, 0], told
-    for path, (_, text) in zip(files, told[:3], strict=True):
+    assert [code for code, _ in told] == [2, 2, 1, 1, 0, 0], told
+    for path, (_, text) in zip(files, told[:2], strict=True):
         assert f"\nresume={path}: " in f"\n{text}"
         assert "checkpoints/step-*.pt" in text.splitlines()[-1]
         assert "Traceback" not in text
@@ -172,17 +168,10 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
     ("name", "old", "new", "message"),
     [
         ("config.yaml", b"optimizer:", b"optimizer:\n  momentum: 0.9", "optimizer.kwargs.momentum"),
-        ("config.yaml", b"epochs: 2", b"epochs: ${oc.env:HOME}", "damaged"),
         ("config.yaml", b"epochs: 2", b"epochs: !!python/name:os.system", "damaged"),
-        ("config.yaml", b"epochs: 2", b"epochs: x", "damaged"),
-        ("config.yaml", b"", b"[1", "damaged"),
-        ("run.json", b"", b"[]", "run.json"),
         ("run.json", b"{", b"[" * 10_000, "damaged"),
-        ("run.json", b'"float32"', b"null", "precision=None is not possible"),
-        ("run.json", b'"kind"', b'"other"', "no 'kind'"),
         ("run.json", b'"target"', b'"other"', "no 'target'"),
         ("checkpoints/model.safetensors", b"{", b"[", "model.safetensors"),
-        ("checkpoints/model.safetensors", b"float32", b"float23", "precision=float23"),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named_in_one_line(
