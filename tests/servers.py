@@ -1,20 +1,18 @@
-"""Servers on loopback, for tests: a web server with latency and faults, and a bucket."""
+"""A web server on loopback, for tests, with latency and faults."""
 
 import hashlib
-import re
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from email.utils import formatdate
-from functools import partial
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.parse import unquote, urlsplit
+
+from werkzeug import Request, Response
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 
 class WebServer:
@@ -34,7 +32,7 @@ class WebServer:
         """
         self.numbers: dict[str, int] = {}
         self._server = self._serve(0)
-        self.port = self._server.server_address[1]
+        self.port = self._server.port
         self.url = f"http://127.0.0.1:{self.port}"
 
     def serve(self, folder: Path) -> None:
@@ -42,10 +40,39 @@ class WebServer:
         paths = (path for path in folder.rglob("*") if path.is_file())
         self.files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
-    def _serve(self, port: int) -> "_Server":
-        server = _Server(("127.0.0.1", port), partial(_Handler, self))
+    def _serve(self, port: int) -> BaseWSGIServer:
+        answer = Request.application(self._answer)
+        server = make_server("127.0.0.1", port, answer, threaded=True, request_handler=_Handler)
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return server
+
+    def _answer(self, request: Request) -> Response:
+        path, environment = request.path.lstrip("/"), request.environ
+        if request.method == "PUT":
+            self.files[path] = request.get_data()
+            return Response(status=201, headers={"ETag": "new"})
+        key = request.headers.get("Authorization")
+        self.requests.append((request.method, environment["RAW_URI"], key))
+        number = self.numbers[path] = self.numbers.get(path, -1) + 1
+        fault, body = self.fault(path, number), self.files.get(path)
+        time.sleep(self.latency_s + (self.stall_s if fault == "slow" else 0))
+        if body is None or (fault or "").isdigit():
+            return Response(status=int(fault or 404))
+        if fault == "reset":
+            at_once = struct.pack("ii", 1, 0)
+            connection: socket.socket = environment["werkzeug.socket"]
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            connection.close()
+            raise ConnectionResetError
+        body = body[: len(body) // 2] if fault == "short" and request.method == "GET" else body
+        response = Response(body)
+        response.set_etag(hashlib.md5(body).hexdigest())
+        response.last_modified = datetime.fromtimestamp(0, UTC)
+        response.make_conditional(request, accept_ranges=True, complete_length=len(body))
+        if fault == "cut":
+            sent = response.get_data()
+            response.response = [sent[: len(sent) // 2]]
+        return response
 
     def close(self) -> None:
         """Refuse connections from now on."""
@@ -66,84 +93,8 @@ def web_server() -> Iterator[WebServer]:
         server.close()
 
 
-@contextmanager
-def bucket_server(bucket: str = "bucket") -> Iterator[str]:
-    """An S3-compatible server with an empty bucket; its address."""
-    from moto.server import ThreadedMotoServer
+class _Handler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.0"  # a connection for each request
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        # Not `urlopen`, which asks the proxy of the environment.
-        with closing(HTTPConnection(host, port)) as connection:
-            connection.request("PUT", f"/{bucket}")
-            assert connection.getresponse().status == 200
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
-
-
-class _Server(ThreadingHTTPServer):
-    block_on_close = False
-    request_queue_size = 256
-
-    def handle_error(self, *arguments: Any) -> None:
-        """Clients that go away are no errors."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """As HTTP/1.0, it has a connection for each request."""
-
-    disable_nagle_algorithm = True
-    wbufsize = 1 << 16
-
-    def __init__(self, web: WebServer, *arguments: Any) -> None:
-        self.web = web
-        super().__init__(*arguments)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-    def do_PUT(self) -> None:
-        self.web.files[self._path()] = self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(201, {"ETag": "new"})
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path, web = self._path(), self.web
-        web.requests.append((self.command, self.path, self.headers.get("Authorization")))
-        number = web.numbers[path] = web.numbers.get(path, -1) + 1
-        fault, body = web.fault(path, number), web.files.get(path)
-        time.sleep(web.latency_s + (web.stall_s if fault == "slow" else 0))
-        if body is None or (fault or "").isdigit():
-            self._answer(int(fault or 404))
-        elif fault == "reset":
-            at_once = struct.pack("ii", 1, 0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
-            self.connection.close()
-        else:
-            body = body[: len(body) // 2] if fault == "short" and self.command == "GET" else body
-            tag = f'"{hashlib.md5(body).hexdigest()}"'
-            headers, status = {"ETag": tag, "Last-Modified": formatdate(0, usegmt=True)}, 200
-            if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-                start, stop = int(asked[1]), min(int(asked[2]) + 1, len(body))
-                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
-                body, status = body[start:stop], 206
-            self._answer(status, headers, body, len(body) // 2 if fault == "cut" else len(body))
-
-    def _path(self) -> str:
-        return unquote(urlsplit(self.path).path).lstrip("/")
-
-    def _answer(
-        self, status: int, headers: dict[str, str] | None = None, body: bytes = b"", sent: int = 0
-    ) -> None:
-        """Answer with the first `sent` bytes of a body."""
-        self.send_response(status)
-        for key, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body[:sent])
+    def log(self, *arguments: Any) -> None:
+        """Requests are not printed."""

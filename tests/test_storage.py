@@ -6,8 +6,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.storage import MissingError, Storage, StorageError, open_storage
-from tests.servers import WebServer, bucket_server
+from tests.servers import WebServer
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 PATIENT, IMPATIENT = DataConfig(retry_s=60), DataConfig(retry_s=0.1)
@@ -25,8 +26,18 @@ KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    with bucket_server() as url:
-        yield url
+    """An S3-compatible server with an empty bucket; its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    # Not `urlopen`, which asks the proxy of the environment.
+    with closing(HTTPConnection(host, port)) as connection:
+        connection.request("PUT", "/bucket")
+        assert connection.getresponse().status == 200
+    yield f"http://{host}:{port}"
+    server.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -120,21 +131,6 @@ def test_a_bucket_of_another_region_is_an_error_at_once(web: WebServer, monkeypa
     with pytest.raises(UserError, match="AWS_REGION"):
         open_storage("s3://bucket/x", PATIENT).exists("a")
     assert len(web.requests) == 1
-
-
-def test_a_file_that_several_write_at_once_is_whole(tmp_path: Path) -> None:
-    """Threads stand for processes of two containers, which may have the same id."""
-    storage = open_storage(str(tmp_path / "shared"), PATIENT)
-    (tmp_path / "local").write_bytes(CONTENT)
-    storage.write("a", CONTENT)
-
-    def write_and_read(_: int) -> bytes:
-        storage.write("a", tmp_path / "local")
-        return storage.read("a")
-
-    with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(write_and_read, range(40))) == {CONTENT}
-    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["a"]
 
 
 def test_a_server_that_comes_back_in_time_is_no_error(web: WebServer) -> None:
