@@ -61,14 +61,6 @@ def test_it_adds_a_correction_to_its_input(scale: int) -> None:
     assert torch.equal(model(inputs), enlarged(inputs, scale))
 
 
-def test_its_blocks_start_as_the_identity_and_num_blocks_counts_those_of_each_level() -> None:
-    model = build("nafnet", 3, 3, width=2, num_blocks=[1, 2, 3])
-    scales = [p for name, p in model.named_parameters() if name.endswith(("beta", "gamma"))]
-    # Two per block, on the way down and up but once at the lowest level; channels double per level.
-    assert sorted(len(scale) for scale in scales) == 4 * [2] + 8 * [4] + 6 * [8]
-    assert all((scale == 0).all() for scale in scales)
-
-
 def test_it_learns_to_remove_noise() -> None:
     torch.manual_seed(0)
     images = 4 * F.avg_pool2d(torch.rand(4, 1, 24, 24) - 0.5, 5, stride=1)

@@ -10,7 +10,6 @@ from conf.errors import UserError
 from conf.schema import ModelConfig
 from models import build_model
 from models.finetune import first_convolution, head_of
-from tests.helpers import answers_to
 
 ONE_OF_EACH_FAMILY = (
     *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3"),
@@ -45,12 +44,6 @@ def test_for_three_channels_it_is_torchvisions_and_follows_the_seed() -> None:
     assert not torch.equal(build("resnet18").fc.weight, state["fc.weight"])
 
 
-def test_kwargs_are_passed_on() -> None:
-    for zero in (True, False):
-        state = build("resnet18", zero_init_residual=zero).state_dict()
-        assert (state["layer1.0.bn2.weight"] == 0).all() == zero
-
-
 @pytest.mark.parametrize(
     ("arch", "kwargs", "message"),
     [
@@ -73,20 +66,3 @@ def test_what_torchvision_does_not_take_is_refused(
 def test_a_model_without_architectures_refuses_one() -> None:
     with pytest.raises(UserError, match="model.arch=resnet18"):
         build_model(ModelConfig(name="small_cnn", arch="resnet18"), 3, 7)
-
-
-def test_a_run_names_its_architecture_and_predicts(tmp_path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out.csv"
-    options = ["train.py", f"output_dir={run}", "global_batch_size=20", "log.images=0"]
-    options += ["model=torchvision", "model.arch=squeezenet1_1", "optimizer.backbone_lr_scale=0.1"]
-    options += ["optimizer.warmup_epochs=0", "resume=auto"]
-    commands = [
-        [*options, "max_steps=2"],
-        [*options, "max_steps=3", "model.arch=alexnet"],
-        ["predict.py", f"run={run}", "split=val", f"out={out}"],
-    ]
-    trained, other, predicted = answers_to(commands, tmp_path)
-    assert "torchvision squeezenet1_1 with" in trained[1]
-    assert [code for code, _ in (trained, other, predicted)] == [0, 2, 0], predicted
-    assert "squeezenet1_1" in other[1]
-    assert out.read_text().count("\n") > 1

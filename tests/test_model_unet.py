@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tests.model_contract import build, check_contract, check_learning, check_refused
 
@@ -18,13 +17,6 @@ def test_it_keeps_the_contract() -> None:
 def test_it_takes_any_size(shape: tuple[int, ...], num_levels: int) -> None:
     model = build("unet", shape[0], 5, width=4, num_levels=num_levels).eval()
     assert model(torch.rand(2, *shape)).shape == (2, 5, *shape[1:])
-
-
-def test_it_doubles_its_channels_at_each_level() -> None:
-    model = build("unet", 3, 5, width=8, batch_norm=False)
-    convolutions = [module for module in model.down.modules() if isinstance(module, nn.Conv2d)]
-    assert [conv.out_channels for conv in convolutions] == [8, 8, 16, 16, 32, 32, 64, 64]
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
 @pytest.mark.parametrize("wrong", [{"width": 0}, {"num_levels": 0}])

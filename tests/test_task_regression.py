@@ -55,10 +55,3 @@ def test_r2_keeps_the_digits_of_labels_with_a_small_spread() -> None:
     totals = task.sums(outputs[:5], targets[:5]) + task.sums(outputs[5:], targets[5:])
     expected = r2_score(targets.double(), outputs.double())
     assert task.metrics(totals)["r2"] == pytest.approx(expected, rel=1e-9)
-
-
-# part: predict
-def test_a_row_of_the_table_has_the_numbers() -> None:
-    outputs, _ = batch(3)
-    assert regression().columns == ("a", "b")
-    assert regression().table_rows(outputs) == [tuple(row) for row in outputs.tolist()]

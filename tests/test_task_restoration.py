@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -82,12 +81,3 @@ def test_ssim_refuses_images_smaller_than_its_border() -> None:
     assert torch.isfinite(restoration().sums(smallest, 1 - smallest)).all()
     with pytest.raises(UserError, match="5x9"):
         restoration().sums(torch.rand(1, 1, 5, 9), torch.rand(1, 1, 5, 9))
-
-
-# part: predict
-def test_predictions_are_images_in_the_unit_range() -> None:
-    outputs, _ = batch()
-    images = restoration(value_range=[-1.0, 1.0]).images(2 * outputs - 1)
-    expected = (255 * outputs.clamp(0, 1)).round().permute(0, 2, 3, 1)
-    assert images.dtype == np.uint8
-    np.testing.assert_allclose(images, expected, atol=1)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -71,28 +70,3 @@ def test_ignored_pixels_have_no_loss_and_no_gradient() -> None:
     assert (gradient[ignored] == 0).all()
     assert (gradient[~ignored] != 0).any()
     assert torch.isfinite(gradient).all()
-
-
-# part: pictures
-def test_masks_are_shown_in_the_colours_of_their_classes() -> None:
-    task, (outputs, targets) = segmentation(), batch()
-    pictures = task.visualize(torch.rand(6, 3, 9, 7), outputs, targets)
-    assert task.palette.shape == (4, 3)
-    assert len({tuple(colour) for colour in task.palette.tolist()}) == 4
-    colours = torch.from_numpy(task.palette).float() / 255
-    for index in range(4):
-        for name, classes in (("mask", targets), ("prediction", outputs.argmax(dim=1))):
-            shown = pictures[name].permute(0, 2, 3, 1)[classes == index]
-            assert torch.equal(shown, colours[index].expand_as(shown))
-    assert (pictures["mask"].permute(0, 2, 3, 1)[targets == 255] == 1).all()
-
-
-# part: predict
-def test_predictions_are_images_of_class_indices() -> None:
-    outputs, _ = batch()
-    images = segmentation().images(outputs)
-    assert (images.dtype, images.shape) == (np.uint8, (6, 9, 7))
-    assert np.array_equal(images, outputs.argmax(dim=1))
-    wide = torch.zeros(1, 300, 2, 2)
-    wide[:, 299] = 1
-    assert segmentation(300).images(wide).tolist() == [[[299, 299], [299, 299]]]
