@@ -28,14 +28,13 @@ FILES = {"onnx": "mine.onnx", "torch": "mine.pt2", "safetensors": "mine.safetens
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run on RGB images, its predictions and exported files, and a run that starts from one."""
+    """A run on RGB images, its predictions and exported files."""
     folder = tmp_path_factory.mktemp("run")
     photos = digit_folders(folder / "photos", range(3, 6), 30, 34)
     options = [*SMALL, "data=imagefolder", f"data.root={photos}", "data.resize=null"]
     options += ["data.crop=[28,28]", f"data.cache_dir={folder}", "global_batch_size=10"]
     run = folder / "mine"
     forms = [form for form in FILES if form != "onnx" or find_spec("onnxscript")]
-    weights = f"model.weights={folder / FILES['safetensors']}"
     commands = [
         ["train.py", f"output_dir={run}", *options, "model.channels_last=true"],
         ["predict.py", f"run={run}", "split=val", f"out={folder / 'val.csv'}"],
@@ -43,13 +42,11 @@ def run(tmp_path_factory) -> Path:
             ["export.py", f"run={run}", f"format={form}", f"out={folder / FILES[form]}"]
             for form in forms
         ),
-        ["train.py", f"output_dir={folder / 'next'}", *options, weights, "max_steps=1"],
     ]
-    _, _, *printed, started = run_all(commands, folder)
+    _, _, *printed = run_all(commands, folder)
     for text in printed:
         (difference,) = re.findall(r"largest difference (\S+) on \d+ validation images", text)
         assert float(difference) < 1e-4
-    assert "14 of 14 parameter tensors are loaded" in started
     assert not list(folder.glob(".mine*"))
     with safe_open(folder / FILES["safetensors"], "pt") as file:
         assert json.loads(file.metadata()["classes"]) == NAMES
