@@ -30,7 +30,7 @@ PARTS, SCRIPT = "Parts: ", "Script: "
 LEFT_OUT = [
     *("template", "benchmarks", "conf/experiment"),
     *("SCALING.md", "docs/benchmarks.md", "docs/experiments.md", "docs/side_by_side.svg"),
-    *("tests/test_experiments.py", "tests/test_guide.py", "tests/test_project.py"),
+    *("tests/test_guide.py", "tests/test_project.py"),
     *("tests/test_own_pages.py", "tests/test_parts.py", "tests/every_part.py"),
 ]
 # Git sets these in hooks; they would point git to the hook's repository.
