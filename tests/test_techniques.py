@@ -409,51 +409,6 @@ def test_a_loss_that_stays_nan_ends_the_run_when_the_scale_has_collapsed(data, t
     assert "max_bad_steps=3 in a row" in bad[2]
 
 
-# Dropout
-
-DROPOUT = """
-class Dropout(nn.Module):
-    def forward(self, inputs):
-        mask = nn.functional.dropout(torch.ones_like(inputs), 0.5, self.training)
-        if self.training:
-            with open(sys.argv[1].partition("=")[2] + os.environ["RANK"], "a") as file:
-                print(mask.gt(0).int().flatten().tolist(), file=file)
-        return inputs * mask
-
-
-build_without = build_model
-
-
-def build_model(*arguments):
-    model = build_without(*arguments)
-    model.classifier = nn.Sequential(Dropout(), model.classifier)
-    return model
-
-
-"""
-
-
-@pytest.mark.parametrize("script", ["train_ddp.py", "train_fsdp.py"])
-def test_each_rank_drops_other_units_and_the_same_again_after_a_resume(
-    script: str, data, tmp_path
-) -> None:
-    folder = with_text(tmp_path / "s", script, {"@hydra.main(": DROPOUT})
-    ends = [("whole", 6), ("stopped", 2), ("stopped", 6)]
-    commands = [
-        [script, f"output_dir={tmp_path / name}", *data, f"max_steps={end}", "resume=auto"]
-        for name, end in ends
-    ]
-    run_all(commands, tmp_path, 2, folder)
-    whole, stopped = (
-        [(tmp_path / f"{name}{rank}").read_text().splitlines() for rank in (0, 1)]
-        for name in ("whole", "stopped")
-    )
-    assert stopped == whole
-    assert_same_state(tmp_path / "stopped", tmp_path / "whole")
-    drawn = [mask for of_rank in whole for mask in of_rank]
-    assert len(drawn) == len(set(drawn)) == 6 * 2
-
-
 # The end of a run
 
 

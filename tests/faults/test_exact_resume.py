@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.faults import NUM_STEPS, assert_same_state
-from tests.helpers import answers_to, checkpoint_of, folder_with, has_ranks, scalars_of
+from tests.faults import NUM_STEPS, assert_same_state, script_with
+from tests.helpers import answers_to, checkpoint_of, has_ranks, scalars_of
 
 # Overflows at first: those steps are skipped.
 FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
@@ -20,13 +20,15 @@ FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
 def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     script: str, overrides: list[str], num_workers: int, options, tmp_path
 ) -> None:
-    """The uninterrupted run has no worker processes: they change nothing either."""
+    """The uninterrupted run has no worker processes: they change nothing either. Each rank drops
+    other pixels."""
     whole, stopped = tmp_path / "whole", tmp_path / "run"
     common = [script, *options, *overrides]
     resumed = [f"output_dir={stopped}", "resume=auto", f"loader.num_workers={num_workers}"]
     commands = [[*common, f"output_dir={whole}"]]
     commands += [[*common, *resumed, f"max_steps={last}"] for last in (3, 13, NUM_STEPS)]
-    folder = folder_with(tmp_path / "s", script)
+    dropout = "inputs = nn.functional.dropout(inputs, 0.1)"
+    folder = script_with(tmp_path / "s", script, dropout)
     told = answers_to(commands, tmp_path, 1 + has_ranks(script), folder)
     assert [code for code, _ in told] == [0] * 4, told
     assert "resume=auto: no checkpoint" in told[1][1]
@@ -34,6 +36,8 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
         assert f"step {step}" in next(x for x in text.splitlines() if "resumed from" in x)
         assert "settings that have changed" not in text
     assert_same_state(stopped, whole)
+    drawn = {rng["cpu"].numpy().tobytes() for rng in checkpoint_of(whole)["rng"]}
+    assert len(drawn) == 1 + has_ranks(script)
     losses = scalars_of(whole, "train/loss")
     assert scalars_of(stopped, "train/loss") == losses
     assert len(losses) == NUM_STEPS
