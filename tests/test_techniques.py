@@ -21,7 +21,7 @@ from runtime.distributed import shard
 from runtime.preemption import EXIT_CODE
 from runtime.shards import remove_shards
 from runtime.whole import make_whole
-from tests.faults import assert_same, assert_same_state, script_with
+from tests.faults import assert_same, script_with
 from tests.helpers import (
     checkpoint_of,
     folder_with,
@@ -407,49 +407,6 @@ def test_a_loss_that_stays_nan_ends_the_run_when_the_scale_has_collapsed(data, t
     bad = [line for line in text.splitlines() if "the gradient norm is not finite" in line]
     assert [line.partition(":")[0] for line in bad] == ["step 3", "step 4", "step 5"]
     assert "max_bad_steps=3 in a row" in bad[2]
-
-
-# The end of a run
-
-
-@pytest.mark.parametrize(
-    ("script", "options", "place", "step"),
-    [
-        ("train_ddp.py", ["max_steps=11"], "rank == 0", 11),
-        # Between two parts of the step, which it ends.
-        ("train_accumulate.py", ["epochs=1", *ACCUMULATING], "not run.is_last_micro_batch", 8),
-    ],
-)
-def test_a_run_stopped_in_its_last_step_is_validated_when_it_is_started_again(
-    script: str, options: list[str], place: str, step: int, runs, data, tmp_path
-) -> None:
-    whole, limit = runs(script, *options), options[0]
-    run, here = tmp_path / "run", f"step == {step} and {place} and os.kill(os.getpid(), 15)"
-    folder = script_with(tmp_path / "s", script, here)
-    options = [*data, *options, "resume=auto"]
-    codes, prints = run_to_end(script, run, *options, folder=folder)
-    assert set(codes) == {EXIT_CODE}, prints
-    assert "resume=auto: no checkpoint" in prints[0]
-    assert f"stopped by a signal: saved at step {step}" in prints[0]
-    assert not (run / "summary.json").exists()
-    assert (run / "requeue").exists()
-
-    train(script, run, *options)
-    assert_same_state(run, whole)
-    assert not (run / "requeue").exists()
-    summary = summary_of(run)
-    assert summary["steps"] == step
-    for tag in ("train/loss", "val/loss"):
-        assert scalars_of(run, tag) == scalars_of(whole, tag)
-    for name in ("val/loss", "val/top1", "best"):
-        assert summary[name] == summary_of(whole)[name]
-
-    again = train(script, run, *options)
-    line = next(line for line in again.splitlines() if line.startswith("nothing to do: "))
-    assert f"epoch 1 (step {step})" in line
-    assert limit in line
-    assert summary_of(run) == summary
-    assert checkpoint_of(run)["step"] == step
 
 
 # Layouts in memory
