@@ -4,7 +4,6 @@ import json
 import math
 import os
 import resource
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from runtime.distributed import shard
 from runtime.preemption import EXIT_CODE
-from runtime.shards import remove_shards
-from runtime.whole import make_whole
 from tests.faults import assert_same, script_with
 from tests.helpers import (
     checkpoint_of,
@@ -243,101 +240,6 @@ def test_an_average_begins_with_the_weights_of_a_run_that_had_none(runs, data, t
 
 
 # Fully sharded data parallelism
-
-
-def test_whole_files_of_sharded_checkpoints_are_those_of_one_process(runs, tmp_path) -> None:
-    """Names, types, shapes and nesting."""
-
-    def shape_of(value):
-        if isinstance(value, Tensor):
-            assert type(value) is Tensor
-            return (value.dtype, value.shape)
-        if isinstance(value, dict):
-            return {key: shape_of(part) for key, part in value.items()}
-        return [shape_of(part) for part in value] if isinstance(value, list) else type(value)
-
-    for optimizer in (SGD, ADAMW):
-        one, two = (runs(script, *TWENTY, *optimizer) for script in ("train.py", "train_fsdp.py"))
-        copy = tmp_path / optimizer[0]
-        shutil.copytree(two, copy)
-        sharded = {name: checkpoint_of(copy, name) for name in ("last.pt", "best.pt")}
-        make_whole(copy)
-        assert not list(copy.glob("checkpoints/shards-*"))
-        for name, state in sharded.items():
-            whole = torch.load(copy / "checkpoints" / name, weights_only=True)
-            assert_same(whole["model"], state["model"])
-            assert whole["step"] == state["step"]
-        first = checkpoint_of(one)
-        for name in ("model", "optimizer", "scheduler", "loader", "guard", "run"):
-            assert shape_of(first[name]) == shape_of(sharded["last.pt"][name]), name
-        assert_same(published(copy), sharded["best.pt"]["model"])
-        assert shape_of(published(copy)) == shape_of(published(one))
-
-
-def test_a_run_goes_on_sharded_and_whole_in_turn(runs, data, tmp_path) -> None:
-    """The optimizer's state is loaded as well, or weights would leave those of the whole run."""
-    run = tmp_path / "run"
-
-    def command(script: str, last_step: int) -> list[str]:
-        options = [*data, *TWENTY, *ADAMW, f"max_steps={last_step}", "resume=auto"]
-        return [script, f"output_dir={run}", *options]
-
-    run_all([command("train.py", 4)], tmp_path)
-    printed = run_all([command("train_fsdp.py", 9)], tmp_path, 2)
-    refused = command("train_ddp.py", 14)
-    codes, prints = run_to_end(refused[0], run, *refused[2:])
-    assert codes == [2, 2], prints
-    assert "python -m runtime.whole" in prints[0]
-    assert make_whole(run)
-    printed += run_all([refused, command("train_fsdp.py", 20)], tmp_path, 2)
-    assert all("resumed from" in text for text in printed)
-    assert checkpoint_of(run)["step"] == 20
-    whole = runs("train.py", *TWENTY, *ADAMW)
-    assert weights_differ_by(run, whole) < 1e-3
-    assert values_of(run, "train/loss") == pytest.approx(values_of(whole, "train/loss"), abs=1e-4)
-
-
-def test_a_sharded_run_goes_on_with_other_ranks_and_keeps_what_its_checkpoints_name(
-    runs, data, tmp_path
-) -> None:
-    """First the newest checkpoint is damaged: it goes on from the one before."""
-    run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
-    options = [*data, *TWENTY, *SGD, "checkpoint.every_steps=2", "resume=auto"]
-
-    def names() -> list[str]:
-        return sorted(path.name for path in checkpoints.glob("shards-*"))
-
-    def named() -> list[str]:
-        files = [torch.load(path, weights_only=True) for path in checkpoints.glob("*.pt")]
-        return sorted({state["shards"]["folder"] for state in files})
-
-    train("train_fsdp.py", run, *options, "max_steps=6")
-    newest = torch.load(max(checkpoints.glob("step-*.pt")), weights_only=True)
-    assert newest["step"] == 6
-    assert names() == named()
-    file = max((checkpoints / newest["shards"]["folder"]).iterdir())
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    prints = ""
-    for num_ranks, last in ((1, 12), (2, 20)):
-        codes, texts = run_to_end(
-            "train_fsdp.py", run, *options, f"max_steps={last}", num_ranks=num_ranks
-        )
-        assert codes == [0] * num_ranks, texts
-        assert "resumed from" in texts[0]
-        prints += texts[0]
-    assert f"wrong checksum of {file.relative_to(checkpoints)}" in prints
-    assert weights_differ_by(run, runs("train.py", *TWENTY, *SGD)) < 1e-5
-    assert names() == named()
-
-    # While one of the files cannot be read, nobody knows its shards.
-    before, last_file = names(), max(checkpoints.glob("step-*.pt"))
-    last_file.write_bytes(last_file.read_bytes()[:1000])
-    remove_shards(checkpoints)
-    assert names() == before
-    train("train.py", run, *data, *TWENTY, "max_steps=1", "overwrite=true")
-    assert not names()
 
 
 def memory_of_sharding(side: int, num_blocks: int) -> float:

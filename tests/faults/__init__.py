@@ -52,6 +52,17 @@ def steps_saved(output_dir: Path) -> list[int]:
     return sorted(int(path.stem[5:]) for path in (output_dir / "checkpoints").glob("step-*.pt"))
 
 
+def step_file(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}.pt"
+
+
+def flip_byte(path: Path, place: float) -> None:
+    """Change a byte; its place is a share of the file or the number of a byte."""
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1)) if place <= 1 else int(place)] ^= 0x10
+    path.write_bytes(content)
+
+
 def wait_for_step(output_dir: Path, step: int, timeout: float = LIMIT_S) -> None:
     """Until a checkpoint of this step or a later one is there."""
     wait_for(lambda: any(s >= step for s in steps_saved(output_dir)), f"step {step}", timeout)

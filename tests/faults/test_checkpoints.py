@@ -9,7 +9,15 @@ import pytest
 from safetensors.torch import load_file
 
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
-from tests.faults import NUM_STEPS, assert_same, assert_same_state, script_with, steps_saved
+from tests.faults import (
+    NUM_STEPS,
+    assert_same,
+    assert_same_state,
+    flip_byte,
+    script_with,
+    step_file,
+    steps_saved,
+)
 from tests.helpers import (
     answers_to,
     checkpoint_of,
@@ -24,10 +32,6 @@ from tests.helpers import (
 @pytest.fixture
 def copy(finished, tmp_path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run", copy_function=shutil.copy))
-
-
-def step_file(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}.pt"
 
 
 def read(run: Path, resume: str = "auto"):
@@ -46,10 +50,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones_and_stops_if_all_
     ]
     for path in remains:  # of a write that was killed
         path.write_bytes(b"half")
-    path = step_file(copy, NUM_STEPS - 1)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0x10
-    path.write_bytes(content)
+    flip_byte(step_file(copy, NUM_STEPS - 1), 0.5)
     for path in [step_file(copy, NUM_STEPS), *(step_file(damaged, n) for n in (14, 15, 16))]:
         path.write_bytes(path.read_bytes()[:-1000])
     commands = [

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,8 +13,24 @@ from torch import nn
 from runtime.amp import gather_in
 from runtime.distributed import shard
 from runtime.run_dir import lock_run_dir
-from tests.faults import NUM_STEPS, assert_same_state, script_with, steps_saved
-from tests.helpers import answers_to, checkpoint_of, run_to_end, train
+from runtime.shards import remove_shards
+from runtime.whole import make_whole
+from tests.faults import (
+    NUM_STEPS,
+    assert_same_state,
+    flip_byte,
+    script_with,
+    step_file,
+    steps_saved,
+)
+from tests.helpers import (
+    answers_to,
+    checkpoint_of,
+    run_to_end,
+    train,
+    values_of,
+    weights_differ_by,
+)
 
 SCRIPT = "train_fsdp.py"
 
@@ -37,8 +54,8 @@ def script_that_writes(folder: Path, *lines: str) -> Path:
 
 
 def assert_all_shards_are_named(run: Path) -> None:
-    paths = (run / "checkpoints").glob("*.pt")
-    named = {torch.load(path, weights_only=True)["shards"]["folder"] for path in paths}
+    states = [torch.load(path, weights_only=True) for path in (run / "checkpoints").glob("*.pt")]
+    named = {state["shards"]["folder"] for state in states if "shards" in state}
     assert {path.name for path in (run / "checkpoints").glob("shards-*")} == named
 
 
@@ -103,6 +120,48 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(options, tmp
     assert code == 2, text
     assert str(run) in text
     assert_all_shards_are_named(run)
+
+
+def test_a_run_goes_on_sharded_and_whole_in_turn_on_any_number_of_ranks(options, tmp_path) -> None:
+    """The optimizer's state is loaded as well, or weights would leave those of the whole run."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    # The newest checkpoint, which gets damaged, is not to be the best one, too.
+    options = [*options, "checkpoint.every_steps=2", "checkpoint.best=false"]
+    options += ["model.kwargs.batch_norm=false", "log.images=0"]
+
+    def go_on(script: str, last_step: int, *, num_ranks: int = 2, code: int = 0) -> str:
+        more = [*options, "resume=auto", f"max_steps={last_step}"]
+        codes, prints = run_to_end(script, run, *more, num_ranks=num_ranks)
+        assert codes == [code] * num_ranks, prints
+        return prints[0]
+
+    go_on("train.py", 3, num_ranks=1)
+    assert "step-00000003.pt: step 3" in go_on(SCRIPT, 7)
+    assert_all_shards_are_named(run)
+    newest = run / "checkpoints" / torch.load(step_file(run, 7))["shards"]["folder"]
+    damaged = max(newest.iterdir())
+    flip_byte(damaged, 0.5)
+    printed = go_on(SCRIPT, 9, num_ranks=1)
+    assert f"wrong checksum of {newest.name}/{damaged.name}" in printed
+    assert "step-00000006.pt: step 6" in printed
+    assert "python -m runtime.whole" in go_on("train_ddp.py", 11, code=2)
+    assert make_whole(run)
+    assert not list(run.glob("checkpoints/shards-*"))
+    go_on("train_ddp.py", 11)
+    go_on(SCRIPT, NUM_STEPS)
+    assert_all_shards_are_named(run)
+    train("train.py", whole, *options)
+    assert weights_differ_by(run, whole) < 1e-3
+    losses = values_of(run, "train/loss"), values_of(whole, "train/loss")
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+    # While one of the files cannot be read, nobody knows its shards.
+    file, before = step_file(run, NUM_STEPS), set(run.glob("checkpoints/shards-*"))
+    file.write_bytes(file.read_bytes()[:1000])
+    remove_shards(file.parent)
+    assert set(run.glob("checkpoints/shards-*")) == before
+    train("train.py", run, *options, "max_steps=1", "overwrite=true")
+    assert not list(run.glob("checkpoints/shards-*"))
 
 
 def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm() -> None:
