@@ -8,7 +8,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, print_to
+from tests.helpers import ENVIRONMENT, FORKSERVER, print_to
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
 FORKED = ["--run-path", "--start-method=fork"]
@@ -35,17 +35,6 @@ def torchrun(
     )
     process.start()
     return process
-
-
-def train_with_torchrun(script: str, output_dir: Path, *overrides: str) -> str:
-    """Run an entry point on two ranks to its end; returns what they printed."""
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    prints = output_dir.with_name(f"{output_dir.name}-{script}.txt")
-    arguments = [*TWO_RANKS, script, f"output_dir={output_dir}", *overrides]
-    process = torchrun(arguments, REPOSITORY, prints)
-    process.join(240)
-    assert process.exitcode == 0, prints.read_text()
-    return prints.read_text()
 
 
 def _agent(
