@@ -206,26 +206,6 @@ def test_the_average_is_what_is_evaluated_chosen_and_published(
     assert_same(published(run), average_of(best))
 
 
-def test_all_ranks_evaluate_the_same_averaged_statistics(data, tmp_path) -> None:
-    """On the CPU each rank has BatchNorm statistics of its own."""
-    script, save = "train_ddp_ema.py", "torch.save(ema.state_dict(), f'{}/{}-{{group.rank}}.pt')"
-    places = {"sync_buffers(state)": "before", "# validation": "after"}
-    added = {
-        f"        {place}\n": f"        {save.format(tmp_path, when)}\n"
-        for place, when in places.items()
-    }
-    folder = with_text(tmp_path / "s", script, added)
-    train(script, tmp_path / "run", *data, "max_steps=3", folder=folder)
-    before, after = (
-        [torch.load(tmp_path / f"{when}-{rank}.pt") for rank in (0, 1)]
-        for when in ("before", "after")
-    )
-    name = "module.features.0.1.running_mean"
-    assert not torch.equal(before[0][name], before[1][name])
-    assert_same(*after)
-    assert_same(after[0], before[0])
-
-
 def test_an_average_begins_with_the_weights_of_a_run_that_had_none(runs, data, tmp_path) -> None:
     """A step further, which is not averaged yet, and a run stopped before its last validation."""
     here = script_with(tmp_path / "s", "train.py", "step == 4 and os.kill(os.getpid(), 15)")
