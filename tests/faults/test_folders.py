@@ -30,6 +30,7 @@ RUNS = {
     "another optimizer": [*LONGER, "optimizer=sgd"],
     "other arguments": [*LONGER, "+optimizer.kwargs.amsgrad=true"],
     "another model": [*LONGER, "model.kwargs.width=16"],
+    "another head": [*LONGER, "model.freeze=backbone"],
     "other inputs": INPUTS,
     "overwriting": ["overwrite=true", "max_steps=3"],
     "intended inputs": [*INPUTS, "checkpoint.fresh_epoch=true"],
@@ -68,6 +69,7 @@ def texts_of(run: Path) -> dict[str, str]:
         ("another optimizer", "optimizer.name: adamw then, sgd now"),
         ("other arguments", "optimizer.kwargs.amsgrad: None then"),
         ("another model", "resume with model.kwargs.width="),
+        ("another head", "model.freeze: None then, backbone now"),
         ("other inputs", "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)"),
     ],
 )
