@@ -3,7 +3,7 @@
 import pytest
 
 from tests.faults import NUM_STEPS, assert_same_state, script_with
-from tests.helpers import answers_to, checkpoint_of, has_ranks, scalars_of
+from tests.helpers import answers_to, checkpoint_of, has_ranks, scalars_of, summary_of
 
 # Overflows at first: those steps are skipped.
 FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
@@ -43,5 +43,6 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     assert len(losses) == NUM_STEPS
     if "amp" in script:
         assert checkpoint_of(stopped)["scaler"]["scale"] < 1e8  # it did overflow
+        assert summary_of(stopped)["bad_steps"] == 0  # the search for a scale is none
     log = (stopped / "train.log").read_text()
     assert log.count("resumed from") == 2  # one log over all attempts
