@@ -25,7 +25,7 @@ from tests.helpers import (
     values_of,
     weights_differ_by,
 )
-from tests.torchrun import TWO_RANKS, torchrun
+from tests.torchrun import TWO_RANKS, Torchrun
 
 SHORT = ["epochs=1", "optimizer.warmup_epochs=0", "max_steps=2", "data.crop=[16,16]"]
 TWENTY_STEPS = [
@@ -218,11 +218,10 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(plain, tmp
 
 
 def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:
-    prints = tmp_path / "prints"
     folder = folder_with(tmp_path / "s", "train_ddp.py")
-    process = torchrun([*TWO_RANKS, "train_ddp.py", *SHORT], folder, prints)
-    process.join(240)
-    assert process.exitcode == 0, prints.read_text()
+    command = [*TWO_RANKS, "train_ddp.py", *SHORT]
+    with Torchrun(command, folder, tmp_path / "prints.txt") as torchrun:
+        assert torchrun.wait() == 0, torchrun.text()
     (run,) = (folder / "outputs" / "train_ddp").iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
     assert (run / "summary.json").exists()

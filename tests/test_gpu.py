@@ -26,7 +26,7 @@ from runtime import Run, build_optimizer
 from runtime.guard import NonFiniteGuard
 from runtime.setup import resolve_device, set_numerics
 from tasks import build_task
-from tests.faults import TWO_RANKS, Torchrun, assert_same_state, script_with, wait_for_step
+from tests.faults import assert_same_state, script_with, wait_for_step
 from tests.helpers import (
     DEVICES,
     ENVIRONMENT,
@@ -41,6 +41,7 @@ from tests.helpers import (
     values_of,
 )
 from tests.images import save_tiff
+from tests.torchrun import TWO_RANKS, Torchrun
 
 gpu = partial(pytest.param, marks=NEEDS_CUDA)
 on_each_device = pytest.mark.parametrize("device", DEVICES)
@@ -387,9 +388,8 @@ def on_gpus(
     shown = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
     if not shown["CUDA_VISIBLE_DEVICES"]:
         shown["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(torch.cuda.device_count())))
-    return Torchrun(
-        folder, output_dir, "train_ddp.py", launcher, *overrides, environment=shown, is_forked=False
-    )
+    command = [*launcher, "train_ddp.py", f"output_dir={output_dir}", *overrides]
+    return Torchrun(command, folder, output_dir.with_suffix(".txt"), env=shown, is_forked=False)
 
 
 @on_cuda

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.faults import Torchrun
 from tests.helpers import REPOSITORY, answers_to, train
+from tests.torchrun import Torchrun
 
 # Commands, and what their messages name. PHOTOS is a folder of images, FOLDER the test's own. Keys
 # and values by themselves are in test_config.py; bugs, which show a traceback, in
@@ -138,11 +138,11 @@ UNDER_TORCHRUN = [
 def test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts(
     line, message, tmp_path
 ) -> None:
-    script, *overrides = line.split()
     is_first = line == UNDER_TORCHRUN[0][0]  # with three ranks, Pythons that really start
     launcher = ["--standalone", f"--nproc_per_node={2 + is_first}", "--max-restarts=3"]
-    job = REPOSITORY, tmp_path / "run", script, launcher
-    with Torchrun(*job, *overrides, is_forked=not is_first) as torchrun:
+    command = [*launcher, *line.split(), f"output_dir={tmp_path / 'run'}"]
+    prints = tmp_path / "prints.txt"
+    with Torchrun(command, REPOSITORY, prints, is_forked=not is_first) as torchrun:
         assert torchrun.wait() != 0
         text = torchrun.text()
     assert text.count(message) == 1, text

@@ -16,7 +16,7 @@ from PIL import Image
 from tasks.palette import palette
 from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, run_all, summary_of
 from tests.images import KINDS, common
-from tests.torchrun import TWO_RANKS, torchrun
+from tests.torchrun import TWO_RANKS, Torchrun
 
 SHORT = ["log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 SMALL = [*SHORT, "model.kwargs.width=8"]
@@ -137,13 +137,12 @@ def test_any_backend_gives_the_same_table(run) -> None:
 
 
 def test_two_ranks_that_torchrun_starts_write_the_same_table(run, photos, tmp_path) -> None:
-    out, prints = tmp_path / "predictions.csv", tmp_path / "prints.txt"
+    out = tmp_path / "predictions.csv"
     name, loader = list(backends().items())[-1]
     use = ["predict.py", f"run={run}", f"data.root={photos[0]}", f"out={out}", *loader]
-    process = torchrun([*TWO_RANKS, *use], REPOSITORY, prints)
-    process.join(240)
-    assert process.exitcode == 0, prints.read_text()
-    assert prints.read_text().count("3 of them broken") == 1
+    with Torchrun([*TWO_RANKS, *use], REPOSITORY, tmp_path / "prints.txt") as torchrun:
+        assert torchrun.wait() == 0, torchrun.text()
+    assert torchrun.text().count("3 of them broken") == 1
     assert out.read_bytes() == (run.parent / f"{name}.csv").read_bytes()
 
 

@@ -3,48 +3,98 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
-from multiprocessing.context import ForkServerProcess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import ENVIRONMENT, FORKSERVER, print_to
+import psutil
+
+from tests.helpers import ENVIRONMENT, FORKSERVER, STARTED, print_to, wait_for
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
 FORKED = ["--run-path", "--start-method=fork"]
 
 
-def torchrun(
-    arguments: list[str],
-    folder: Path,
-    prints: Path,
-    env: dict[str, str] | None = None,
-    *,
-    is_forked: bool = True,
-    is_elastic: bool = False,
-) -> ForkServerProcess:
-    """Start torchrun with these arguments in this folder; what it prints goes to a file.
+class Torchrun:
+    """torchrun, all of whose processes can be found; none is left at the end of a `with` block."""
 
-    Args:
-        is_elastic: by `launch/elastic_torchrun.py`.
-        is_forked: otherwise the agent and the ranks are Pythons of their own, as a user's.
-    """
-    process = FORKSERVER.Process(
-        target=_agent,
-        args=(arguments, folder, prints, ENVIRONMENT | (env or {}), is_forked, is_elastic),
-    )
-    process.start()
-    return process
+    def __init__(self, arguments: list[str], folder: Path, prints: Path, **options: Any) -> None:
+        """Start it in a folder; all its processes print to a file.
+
+        Args:
+            arguments: command line.
+            folder: in which it starts.
+            prints: file.
+            options: of `_agent()`.
+        """
+        self.prints = prints
+        self.agent = FORKSERVER.Process(
+            target=_agent, args=(arguments, folder, prints), kwargs=options
+        )
+        self.agent.start()
+        STARTED.append(self.agent)
+
+    def __enter__(self) -> "Torchrun":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.agent.kill()
+        self.agent.join()
+        for process in self.processes():
+            os.kill(process, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        """Those of the agent, its ranks and their workers that live: all that print to its file."""
+        ours = []
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):  # it has ended
+                if os.readlink(f"/proc/{process}/fd/1") == os.path.realpath(self.prints):
+                    ours.append(int(process))
+        return ours
+
+    def rank(self, rank: int) -> psutil.Process:
+        """The process of a rank, unless it was forked; torchrun starts one after the other."""
+        ranks = psutil.Process(self.agent.pid).children()
+        return sorted(ranks, key=lambda process: process.pid)[rank]
+
+    def wait(self) -> int:
+        """The exit code, when no process is left; if some hang, it prints where they stand."""
+        try:
+            wait_for(
+                lambda: not (self.agent.is_alive() or self.processes()), "the end of all processes"
+            )
+        except AssertionError as error:
+            for process in self.processes():
+                os.kill(process, signal.SIGABRT)  # faulthandler prints the stacks
+            time.sleep(1)
+            raise AssertionError(f"{error}\n{self.text()}") from error
+        self.agent.join()
+        assert self.agent.exitcode is not None
+        return self.agent.exitcode
+
+    def text(self) -> str:
+        return self.prints.read_text()
 
 
 def _agent(
     arguments: list[str],
     folder: Path,
     prints: Path,
-    env: dict[str, str],
-    is_forked: bool,
-    is_elastic: bool,
+    *,
+    env: Mapping[str, str] = ENVIRONMENT,
+    is_forked: bool = True,
+    is_elastic: bool = False,
 ) -> None:
+    """Become torchrun.
+
+    Args:
+        env: variables of its environment.
+        is_forked: otherwise the agent and the ranks are Pythons of their own, as a user's.
+        is_elastic: by `launch/elastic_torchrun.py`.
+    """
+    env = {**env, "PYTHONFAULTHANDLER": "1"}
     os.chdir(folder)
     print_to(prints)
     if not is_forked:

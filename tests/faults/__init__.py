@@ -1,20 +1,12 @@
 """Tests of faults; runs that can be hit, scripts with a fault, and comparisons of runs."""
 
-import os
 import re
-import signal
-import time
-import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from tests.helpers import LIMIT_S, checkpoint_of, folder_with, wait_for
-from tests.torchrun import TWO_RANKS as TWO_RANKS
-from tests.torchrun import torchrun
 
 NUM_TRAIN = 64
 NUM_STEPS = 16
@@ -66,77 +58,6 @@ def flip_byte(path: Path, place: float) -> None:
 def wait_for_step(output_dir: Path, step: int, timeout: float = LIMIT_S) -> None:
     """Until a checkpoint of this step or a later one is there."""
     wait_for(lambda: any(s >= step for s in steps_saved(output_dir)), f"step {step}", timeout)
-
-
-class Torchrun:
-    """An entry point under torchrun, all of whose processes can be found."""
-
-    def __init__(
-        self,
-        folder: Path,
-        output_dir: Path,
-        script: str,
-        launcher: list[str],
-        *overrides: str,
-        environment: dict[str, str] | None = None,
-        is_forked: bool = True,
-        is_elastic: bool = False,
-    ) -> None:
-        self.prints = output_dir.with_name(f"{output_dir.name}-{uuid.uuid4().hex[:6]}.txt")
-        self.agent = torchrun(
-            [*launcher, script, f"output_dir={output_dir}", *overrides],
-            folder,
-            self.prints,
-            {"PYTHONFAULTHANDLER": "1", **(environment or {})},
-            is_forked=is_forked,
-            is_elastic=is_elastic,
-        )
-
-    def __enter__(self) -> "Torchrun":
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.agent.kill()
-        self.agent.join()
-        for process in self.processes():
-            os.kill(process, signal.SIGKILL)
-
-    def processes(self) -> list[int]:
-        """Those of the agent, its ranks and their workers that live: all that print to its file."""
-        ours = []
-        for process in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError):  # it has ended
-                if os.readlink(f"/proc/{process}/fd/1") == os.path.realpath(self.prints):
-                    ours.append(int(process))
-        return ours
-
-    def rank(self, rank: int) -> psutil.Process:
-        """The process of a rank, unless it was forked; torchrun starts one after the other."""
-        ranks = psutil.Process(self.agent.pid).children()
-        return sorted(ranks, key=lambda process: process.pid)[rank]
-
-    def wait(self, timeout: float = LIMIT_S) -> int:
-        """The exit code, when no process is left; if some hang, it prints where they stand."""
-        self.all_gone(timeout)
-        self.agent.join()
-        assert self.agent.exitcode is not None
-        return self.agent.exitcode
-
-    def all_gone(self, timeout: float = LIMIT_S) -> None:
-        try:
-            wait_for(
-                lambda: not (self.agent.is_alive() or self.processes()),
-                "the end of all processes",
-                timeout,
-            )
-        except AssertionError as error:
-            for process in self.processes():
-                os.kill(process, signal.SIGABRT)  # faulthandler prints the stacks
-            time.sleep(1)
-            raise AssertionError(f"{error}\n{self.text()}") from error
-
-    def text(self) -> str:
-        return self.prints.read_text()
 
 
 def assert_same(one: Any, other: Any, where: str = "") -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import rendezvous
-from tests.faults import NUM_STEPS, NUM_TRAIN, Torchrun, script_with
+from tests.faults import NUM_STEPS, NUM_TRAIN, script_with
 from tests.helpers import (
     FORKSERVER,
     answers_to,
@@ -21,6 +21,7 @@ from tests.helpers import (
     train,
     wait_for,
 )
+from tests.torchrun import Torchrun
 
 PER_EPOCH = NUM_STEPS // 2
 
@@ -120,7 +121,7 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
     launcher = ["--nnodes=1:2", "--nproc_per_node=1", f"--rdzv_endpoint=127.0.0.1:{port}"]
     launcher += ["--rdzv_id=test", "--local_addr=127.0.0.1", "--max-restarts=9"]
     launcher += ["--rdzv_conf=last_call_timeout=1,keep_alive_interval=1"]
-    overrides = ["train_ddp.py", launcher, *no_batch_norm, "resume=auto"]
+    command = [*launcher, "train_ddp.py", f"output_dir={run}", *no_batch_norm, "resume=auto"]
 
     def meeting_place() -> ForkServerProcess:
         process = FORKSERVER.Process(target=rendezvous.main, args=([str(port)],))
@@ -139,16 +140,17 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
 
     with ExitStack() as stack:
 
-        def machine() -> Torchrun:
-            return stack.enter_context(Torchrun(script, run, *overrides, is_elastic=True))
+        def machine(name: str) -> Torchrun:
+            started = Torchrun(command, script, tmp_path / f"{name}.txt", is_elastic=True)
+            return stack.enter_context(started)
 
         place = meeting_place()
         stack.callback(lambda: place.kill())
-        one, other = machine(), machine()
+        one, other = machine("one"), machine("other")
         wait_for_ranks(2)
         other.agent.kill()
         wait_for_ranks(1)
-        another = machine()
+        another = machine("another")
         wait_for_ranks(2)
         place.kill()
         place.join()
@@ -162,7 +164,7 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
         for trace in ("\nTraceback", "[rank 0] Traceback", "[rank 1] Traceback"):
             assert trace not in text, text
         assert text.count("epoch 2 of 2:") == 1
-        late = machine()
+        late = machine("late")
         assert late.wait() == 1
         assert "--rdzv_id=test has ended" in late.text()
     assert seen_by(script) == seen_by(whole.parent / "s")  # disjoint and complete in each epoch

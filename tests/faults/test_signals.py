@@ -6,14 +6,13 @@ from pathlib import Path
 from runtime.preemption import EXIT_CODE, REQUEUE_MARKER
 from tests.faults import (
     NUM_STEPS,
-    TWO_RANKS,
-    Torchrun,
     assert_same_state,
     hit,
     script_with,
     steps_saved,
 )
 from tests.helpers import checkpoint_of, run_to_end, scalars_of, summary_of, train
+from tests.torchrun import TWO_RANKS, Torchrun
 
 SCRIPT = "train_ddp.py"
 RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
@@ -82,8 +81,9 @@ def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the
 
     def run_until(step: int, launcher: list[str], *more: str, is_forked: bool = True) -> str:
         """Run until this step or the next is saved, and no process is left."""
-        job = folder, run, SCRIPT, launcher, *frequent, *more
-        with Torchrun(*job, is_forked=is_forked) as torchrun:
+        command = [*launcher, SCRIPT, f"output_dir={run}", *frequent, *more]
+        prints = tmp_path / f"{step}.txt"
+        with Torchrun(command, folder, prints, is_forked=is_forked) as torchrun:
             assert torchrun.wait() != 0, torchrun.text()
         assert steps_saved(run)[-1] in (step, step + 1), torchrun.text()
         return torchrun.text()
