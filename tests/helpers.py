@@ -59,7 +59,7 @@ NEEDS_CUDA = [
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
 STARTED: list[ForkServerProcess] = []
-"""By `fork()`, in the current test; conftest.py kills those that are left after it."""
+"""By the current test; conftest.py kills those that are left after it."""
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.preload"])  # conftest.py starts it
@@ -148,24 +148,10 @@ def fork(
     Returns:
         The process of each rank, and the file that it prints to.
     """
-    num_ranks = num_ranks or (2 if has_ranks(script) else 1)
     output_dir.mkdir(parents=True, exist_ok=True)
-    prints = [
-        output_dir.parent / f"{output_dir.name}-{script}-{rank}.txt" for rank in range(num_ranks)
-    ]
-    processes = []
-    port = free_port()
-    for rank in range(num_ranks):
-        env = dict(ENVIRONMENT)
-        if has_ranks(script):
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        arguments = [script, f"output_dir={output_dir}", *overrides]
-        process = FORKSERVER.Process(target=_run, args=(folder, arguments, env, prints[rank]))
-        process.start()
-        processes.append(process)
-    STARTED.extend(processes)
-    return processes, prints
+    command = [script, f"output_dir={output_dir}", *overrides]
+    prints = output_dir.with_name(f"{output_dir.name}-{script}")
+    return start([command], prints, num_ranks or (2 if has_ranks(script) else None), folder)
 
 
 def train(script: str, output_dir: Path, *overrides: str, folder: Path = REPOSITORY) -> str:
@@ -200,6 +186,16 @@ def join(processes: Sequence[ForkServerProcess], timeout: float = LIMIT_S) -> li
             process.kill()
             process.join()
     return [process.exitcode for process in processes]
+
+
+def start_process(
+    function: Callable[..., Any], *arguments: Any, **options: Any
+) -> ForkServerProcess:
+    """Call a function in a process of its own, which ends with the test at the latest."""
+    process = FORKSERVER.Process(target=function, args=arguments, kwargs=options)
+    STARTED.append(process)
+    process.start()
+    return process
 
 
 def free_port() -> int:
@@ -251,26 +247,17 @@ def run_as_main(command: list[str], watch: AbstractContextManager | None = None)
     return 0
 
 
-def _run(folder: Path, arguments: list[str], env: dict[str, str], prints: Path) -> None:
-    os.environ.update(env)
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    prints.unlink(missing_ok=True)
-    print_to(prints)
-    sys.exit(run_as_main(arguments))
-
-
 def run_in_turn(
     commands: list[list[str]],
-    answers: Path,
+    ports: list[int],
+    prints: Path,
     env: dict[str, str],
-    folder: Path = REPOSITORY,
-    watch: Callable[[str], AbstractContextManager] = nullcontext,
+    folder: Path,
+    watch: Callable[[str], AbstractContextManager],
 ) -> None:
-    """Run command lines, as after `python`, in this process; each rank of a group calls this.
+    """Run the command lines of `start()` in this process, with a port for each.
 
-    It writes the exit code and the prints of each to `answers`, and passes each a port of its own.
-    Each script runs inside `watch(script)`.
+    It writes exit codes and prints beside `prints`, and exits with the last code.
     """
     os.environ.update(ENVIRONMENT | env)
     os.chdir(folder)
@@ -281,23 +268,52 @@ def run_in_turn(
                 del sys.modules[module]
     from hydra.core.global_hydra import GlobalHydra
 
+    prints.unlink(missing_ok=True)
+    print_to(prints)
     told = []
-    for number, command in enumerate(commands):
-        if "MASTER_PORT" in env:
-            os.environ["MASTER_PORT"] = str(int(env["MASTER_PORT"]) + number)
-        prints = answers.with_name(f"{answers.name}-{number}.txt")
-        print_to(prints)
-        with signal_handlers_restored():
-            code = run_as_main(command, watch(command[0]))
-        GlobalHydra.instance().clear()
-        if "RANK" in env:  # part: ranks
+    for command, port in zip(commands, ports, strict=True):
+        if env:  # part: ranks
             from runtime.distributed import leave_process_group
 
             leave_process_group()
+            os.environ["MASTER_PORT"] = str(port)
+        GlobalHydra.instance().clear()
+        before = len(prints.read_text())
+        with signal_handlers_restored():
+            code = run_as_main(command, watch(command[0]))
         sys.stdout.flush()
         sys.stderr.flush()
-        told.append((code, prints.read_text()))
-    answers.write_text(json.dumps(told))
+        told.append((code, prints.read_text()[before:]))
+    prints.with_suffix(".json").write_text(json.dumps(told))
+    sys.exit(told[-1][0])
+
+
+def start(
+    commands: list[list[str]],
+    prints: Path,
+    num_ranks: int | None = None,
+    folder: Path = REPOSITORY,
+    watch: Callable[[str], AbstractContextManager] = nullcontext,
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Start command lines, as after `python`, that each rank of a group runs in turn, on the CPU.
+
+    Args:
+        num_ranks: None for one process without a group.
+        watch: each script runs inside `watch(script)`.
+
+    Returns:
+        The process of each rank, and the file that it prints to, whose name begins with `prints`.
+    """
+    ports = [free_port() for _ in commands]
+    paths = [prints.with_name(f"{prints.name}-{rank}.txt") for rank in range(num_ranks or 1)]
+    processes = []
+    for rank, path in enumerate(paths):
+        env = {}
+        if num_ranks:
+            env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+            env["MASTER_ADDR"] = "127.0.0.1"
+        processes.append(start_process(run_in_turn, commands, ports, path, env, folder, watch))
+    return processes, paths
 
 
 def answers_to(
@@ -309,19 +325,14 @@ def answers_to(
 ) -> list[tuple[int, str]]:
     """Exit codes and prints of rank 0 of command lines that one or several ranks run in turn.
 
-    The options are those of `run_in_turn()`.
+    The options are those of `start()`.
     """
-    ranks = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
-    ranks["MASTER_PORT"] = str(free_port())
-    name = f"answers-{len(list(tmp_path.iterdir()))}"
-    processes = []
-    for rank in range(num_ranks):
-        env = ranks | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {}
-        arguments = (commands, tmp_path / f"{name}-{rank}", env, *options)
-        processes.append(FORKSERVER.Process(target=run_in_turn, args=arguments, kwargs=more))
-        processes[-1].start()
-    join(processes, 280)
-    return [(code, text) for code, text in json.loads((tmp_path / f"{name}-0").read_text())]
+    prints = tmp_path / f"answers-{len(list(tmp_path.iterdir()))}"
+    ranks = num_ranks if num_ranks > 1 else None
+    processes, paths = start(commands, prints, ranks, *options, **more)
+    codes, answers = join(processes, 280), paths[0].with_suffix(".json")
+    assert answers.exists(), "\n".join([f"{codes}", *(path.read_text() for path in paths)])
+    return [(code, text) for code, text in json.loads(answers.read_text())]
 
 
 def run_all(commands: list[list[str]], *arguments: Any, **more: Any) -> list[str]:

@@ -25,11 +25,12 @@ from loaders.shards import LOSSLESS, Part, open_shards, pack_shards, part_of
 from loaders.storage import StorageError
 from loaders.targets import Labels
 from tests.helpers import (
-    FORKSERVER,
     checkpoint_of,
-    fork,
+    join,
     make_config,
     refused,
+    run_to_end,
+    start_process,
     train,
     wait_for,
     weights_differ_by,
@@ -294,12 +295,7 @@ def read_epoch(options: list[str], rank: int = 0, world_size: int = 1) -> list[l
 def test_processes_share_one_copy_of_each_shard(remote, web: WebServer) -> None:
     remote = [*remote, "data.cache_gb=1"]
     web.latency_s = 0.02
-    processes = [FORKSERVER.Process(target=read_epoch, args=(remote, r, 2)) for r in (0, 1)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-        assert process.exitcode == 0
+    assert join([start_process(read_epoch, remote, rank, 2) for rank in (0, 1)]) == [0, 0]
     assert sorted(fetched_shards(web)) == sorted(n for n in web.files if n.endswith(".tar"))
     web.requests.clear()
     read_epoch(remote)
@@ -387,11 +383,9 @@ def test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_th
     *_, last = loader.sampler
     missing = f"train/{shard_of(loader, last['sample'][-1]):06d}.tar"
     web.fault = lambda path, number: "500" if path == missing else None
-    processes, prints = fork("train_ddp.py", tmp_path / "run", *remote)
-    for process in processes:
-        process.join(240)
-    assert [process.exitcode for process in processes] == [1, 1]
-    assert f"{web.url}/{missing}: 500" in "".join(path.read_text() for path in prints)
+    codes, texts = run_to_end("train_ddp.py", tmp_path / "run", *remote)
+    assert codes == [1, 1]
+    assert f"{web.url}/{missing}: 500" in "".join(texts)
     saved = checkpoint_of(tmp_path / "run")
     assert 1 <= saved["step"] < len(loader)
     assert not any(saved["loader"]["bad"])  # part: bad_samples

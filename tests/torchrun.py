@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.helpers import ENVIRONMENT, FORKSERVER, STARTED, print_to, wait_for
+from tests.helpers import ENVIRONMENT, print_to, start_process, wait_for
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
 FORKED = ["--run-path", "--start-method=fork"]
@@ -30,11 +30,7 @@ class Torchrun:
             options: of `_agent()`.
         """
         self.prints = prints
-        self.agent = FORKSERVER.Process(
-            target=_agent, args=(arguments, folder, prints), kwargs=options
-        )
-        self.agent.start()
-        STARTED.append(self.agent)
+        self.agent = start_process(_agent, arguments, folder, prints, **options)
 
     def __enter__(self) -> "Torchrun":
         return self

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from runtime.distributed import FLIGHT_RECORD, Heartbeat
 from tests.faults import assert_same, assert_same_state, script_with
 from tests.helpers import (
-    FORKSERVER,
     answers_to,
     checkpoint_of,
     fork,
     join,
     run_to_end,
+    start_process,
     summary_of,
     validated,
 )
@@ -146,11 +146,10 @@ def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_p
     folder = script_with(tmp_path / "s", script, "if (step, rank) == (3, 1): time.sleep(1000)")
     overrides = [*options, "global_batch_size=9", "distributed.timeout_s=10"]
     processes, prints = fork(script, run, *overrides, folder=folder, num_ranks=3)
-    for rank in (0, 2):
-        processes[rank].join(240)
+    codes = join([processes[0], processes[2]])
     assert processes[1].is_alive()
     processes[1].kill()  # as torchrun does
-    assert [processes[rank].exitcode for rank in (0, 2)] == [1, 1]
+    assert codes == [1, 1]
     text = prints[0].read_text() + prints[2].read_text()
     assert "a collective timed out; missing: rank 1. Where each rank stood:" in text
     assert not re.search("missing: rank [02]", text)
@@ -180,10 +179,7 @@ def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) ->
     """NCCL raises no error in Python, where the main thread waits for the device."""
     hangs, failed = tmp_path / "hangs.txt", tmp_path / "failed.txt"
     cases = (hangs, 20.0), (failed, 1e9)
-    processes = [FORKSERVER.Process(target=_wait_for_the_device, args=case) for case in cases]
-    for process in processes:
-        process.start()
-    assert join(processes) == [1, 1]
+    assert join([start_process(_wait_for_the_device, *case) for case in cases]) == [1, 1]
     text = hangs.read_text()
     assert "[rank 0] a collective timed out; missing: rank 1. Where each rank stood:" in text
     assert re.search(r"rank 0: \d+ s ago at test_bad_batches.py:\d+ \(time.sleep\(1000\)\)", text)

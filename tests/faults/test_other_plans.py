@@ -5,7 +5,6 @@ import shutil
 import signal
 from collections import Counter
 from contextlib import ExitStack
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,11 @@ import pytest
 from launch import rendezvous
 from tests.faults import NUM_STEPS, NUM_TRAIN, script_with
 from tests.helpers import (
-    FORKSERVER,
     answers_to,
     checkpoint_of,
     free_port,
     scalars_of,
+    start_process,
     train,
     wait_for,
 )
@@ -123,11 +122,6 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
     launcher += ["--rdzv_conf=last_call_timeout=1,keep_alive_interval=1"]
     command = [*launcher, "train_ddp.py", f"output_dir={run}", *no_batch_norm, "resume=auto"]
 
-    def meeting_place() -> ForkServerProcess:
-        process = FORKSERVER.Process(target=rendezvous.main, args=([str(port)],))
-        process.start()
-        return process
-
     def num_ranks() -> list[int]:
         """How many ranks have made each step."""
         lines = seen.read_text().splitlines()
@@ -144,8 +138,7 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
             started = Torchrun(command, script, tmp_path / f"{name}.txt", is_elastic=True)
             return stack.enter_context(started)
 
-        place = meeting_place()
-        stack.callback(lambda: place.kill())
+        place = start_process(rendezvous.main, [str(port)])
         one, other = machine("one"), machine("other")
         wait_for_ranks(2)
         other.agent.kill()
@@ -155,7 +148,7 @@ def test_machines_and_the_rendezvous_come_and_go_and_no_step_is_lost_or_made_twi
         place.kill()
         place.join()
         wait_for(lambda: "again: nothing answers there" in one.text(), "the loss to be told")
-        place = meeting_place()
+        place = start_process(rendezvous.main, [str(port)])
         wait_for_ranks(2)
         one.agent.terminate()
         assert one.wait() == 128 + signal.SIGTERM
