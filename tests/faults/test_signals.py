@@ -16,19 +16,26 @@ from tests.torchrun import TWO_RANKS, Torchrun
 
 SCRIPT = "train_ddp.py"
 RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
+WORKERS = "import psutil, tests.helpers; workers = tests.helpers.workers_of(psutil.Process()); "
 
 
 def test_each_signal_saves_the_last_step_and_the_resumed_run_has_the_same_bits(
     options, finished, tmp_path
 ) -> None:
-    """One signal in each of the steps 3 and 6, and in the last, which is validated later."""
+    """One in step 3, 6 and the last, validated later; workers ignore those that all get in 4."""
     run, options = tmp_path / "run", [*options, "resume=auto"]
+    options += ["loader.num_workers=1"]  # part: workers
     signals = {3: signal.SIGTERM, 6: signal.SIGUSR1, NUM_STEPS: signal.SIGINT}
     lines = [
         line
         for step, number in signals.items()
         for line in hit(tmp_path / f"hit{step}", step, 0, f"os.kill(os.getpid(), {number:d})")
     ]
+    # part: workers
+    kills = "; ".join(f"kill -{number:d} {{w.pid}}" for number in signals.values())
+    send = f"{WORKERS}[w] = workers; os.system(f'{kills}')"  # a SIGTERM of its own would end it
+    lines += hit(tmp_path / "workers", 4, 0, send)
+
     folder = script_with(tmp_path / "s", "train.py", *lines)
     for step in signals:
         codes, [text] = run_to_end("train.py", run, *options, folder=folder)
@@ -59,8 +66,8 @@ def test_a_second_ctrl_c_stops_at_once(options, tmp_path) -> None:
 
 def struck(folder: Path) -> Path:
     """The script that kills a worker in step 2, a rank in step 6, torchrun or itself in others."""
-    worker = "import psutil, tests.helpers; tests.helpers.workers_of(psutil.Process())[0].kill()"
-    lines = ["from runtime import preemption", *hit(folder / "2", 2, 1, worker)]
+    kill_one = f"{WORKERS}workers[0].kill()"
+    lines = ["from runtime import preemption", *hit(folder / "2", 2, 1, kill_one)]
     asks = {4: "getppid(), SIGKILL", 8: "getppid(), SIGTERM", 10: "getpid(), SIGTERM"}
     for step, what in {6: "getpid(), SIGKILL", **asks, 12: "getpid(), SIGKILL"}.items():
         process, _, name = what.partition(", ")
@@ -90,7 +97,7 @@ def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the
 
     workers_and_torchrun = run_until(4, RESTARTED, "loader.num_workers=1")
     assert workers_and_torchrun.count("resumed from") == 1
-    rank_and_torchrun = run_until(8, RESTARTED)
+    rank_and_torchrun = run_until(8, RESTARTED, "loader.num_workers=1")
     assert rank_and_torchrun.count("resumed from") == 2
     for text in (workers_and_torchrun, rank_and_torchrun, run_until(10, TWO_RANKS)):
         assert text.count("stopped by a signal: saved at step") == 1, text
