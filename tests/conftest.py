@@ -17,7 +17,6 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 
 
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
-    "test_a_program_may_end_in_the_middle_of_an_epoch",
     "test_a_part_that_is_woven_into_another_one_is_named",
     "test_a_project_of_some_parts_is_whole",
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
