@@ -17,7 +17,7 @@ from loaders.shards import Part, pack_shards
 from tests.helpers import REPOSITORY, make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
-CLASSES, IGNORED = (0, 3, 7, 200), 255  # of masks: far apart, so that a mixture of two is a new one
+CLASSES, IGNORED = (0, 1, 7, 200), 255  # of masks: far apart, so that a mixture is a new one
 PLAIN = ["data.mean=null", "data.std=null", "data.resize=null"]
 
 
@@ -194,22 +194,24 @@ def pairs(factor: int = 1) -> Callable[[Path], Data]:
 
 
 def masks(root: Path) -> Data:
-    """Masks of 8 and 16 bits, with palettes and as TIFFs; every third image is a WebP."""
+    """Masks of 8 and 16 bits, with palettes, as TIFFs and of one bit; each third image is a WebP."""
     data = Data(["data=masks", f"data.ignore_index={IGNORED}", *PLAIN])
     (root / "masks").mkdir(parents=True)
     for number in range(NUM_VAL + NUM_TRAIN):
         random, height = np.random.default_rng(number), 40 + 4 * (number % 3)
         mask = random.choice([*CLASSES, IGNORED], (height // 4, 14)).astype(np.uint8)
         mask = mask.repeat(4, axis=0).repeat(4, axis=1)
-        name, form = f"{number}.{'webp' if number % 3 == 1 else 'png'}", number % 5
+        name, form = f"{number}.{'webp' if number % 3 == 1 else 'png'}", number % 6
+        if form == 5:
+            mask = (mask == 1).astype(np.uint8)
         image = np.stack([mask, mask, np.full_like(mask, number)], axis=-1)
         data.inputs[name] = save(root / "images" / name, image, lossless=True)
         data.targets[name] = mask.astype(np.int64)
         deep = mask.astype(np.uint16) if form in (1, 4) else mask
-        if form >= 3:
+        if form in (3, 4):
             tifffile.imwrite(root / "masks" / f"{number}.tif", deep)
             continue
-        stored = Image.fromarray(deep)
+        stored = Image.fromarray(deep.astype(bool) if form == 5 else deep)
         if form == 2:
             stored.putpalette([(37 * i) % 256 for i in range(768)])
         stored.save(root / "masks" / f"{number}.png")

@@ -229,13 +229,15 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
     options += ["global_batch_size=4", f"data.crop=[{CROP[0]},{CROP[1]}]"]
     if task in ("multilabel", "segmentation"):  # part: loss_weights
         options += ["loss.weights=auto"]
+    options += ["data.hflip=0.5"] * (task == "regression")
     commands = [
         ["train.py", f"output_dir={run}", *options],
         ["predict.py", f"run={run}", "split=val", f"out={val}"],
         ["predict.py", f"run={run}", f"data.root={photos}/below/..", f"out={some}"],
     ]
     commands += [export_of(run)]  # part: export
-    _, printed, *_ = run_all(commands, tmp_path)
+    trained, printed, *_ = run_all(commands, tmp_path)
+    assert ("do not move with data.hflip:" in trained) == (task == "regression")
     assert metrics_in(printed) == summary_of(run)["best"]
     columns = COLUMNS.get(task, ["image"])
     rows = table(val if ending else val / "predictions.csv")
