@@ -194,7 +194,7 @@ def pairs(factor: int = 1) -> Callable[[Path], Data]:
 
 
 def masks(root: Path) -> Data:
-    """Masks of 8 and 16 bits, with palettes, as TIFFs and of one bit; each third image is a WebP."""
+    """Masks of 8 and 16 bits, with palettes, as TIFFs and of one bit; some images are WebPs."""
     data = Data(["data=masks", f"data.ignore_index={IGNORED}", *PLAIN])
     (root / "masks").mkdir(parents=True)
     for number in range(NUM_VAL + NUM_TRAIN):

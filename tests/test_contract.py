@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from loaders.backends import BACKENDS, ImageLoader
 from loaders.check import check
 from loaders.image_loaders import build_loaders
-from loaders.index import BadFileError
+from loaders.index import SPLITS, BadFileError, build_index, write_index
 from loaders.pack import pack
 from loaders.targets import Labels, MultiLabels
 from tests.helpers import make_config
@@ -31,19 +31,20 @@ class Way(NamedTuple):
     reads_files: bool = True
 
 
+# One kind of each layout and form of files.
+FORMS = ["photos", "pairs", "masks", "cells of 8 bits, not compressed", "cells of 16 bits"]
+FORMS += ["photos in shards", "masks in shards, in windows"]
 WAYS = {
     "threads": Way(["loader=pytorch", "loader.num_threads=2"], [*KINDS]),
     "workers": Way(
         ["loader=pytorch", "loader.num_workers=2"], ["photos", "masks in shards, in windows"]
     ),
     "dali": Way(["loader=dali", "loader.num_threads=2"], [*KINDS]),
+    "index": Way(["loader=pytorch", "data.index=x"], FORMS[:5]),
     "packed": Way(["loader=packed"], [kind for kind in KINDS if "shards" not in kind], False),
 }
 WAYS = {name: way for name, way in WAYS.items() if way.options[0].split("=")[1] in BACKENDS}
 CASES = [(kind, way) for way in WAYS for kind in WAYS[way].kinds]
-# One kind of each layout and form of files.
-FORMS = ["photos", "pairs", "masks", "cells of 8 bits, not compressed", "cells of 16 bits"]
-FORMS += ["photos in shards", "masks in shards, in windows"]
 CROPS = ["data.crop=[24,32]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
 
 
@@ -70,6 +71,11 @@ class Place:
         options = (*self.data.options, *CROPS, *common(self.root), *WAYS[way].options, *more)
         cfg = make_config(*options, f"global_batch_size={BATCH}", "loader.pack=x")
         cfg.loader.pack = str(self.folder / f"pack {more}".replace("=", " "))
+        if cfg.data.index:  # part: index
+            cfg.data.index, out = None, self.folder / f"index {more}"
+            if not out.exists():
+                write_index(dict(zip(SPLITS, build_index(cfg.data), strict=True)), cfg.data, out)
+            cfg.data.index = str(out)
         if cfg.loader.name == "packed" and not Path(cfg.loader.pack).exists():
             pack(cfg.data, Path(cfg.loader.pack))
         for key, value in changes.items():
@@ -181,7 +187,8 @@ def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "way"), [case for case in CASES if case[0] in FORMS and case[1] != "workers"]
+    ("kind", "way"),
+    [case for case in CASES if case[0] in FORMS and case[1] != "workers"],
 )
 def test_an_epoch_continues_at_any_row_on_any_ranks_with_any_batches(
     kind: str, way: str, places
