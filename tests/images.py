@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import tifffile
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from loaders.images import HEADER, read_header
 from loaders.shards import Part, pack_shards
-from tests.helpers import REPOSITORY, make_config
+from tests.helpers import make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
 CLASSES, IGNORED = (0, 1, 7, 200), 255  # of masks: far apart, so that a mixture is a new one
@@ -55,19 +56,6 @@ def make_photos(root: Path, count: int) -> Path:
     for number in range(count):
         path = root / "abc"[number % 3] / f"foto ä {number}.jpg"
         save(path, smooth(number, 60 + number % 5, 80), quality=90)
-    return root
-
-
-def digit_folders(root: Path, digits: range, num_train: int, num_val: int) -> Path:
-    """Real digits as PNG files in class folders, so many of each."""
-    with np.load(REPOSITORY / "data" / "mnist_mini.npz") as arrays:
-        for split, count in [("train", num_train), ("val", num_val)]:
-            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-            for digit in digits:
-                folder = root / split / f"digit {digit}"
-                folder.mkdir(parents=True)
-                for number in np.flatnonzero(labels == digit)[:count]:
-                    Image.fromarray(images[number]).save(folder / f"{number:05d}.png")
     return root
 
 
@@ -137,25 +125,67 @@ def common(root: Path) -> list[str]:
     return reading(root, f"data.val_count={NUM_VAL}")
 
 
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    return exif
+
+
+# Names of files that decoders read in different ways, what Pillow writes them with, and changes.
+JPEGS: list[tuple[str, dict[str, Any]]] = [
+    ("plain.jpg", {}),
+    ("progressive.jpg", {"progressive": True}),
+    ("profile.jpg", {"icc_profile": bytes(20_000)}),
+    ("stray.jpg", {}),
+    ("behind.jpg", {}),
+]
+XMP = PngInfo()
+XMP.add_itxt(
+    "XML:com.adobe.xmp",
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><tiff:Orientation>3</tiff:Orientation></x:xmpmeta>',
+)
+# The bytes at their ends belong to later frames.
+MOVING = {"save_all": True, "append_images": [Image.new("RGB", (40, 40))]}
+OTHERS: list[tuple[str, str, dict[str, Any]]] = [
+    ("grey.png", "L", {}),
+    ("palette.png", "P", {}),
+    ("translucent.png", "RGBA", {}),
+    ("turned.png", "RGB", {"exif": turned(6)}),
+    ("xmp.png", "RGB", {"pnginfo": XMP}),
+    ("moving.png", "RGB", MOVING),
+    ("turned.webp", "RGB", {"exif": turned(5), "lossless": True}),
+    ("cut.png", "RGB", {}),
+    ("late.png", "RGB", {**MOVING, "default_image": True}),
+    ("plain.bmp", "RGB", {}),
+    ("cmyk.jpg", "CMYK", {"quality": 90}),
+    ("bits.tif", "1", {}),
+    ("turned.tif", "RGB", {"compression": "lzma", "tiffinfo": {0x112: 8}}),
+    ("deep.tif", "RGB", {}),  # of 16 bits
+]
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "stray.jpg": lambda content: content[:20] + b"\0\0\0" + content[20:],  # DALI refuses it
+    "behind.jpg": lambda content: content + b"behind the end",
+    "cut.png": lambda content: content[:-12],  # the last chunk is missing
+}
+
+
 def photos(root: Path) -> Data:
-    """JPEGs (some turned or grey), PNGs, WebPs and BMPs of various sizes in three class folders."""
+    """JPEGs with any orientation, 0 and 9 too, and other forms of files, in three class folders."""
     data = Data(["data=imagefolder", *PLAIN])
-    turned = Image.Exif()
     for number in range(NUM_VAL + NUM_TRAIN):
-        image = Image.fromarray(smooth(number, 45 + number, 80 - number))
-        turned[0x112] = 1 + number % 8
-        ending, options = ("jpg", "jpg", "jpg", "png", "webp", "bmp")[number % 6], {}
-        match number % 6:
-            case 0 | 1:
-                options = {"exif": turned, "quality": 90}
-            case 2:
-                image = image.convert("L")
-            case 3:
-                image = image.convert(("RGB", "P", "RGBA", "L")[number // 6 % 4])
-            case 4:
-                options = {"lossless": True}
-        name, label = f"bild-ä {number}.{ending}", f"class {number % 3}"
-        data.inputs[name], data.targets[name] = save(root / label / name, image, **options), label
+        image, turn = Image.fromarray(smooth(number, 45 + number, 80 - number)), number // 2
+        if number % 2:
+            form, mode, options = OTHERS[turn]
+        else:
+            (form, more), mode = JPEGS[turn % len(JPEGS)], "RGB"
+            options = {"exif": turned(turn % 10), "quality": 90, **more}
+        name, label = f"bild-ä {number} {form}", f"class {number % 3}"
+        path = root / label / name
+        data.inputs[name], data.targets[name] = save(path, image.convert(mode), **options), label
+        if change := CHANGES.get(form):
+            path.write_bytes(change(path.read_bytes()))
+        if form == "deep.tif":
+            tifffile.imwrite(path, 257 * np.asarray(image, np.uint16), photometric="rgb")
     return data
 
 

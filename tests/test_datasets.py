@@ -1,22 +1,16 @@
-"""Folders of images: split, packs, mistakes, and files that decoders read in different ways."""
+"""Folders of images: split, packs, mistakes."""
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import tifffile
 import torch
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from conf.errors import UserError
 from loaders.image_loaders import build_loaders
 from loaders.index import BadFileError, build_index
 from loaders.pack import pack
-from loaders.prediction import build_prediction_loader
-from loaders.targets import Labels
 from tests.helpers import make_config, refused
 from tests.images import make_photos, reading, save, smooth
 
@@ -113,76 +107,3 @@ def test_bad_folders_are_refused_with_names(
             path.touch()
     with refused(*shown):
         build_index(make_config(*reading(tmp_path / "d"), *overrides).data)
-
-
-# files that decoders read in different ways
-
-
-def odd_files(root: Path) -> list[str]:
-    """Write files that decoders read in different ways; return names of those that DALI refuses."""
-    image = Image.fromarray(smooth(3, 60, 80))
-    turned, xmp = Image.Exif(), PngInfo()
-    turned[0x112] = 6
-    about = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><tiff:Orientation>3</tiff:Orientation></x:xmpmeta>'
-    xmp.add_itxt("XML:com.adobe.xmp", about)
-    deep = np.asarray(image).astype(np.uint16) * 257
-    pillow: dict[str, tuple[Image.Image, dict[str, Any]]] = {
-        "plain.jpg": (image, {}),
-        "turned.jpg": (image, {"exif": turned}),
-        "cmyk.jpg": (image.convert("CMYK"), {}),
-        "plain.png": (image, {}),
-        "turned.png": (image, {"exif": turned}),
-        "xmp.png": (image, {"pnginfo": xmp}),
-        "moving.png": (image, {"save_all": True, "append_images": [image.rotate(180)]}),
-        "late.png": (
-            image,
-            {"save_all": True, "append_images": [image.rotate(180)], "default_image": True},
-        ),
-        "translucent.png": (image.convert("RGBA"), {}),
-        "turned.webp": (image, {"exif": turned, "lossless": True}),
-        "bits.tif": (image.convert("1"), {}),
-        "lzma.tif": (image, {"compression": "lzma"}),
-        "plain.bmp": (image, {}),
-    }
-    for name, (picture, options) in pillow.items():
-        picture.save(root / name, **options)
-    separate = {"planarconfig": "separate", "photometric": "rgb"}
-    tifffile.imwrite(root / "planar.tif", deep.transpose(2, 0, 1), **separate)
-    png, jpeg = (root / "plain.png").read_bytes(), (root / "plain.jpg").read_bytes()
-    (root / "cut.png").write_bytes(png[:-12])  # the last chunk is missing
-    (root / "behind.jpg").write_bytes(jpeg + b"behind the end")
-    (root / "stray.jpg").write_bytes(jpeg[:20] + b"\0\0\0" + jpeg[20:])
-    return ["stray.jpg"]
-
-
-# part: dali
-@pytest.mark.parametrize(("crop", "channels"), [("[40,40]", 3), ("null", 1)])
-def test_dali_shows_every_file_as_pytorch_does(
-    crop: str, channels: int, tmp_path: Path, caplog
-) -> None:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    refused = odd_files(folder)
-    options = ["data=imagefolder", *reading(folder)]
-    options += ["data.resize=[50,50]", f"data.crop={crop}", "data.mean=null", "data.std=null"]
-    unlabelled = Labels(np.zeros(0), ("a", "b"))
-    epochs: list[dict[str, torch.Tensor]] = []
-    for backend in ("pytorch", "dali"):
-        cfg = make_config(*options, f"loader={backend}", "global_batch_size=4")
-        loader, broken = build_prediction_loader(cfg, unlabelled, channels, CPU)
-        for _ in range(2):
-            pictures: dict[str, torch.Tensor] = {}
-            for inputs, _ in loader:
-                names = map(loader.info.name_of, loader.last_samples)
-                pictures |= zip(names, 255 * inputs, strict=True)
-            epochs.append(pictures)
-        assert not broken
-        assert not loader.sampler.bad
-    expected, *others = epochs
-    assert len(expected) == len(list(folder.iterdir())) > 15
-    for other in others:
-        assert other.keys() == expected.keys()
-        for name, picture in expected.items():
-            assert (picture - other[name]).abs().mean() < 2, name
-    for name in refused:  # once, although it was read in two epochs
-        assert caplog.text.count(f"DALI cannot decode {folder / name}") == 1

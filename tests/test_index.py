@@ -1,6 +1,5 @@
 """Where the samples come from, how they become files once, and how they are indexed on disk."""
 
-import io
 import mmap
 import pickle
 import shutil
@@ -11,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageCms
 
 from conf.errors import UserError
 from conf.schema import Config, DataConfig
 from loaders.image_loaders import build_loaders
-from loaders.images import Header, decode, read_header
 from loaders.index import (
     SPLITS,
     BadFileError,
@@ -29,7 +26,7 @@ from loaders.index import (
 from loaders.read import read_image
 from loaders.targets import Labels
 from tests.helpers import make_config, refused
-from tests.images import header_of, make_photos, opening, reading, save, smooth
+from tests.images import make_photos, opening, reading, save, smooth
 
 CPU = torch.device("cpu")
 COUNT = 12
@@ -93,63 +90,6 @@ def test_caltech256_is_unpacked_once(tmp_path, monkeypatch) -> None:
     assert [path.name for path in (tmp_path / "root/caltech256").iterdir()] == [
         "256_ObjectCategories"
     ]
-
-
-def jpeg_of(mode: str = "RGB", **options: object) -> bytes:
-    """A JPEG of 20x30 pixels (height x width)."""
-    content = io.BytesIO()
-    Image.new(mode, (30, 20)).save(content, "JPEG", **options)
-    return content.getvalue()
-
-
-def test_jpeg_headers_are_read_as_by_pillow(tmp_path) -> None:
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    xmp = b'<x xmlns:tiff="t" tiff:Orientation="8"/>'
-    plain = jpeg_of()
-    upright, on_its_side = Header(20, 30, 3, 8, 1), Header(30, 20, 3, 8, 6)
-    upright = upright._replace(dali_reads=True)  # part: dali
-    on_its_side = on_its_side._replace(dali_reads=True)  # part: dali
-    cases = [
-        (plain, upright),
-        (jpeg_of("L"), upright),
-        (jpeg_of("CMYK"), upright._replace(dali_reads=False)),  # part: dali
-        (jpeg_of(progressive=True), upright),
-        (jpeg_of(comment=b"\xff\xd8\xff\xc0"), upright),
-        (jpeg_of(icc_profile=profile), upright),
-        (jpeg_of(icc_profile=bytes(40_000)), upright),
-        (plain[:2] + b"\xff" + plain[2:], upright),  # a byte that fills
-        (jpeg_of(exif=turned), on_its_side),
-        (jpeg_of(exif=turned, icc_profile=profile), on_its_side),
-        (jpeg_of(xmp=xmp), on_its_side._replace(orientation=8)),
-        (plain[:-2], upright._replace(dali_reads=False)),  # part: dali
-        (plain + b"\0", upright._replace(dali_reads=False)),  # part: dali
-    ]
-    path = tmp_path / "photo.jpg"
-    for content, expected in cases:
-        path.write_bytes(content)
-        assert read_header(str(path), "rgb") == expected
-    frame = plain.index(b"\xff\xc0")
-    for damaged in (plain[: frame + 4], plain[:10]):
-        path.write_bytes(damaged)
-        with pytest.raises(OSError, match="cannot identify|Truncated"):
-            read_header(str(path), "rgb")
-
-
-@pytest.mark.parametrize("ending", ["tif", "jpg", "png"])
-@pytest.mark.parametrize("orientation", [0, 1, 3, 5, 6, 7, 8, 9])
-def test_images_are_upright_and_an_invalid_orientation_is_ignored(
-    orientation: int, ending: str, tmp_path
-) -> None:
-    path, exif = tmp_path / f"image.{ending}", Image.Exif()
-    exif[0x112] = orientation
-    more = {"tiffinfo": {274: orientation}} if ending == "tif" else {"exif": exif}
-    Image.new("RGB", (30, 20)).save(path, **more)
-    header = header_of(path, "rgb")
-    shape = (30, 20) if orientation in (5, 6, 7, 8) else (20, 30)
-    assert (header["height"], header["width"]) == shape
-    assert decode(path.read_bytes(), header, "rgb").shape[:2] == shape
 
 
 @pytest.fixture

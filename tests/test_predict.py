@@ -68,6 +68,14 @@ def write_digits(split: str, count: int, path_of: Any) -> list[int]:
     return labels.tolist()
 
 
+def digit_folders(root: Path, num_train: int, num_val: int) -> Path:
+    """Digits in class folders whose names are words."""
+    for split, count in [("train", num_train), ("val", num_val)]:
+        folder = root / split
+        write_digits(split, count, lambda n, name, into=folder: into / name / f"{n:04d}.png")
+    return root
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> tuple[Path, list[int]]:
     """100 digits and three broken files below folders, and the digits in the order of the files."""
@@ -82,11 +90,7 @@ def photos(tmp_path_factory) -> tuple[Path, list[int]]:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
-    """Training data in class folders whose names are words."""
-    root = tmp_path_factory.mktemp("digits")
-    for split, count in [("train", 1500), ("val", 103)]:
-        write_digits(split, count, lambda n, name, split=split: root / split / name / f"{n}.png")
-    return root
+    return digit_folders(tmp_path_factory.mktemp("digits"), 1500, 103)
 
 
 @pytest.fixture(scope="module")
