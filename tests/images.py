@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from loaders.images import HEADER, read_header
 from loaders.shards import Part, pack_shards
-from tests.helpers import make_config
+from tests.helpers import REPOSITORY, make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
 CLASSES, IGNORED = (0, 1, 7, 200), 255  # of masks: far apart, so that a mixture is a new one
@@ -56,6 +56,17 @@ def make_photos(root: Path, count: int) -> Path:
     for number in range(count):
         path = root / "abc"[number % 3] / f"foto ä {number}.jpg"
         save(path, smooth(number, 60 + number % 5, 80), quality=90)
+    return root
+
+
+def digit_folders(root: Path, digits: range, num_train: int, num_val: int) -> Path:
+    """Real digits as PNG files in class folders, so many of each."""
+    with np.load(REPOSITORY / "data" / "mnist_mini.npz") as arrays:
+        for split, count in [("train", num_train), ("val", num_val)]:
+            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+            for digit in digits:
+                for number in np.flatnonzero(labels == digit)[:count]:
+                    save(root / split / f"digit {digit}" / f"{number:05d}.png", images[number])
     return root
 
 

@@ -71,10 +71,10 @@ def loaders_of(*overrides: str, rank: int = 0, world_size: int = 1, device: str 
     return build_loaders(make_config(*options), torch.device(device), rank, world_size)
 
 
-def loaders_from(monkeypatch: pytest.MonkeyPatch, returned: Any) -> Any:
+def loaders_from(monkeypatch: pytest.MonkeyPatch, returned: Any, *overrides: str) -> Any:
     """The loaders of what a user's function returns."""
     monkeypatch.setitem(OWN, "items", lambda data: returned)
-    return loaders_of("data.name=items")
+    return loaders_of("data.name=items", *overrides)
 
 
 def items_of(loader: Any, epoch: int = 3) -> list[dict[int, Tensor]]:
