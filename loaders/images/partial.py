@@ -17,9 +17,6 @@ from PIL import Image
 from loaders.images.decoders import FLIPPED, as_indexed, is_plain_rgb_png, resize, upright
 from loaders.images.headers import JPEG_START, PNG_START
 
-Box = tuple[float, float, float, float]
-"""Top, left, bottom and right edge of a rectangle, in pixels and fractions of pixels."""
-
 FACTORS = (8, 4, 2)  # decoding at 5/8 to 7/8 takes longer than at full size
 MARGIN = 1.25
 """18 photographs of 1 to 18 megapixels at 224x224 differ from whole decoding by 0.45 of 255 (mean)
@@ -65,16 +62,27 @@ def _decode_reduced(
     factor: int,
 ) -> np.ndarray | None:
     """Decode a JPEG at 1 / `factor` of its size; see `decode_partly`."""
-    orientation, whole = int(header["orientation"]), (int(header["height"]), int(header["width"]))
-    stored_width = whole[1 if orientation < 5 else 0]
+    orientation = int(header["orientation"])
+    whole = np.array([header["height"], header["width"]], int)
+    stored_width = int(whole[1 if orientation < 5 else 0])
     try:
         image = simplejpeg.decode_jpeg(content, min_width=-(-stored_width // factor))
     except ValueError:  # Pillow may read it, or says what is damaged
         return None
     image = as_indexed(upright(image, orientation), header)
-    if image.shape[:2] != reduced_shape(whole, factor):
+    reduced = np.array(image.shape[:2])
+    if (reduced != -(-whole // factor)).any():
         return None
-    return _resize_box(image, size, reduced_box(image.shape, whole, factor, orientation, rectangle))
+    # The last pixel as stored may lie partly outside the image; flipped, it is the first one.
+    outside = np.where([orientation in axis for axis in FLIPPED], factor * reduced - whole, 0)
+    top, left = start = (outside + rectangle[:2]) / factor
+    bottom, right = start + np.array(rectangle[2:]) / factor
+    y, x = int(top), int(left)
+    used = image[y : math.ceil(bottom), x : math.ceil(right)]
+    photo = Image.fromarray(used[..., 0] if used.shape[2] == 1 else used)
+    inside = (left - x, top - y, right - x, bottom - y)
+    resized = photo.resize(size[::-1], Image.Resampling.BILINEAR, inside)
+    return np.array(resized).reshape(*size, -1)
 
 
 def upper_png_lines(content: bytes | bytearray, num_lines: int) -> bytearray | None:
@@ -101,49 +109,8 @@ def upper_png_lines(content: bytes | bytearray, num_lines: int) -> bytearray | N
     return upper
 
 
-def _resize_box(image: np.ndarray, size: tuple[int, int], box: Box) -> np.ndarray:
-    top, left, bottom, right = box
-    y, x = int(top), int(left)
-    used = image[y : math.ceil(bottom), x : math.ceil(right)]
-    stored = Image.fromarray(used[..., 0] if used.shape[2] == 1 else used)
-    inside = (left - x, top - y, right - x, bottom - y)
-    resized = stored.resize(size[::-1], Image.Resampling.BILINEAR, inside)
-    return np.array(resized).reshape(*size, -1)
-
-
 def factor_for(shape: tuple[int, int], size: tuple[int, int]) -> int:
     """Return the largest factor by which a rectangle of `shape` (height, width) can be reduced and
     still be MARGIN times as large as `size` in both directions."""
     most = min(length / new for length, new in zip(shape, size, strict=True)) / MARGIN
     return next((factor for factor in FACTORS if factor <= most), 1)
-
-
-def reduced_shape(shape: tuple[int, int], factor: int) -> tuple[int, int]:
-    """Return (height, width) of an image of this shape decoded at 1 / `factor` of its size."""
-    return -(-shape[0] // factor), -(-shape[1] // factor)
-
-
-def reduced_box(
-    shape: tuple[int, ...],
-    whole: tuple[int, int],
-    factor: int,
-    orientation: int,
-    rectangle: tuple[int, int, int, int],
-) -> Box:
-    """Return the box of the reduced image that corresponds to a rectangle of the whole one.
-
-    Args:
-        shape: (height, width) of the reduced image, upright.
-        whole: (height, width) of the upright image before it was reduced.
-        factor: factor by which it was reduced.
-        orientation: EXIF orientation of the file.
-        rectangle: y, x, height and width in pixels of the whole image.
-    """
-    starts, ends = [], []
-    for axis in (0, 1):
-        # The last pixel as stored may lie partly outside the image; flipped, it is the first one.
-        is_flipped = orientation in FLIPPED[axis]
-        outside = factor * shape[axis] - whole[axis] if is_flipped else 0
-        starts.append((rectangle[axis] + outside) / factor)
-        ends.append(starts[axis] + rectangle[2 + axis] / factor)
-    return starts[0], starts[1], ends[0], ends[1]
