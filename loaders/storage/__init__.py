@@ -4,7 +4,6 @@ from conf.credentials import MASK
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.storage.base import MissingError, Storage, StorageError
-from loaders.storage.folder import Folder
 
 __all__ = ["MissingError", "Storage", "StorageError", "open_storage"]
 
@@ -21,7 +20,7 @@ def open_storage(root: str, data: DataConfig, stall_s: float = 10.0) -> Storage:
         UserError: another scheme, missing credentials, or a package that is not installed.
     """
     if "://" not in root:
-        return Folder(root)
+        return Storage(root)
     if MASK in root:
         raise UserError(
             f"{root}: user, password and query of an address are not stored with a run; set "

@@ -55,7 +55,7 @@ class Bucket(Storage):
     """
 
     def __init__(self, root: str, retry_s: float, stall_s: float) -> None:
-        self.root = root
+        super().__init__(root)
         self.retry_s, self.stall_s = retry_s, stall_s
         self.scheme = root.partition("://")[0]
         if self.scheme not in CREDENTIALS:
