@@ -250,7 +250,10 @@ def masks(root: Path) -> Data:
         data.targets[name] = mask.astype(np.int64)
         deep = mask.astype(np.uint16) if form in (1, 4) else mask
         if form in (3, 4):
-            tifffile.imwrite(root / "masks" / f"{number}.tif", deep)
+            turned = form == 3  # by 180 degrees
+            options: dict[str, Any] = {"extratags": [(274, 3, 1, 3, True)]} if turned else {}
+            deep = deep[::-1, ::-1] if turned else deep
+            tifffile.imwrite(root / "masks" / f"{number}.tif", deep, **options)
             continue
         stored = Image.fromarray(deep.astype(bool) if form == 5 else deep)
         if form == 2:

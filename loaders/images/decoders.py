@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.nn.functional import interpolate
 
 from loaders.images.headers import FORMATS, JPEG_START, PNG_START, Header, read_photo_header
-from loaders.images.masks import decode_indices
+from loaders.images.masks import decode_mask
 from loaders.images.tiff import decode_tiff, read_tiff_header
 
 PNG_PIXELS = slice(24, 29)  # place in a PNG
@@ -79,7 +79,7 @@ def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
 KINDS: dict[str, tuple[Callable[..., Header], Callable[..., np.ndarray]]] = {
     "rgb": (read_photo_header, decode_photo),
     "stored": (read_tiff_header, decode_tiff),
-    "indices": (read_photo_header, decode_indices),
+    "indices": (read_photo_header, lambda c, h: upright(decode_mask(c), int(h["orientation"]))),
 }
 
 

@@ -4,7 +4,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from loaders.images.headers import FORMATS, Header
 
@@ -14,25 +14,14 @@ PNG_BITS = 24  # place in a PNG
 
 def read_mask(path: str, header: Header, ignore_index: int) -> Header:
     """Read the header of a mask and the facts that need its pixels."""
-    indices = decode_mask(Path(path).read_bytes(), header.orientation)
-    height, width, _ = indices.shape
+    indices = decode_mask(Path(path).read_bytes())
     counted = indices[indices != ignore_index]
-    return header._replace(
-        height=height,
-        width=width,
-        channels=1,
-        bits=8 * indices.itemsize,
-        highest=int(counted.max()) if counted.size else -1,
-    )
+    highest = int(counted.max()) if counted.size else -1
+    return header._replace(channels=1, bits=8 * indices.itemsize, highest=highest)
 
 
-def decode_indices(content: bytes | bytearray, header: np.void) -> np.ndarray:
-    """Decode a mask with this header; see `decode_mask`."""
-    return decode_mask(content, int(header["orientation"]))
-
-
-def decode_mask(content: bytes | bytearray, orientation: int = 1) -> np.ndarray:
-    """Decode a mask to indices of classes, (height, width, 1) uint8 or uint16, upright. Of a
+def decode_mask(content: bytes | bytearray) -> np.ndarray:
+    """Decode a mask to indices of classes, (height, width, 1) uint8 or uint16, as stored. Of a
     palette image it returns the indices, not the colours.
 
     Raises:
@@ -56,10 +45,10 @@ def decode_mask(content: bytes | bytearray, orientation: int = 1) -> np.ndarray:
                 raise ValueError(f"has {content[PNG_BITS]} bits of grey per pixel; {wanted}")
             if stored.mode not in ("P", "L", "1", "I", "I;16", "I;16B"):
                 raise ValueError(f"is a {kind}; {wanted}")
-            image = np.array(stored if orientation == 1 else ImageOps.exif_transpose(stored))
+            image = np.array(stored)
     if image.dtype == bool:
         image = image.astype(np.uint8)
-    elif image.dtype == np.int32:  # how older versions of Pillow return 16 bits
+    elif image.dtype == np.int32:  # how Pillow returns PGMs, and older versions PNGs, of 16 bits
         image = image.astype(np.uint16)
     if image.ndim != 2 or image.dtype.newbyteorder("=") not in (np.uint8, np.uint16):
         raise ValueError(f"is a {kind}; {wanted}")
