@@ -60,7 +60,7 @@ def open_pack(cfg: Config) -> tuple[Index, Index]:
     splits = {"splits": {split: {"fingerprint": str} for split in SPLITS}}
     check_kind(made, splits, str(where), FIX)
     # The original files may be deleted, but not replaced by others.
-    if Path(cfg.data.root).exists():
+    if any(Path(cfg.data.root).glob("*")):
         for index, split in zip(open_splits(cfg.data), SPLITS, strict=True):
             if index.fingerprint != made["splits"][split]["fingerprint"]:
                 raise UserError(

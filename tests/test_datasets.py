@@ -74,8 +74,10 @@ def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) 
     next(root.glob("a/*")).unlink()
     with refused("other files"):
         build_loaders(fitting, CPU)
-    shutil.rmtree(root)
-    build_loaders(fitting, CPU)
+    for remove in ("a", "b", "c"), ("",):  # all files, and their folder
+        for name in remove:
+            shutil.rmtree(root / name)
+        build_loaders(fitting, CPU)
 
 
 # mistakes
