@@ -239,6 +239,8 @@ class DALILoader(ImageLoader):
             try:
                 self._schedule(row, [self._files(sample)])
                 self._outputs()
+            except BadFileError:
+                pass  # the threads will report it
             except (RuntimeError, OSError):
                 self.pipeline, is_explained = None, True
                 self.refused.add(sample)

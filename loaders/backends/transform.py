@@ -12,7 +12,7 @@ from loaders.plan import PlanSampler
 
 RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
 """Rows of dtype `plan.ROW`, and for each side the images (B, H, W, C) of the index's dtype: cropped
-to the rows' rectangles, resized to `Loader.read_sizes()` and flipped, on any device."""
+to the rows' rectangles, resized to `ImageLoader.read_sizes()` and flipped, on any device."""
 
 Batch = tuple[np.ndarray, tuple[Tensor, Tensor]]
 """Rows, and their inputs and targets on the device."""
@@ -22,7 +22,7 @@ class BatchTransform:
     """Converts images to float32 NCHW, enlarged, normalised and augmented as their rows say.
 
     Raises:
-        ValueError: `data.mean` or `data.std` does not fit the number of channels.
+        UserError: `data.mean` or `data.std` does not fit the number of channels.
     """
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:

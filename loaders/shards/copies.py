@@ -116,6 +116,7 @@ class Copies(ShardFiles):
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Start to copy shards, the first one first, up to `SHARDS_AT_ONCE`."""
         running = list(self._running.items())  # other threads may change it
+        # Failed copies are dropped, too: when their shard is needed, the server may be back.
         self._running = {n: future for n, future in running if not future.done()}
         for number in numbers:
             if len(self._running) == SHARDS_AT_ONCE:
@@ -171,8 +172,9 @@ class Copies(ShardFiles):
         except OSError as error:
             free = shutil.disk_usage(self.folder.parent).free
             raise UserError(
-                f"data.cache_dir={self.folder.parent}: {name} cannot be copied ({error.strerror}; "
-                f"{free / 1e9:.3g} GB are free); free some space, or use another data.cache_dir"
+                f"data.cache_dir={self.folder.parent}: {name} cannot be copied "
+                f"({error.strerror or error}; {free / 1e9:.3g} GB are free); free some space, or "
+                "use another data.cache_dir"
             ) from error
 
     def _make_room(self, size: int) -> None:
