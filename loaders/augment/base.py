@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import DataConfig
+from loaders.batch import to_device  # part: colour|spatial|mixing
 from loaders.targets import Target
 
 PART_BYTES = 4 << 20
@@ -86,9 +87,7 @@ def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
     block the host."""
     widths = [column.shape[1] for column in columns]
     together = torch.from_numpy(np.concatenate(columns, axis=1).astype(np.float32))
-    if device.type == "cuda":
-        together = together.pin_memory()
-    return list(together.to(device, non_blocking=True).split(widths, dim=1))
+    return list(to_device(together, device).split(widths, dim=1))
 
 
 def parts(images: Tensor) -> list[slice]:

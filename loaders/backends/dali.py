@@ -17,6 +17,7 @@ from conf.schema import Config
 from loaders.backends.dataset import PlanDataset, movable
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import RawBatch
+from loaders.batch import to_device
 from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError
 from loaders.limits import cpus_per_rank
@@ -208,18 +209,13 @@ class DALILoader(ImageLoader):
             return mine
         if not batch.by_dali.any():
             return others
-        places = [np.flatnonzero(batch.by_dali), np.flatnonzero(~batch.by_dali)]
+        # Of each row, the place in the images of DALI followed by those of the threads.
+        order = np.argsort(np.argsort(~batch.by_dali, kind="stable"))
+        places = to_device(torch.from_numpy(order), self.device)
         joined = []
-        for parts in zip(mine, others, strict=True):
-            shape = (len(batch.rows), *parts[0].shape[1:])
-            whole = torch.empty(shape, dtype=parts[0].dtype, device=self.device)
-            for place, part in zip(places, parts, strict=True):
-                rows = torch.from_numpy(place)
-                if self.device.type == "cuda":
-                    rows = rows.pin_memory()  # as the images: the host does not wait
-                rows, part = (x.to(self.device, non_blocking=True) for x in (rows, part))
-                movable(whole).index_copy_(0, rows, movable(part))
-            joined.append(whole)
+        for one, other in zip(mine, others, strict=True):
+            images = torch.cat([movable(one), movable(to_device(other, self.device))])
+            joined.append(images[places].view(one.dtype))
         return tuple(joined)
 
     def _refuse(self, batch: PendingBatch, error: Exception) -> None:

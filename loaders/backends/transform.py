@@ -7,6 +7,7 @@ from torch import Tensor
 from conf.errors import UserError
 from conf.schema import Config
 from loaders.augment import Augmentation, parts
+from loaders.batch import to_device
 from loaders.memory import BatchMemory
 from loaders.plan import PlanSampler
 
@@ -57,7 +58,7 @@ class BatchTransform:
         if len(self.index.sides) == 1:
             values = getattr(self.index.target, "values", None)
             targets_of = rows["sample"].copy() if values is None else values[rows["sample"]]
-            finished.append(self._to_device(torch.from_numpy(targets_of)))
+            finished.append(to_device(torch.from_numpy(targets_of), self.device))
         inputs, targets = finished
         for augmentation in augmentations:
             both = inputs, targets, rows, self.index.target
@@ -103,12 +104,6 @@ class BatchTransform:
         if self.device.type == "cpu":  # part: cpu_memory
             return self.memory.empty(shape, self.memory_format)
         return torch.empty(shape, device=self.device, memory_format=self.memory_format)
-
-    def _to_device(self, values: Tensor) -> Tensor:
-        """Copy values to the device; from pinned memory, which does not block the host."""
-        if self.device.type == "cuda":
-            values = values.pin_memory()
-        return values.to(self.device, non_blocking=True)
 
 
 def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor, out: Tensor) -> None:
