@@ -14,7 +14,6 @@ import hashlib
 import os
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +37,9 @@ from loaders.storage import MissingError, open_storage
 
 FORMAT = 2  # increased when the index or the pieces change
 DESCRIPTION = "shards.json"
+
+Spans = tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
+"""`spans`, `order` and `starts` of `Shards`."""
 
 
 def holds_shards(root: str) -> bool:
@@ -73,8 +75,7 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
     folder = local or cache / f"index-{fingerprint}"
     if local is None:
         copy_columns(storage, columns, folder)
-    spans = {split: _open_spans(folder / "index" / split) for split in SPLITS}
-    sizes = {split: spans[split].sizes() for split in SPLITS}
+    sizes = {split: _sizes_of(*_open_spans(folder / "index" / split)) for split in SPLITS}
     if local is None:
         room = room_for_copies(np.concatenate(list(sizes.values())), data, cache / "shards")
 
@@ -94,11 +95,10 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
 def _open_split(
     folder: Path, max_pixels: int, files: ShardFiles, root: str, fingerprint: str
 ) -> Index:
-    spans = _open_spans(folder)
-    shards = Shards(files, root, spans.sides, spans.order, spans.starts, fingerprint)
+    shards = Shards(files, root, *_open_spans(folder), fingerprint)
     reopen = partial(_open_split, folder, max_pixels, files, root, fingerprint)
     index = open_columns(folder, max_pixels, shards=shards, reopen=reopen)
-    if (len(spans.order), len(spans.sides)) != (len(index), len(index.sides)):
+    if (len(shards.order), len(shards.spans)) != (len(index), len(index.sides)):
         raise UserError(
             f"{folder}: the spans do not fit {len(index):,} samples of {len(index.sides)} images; "
             "pack again into another place"
@@ -121,25 +121,18 @@ def _columns_of(text: bytes, data: DataConfig, shown: str) -> dict[str, dict[str
     return dict(about["columns"])
 
 
-class _Spans(NamedTuple):
-    """Position of the samples of a split in its shards; see `Shards`."""
-
-    sides: tuple[np.ndarray, ...]
-    order: np.ndarray
-    starts: np.ndarray
-
-    def sizes(self) -> np.ndarray:
-        """(S,) int64: number of bytes of each shard up to the end of its last image."""
-        last = self.order[self.starts[1:] - 1]
-        return np.max([side["start"][last] + side["length"][last] for side in self.sides], axis=0)
+def _sizes_of(sides: tuple[np.ndarray, ...], order: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the number of bytes of each shard up to the end of its last image, (S,) int64."""
+    last = order[starts[1:] - 1]
+    return np.max([side["start"][last] + side["length"][last] for side in sides], axis=0)
 
 
-def _open_spans(columns: Path) -> _Spans:
+def _open_spans(columns: Path) -> Spans:
     order, starts = (
         open_column(columns / f"{name}.npy", np.int64, (None,)) for name in ("order", "starts")
     )
     paths = sorted(columns.glob("spans-*.npy"))
-    spans = _Spans(tuple(open_column(path, SPAN, (len(order),)) for path in paths), order, starts)
+    spans = tuple(open_column(path, SPAN, (len(order),)) for path in paths)
     fits = len(starts) > 1 and starts[0] == 0 and starts[-1] == len(order)
     if not (paths and fits and (np.diff(starts) > 0).all()):
         raise UserError(
@@ -151,4 +144,4 @@ def _open_spans(columns: Path) -> _Spans:
         raise UserError(
             f"{columns}: order.npy names samples that are not there; pack again into another place"
         )
-    return spans
+    return spans, order, starts

@@ -296,13 +296,13 @@ def pack_shards(
             return
         about["columns"] = {}
         for split in splits.values():
-            about["columns"] |= _write_index(split, storage, shown, pool)
+            about["columns"] |= _write_index(split, storage, pool)
     storage.write(DESCRIPTION, json.dumps(about, indent=2, default=list).encode())
     print(f"{shown} is packed: {len(jobs):,} shards")
 
 
 def _write_index(
-    split: Split, storage: Storage, shown: str, pool: ThreadPoolExecutor
+    split: Split, storage: Storage, pool: ThreadPoolExecutor
 ) -> dict[str, dict[str, int]]:
     """Join a split's pieces to columns and store them; return their names, sizes and checksums."""
     with TemporaryDirectory(prefix="shards-") as temporary:
@@ -311,12 +311,8 @@ def _write_index(
 
         def join(number: int) -> None:
             name, samples = piece_name(split.name, number), split.samples_of(number)
-            content = storage.read(name)
-            if len(content) != len(samples) * shape[1] * PIECE.itemsize:
-                raise UserError(
-                    f"{shown}: {name} was written by another version; choose another out="
-                )
-            table[samples] = np.frombuffer(content, PIECE).reshape(-1, shape[1])
+            piece = np.frombuffer(storage.read(name), PIECE)
+            table[samples] = piece.reshape(len(samples), shape[1])
 
         list(pool.map(join, range(len(split))))
         folder, columns, sides = Path(temporary, "index"), {}, range(shape[1])
