@@ -41,6 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = {item.path.name, item.name.partition("[")[0]}
         if names & SLOW or item.path.parent.name == "faults":
             item.add_marker("slow")
+    # Files that take long come first: no worker has one left when the others have ended.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_configure(config: pytest.Config) -> None:
