@@ -12,6 +12,7 @@ import pytest
 
 from template.project import LEFT_OUT
 from tests.helpers import REPOSITORY
+from tests.test_side_by_side import replace
 
 IDENTITY = ("-c", "user.name=tester", "-c", "user.email=tester@example.org")
 # Nobody has told git who they are, or what to ignore.
@@ -39,12 +40,6 @@ def clone_template(folder: Path, without: str = "nothing/") -> Path:
 def commit(folder: Path, message: str) -> None:
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "-m", message)
-
-
-def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
 
 
 def make_project(
