@@ -39,6 +39,3 @@ def build_loaders(
     module, _, name = LOADERS[kind].rpartition(".")
     build = getattr(importlib.import_module(module), name)
     return build(cfg, device, rank, world_size)
-
-
-__all__ = ["LOADERS", "DataInfo", "Loader", "build_loaders"]

@@ -5,13 +5,3 @@ from runtime.evaluate import evaluate
 from runtime.optimizer import build_optimizer
 from runtime.run import Run
 from runtime.setup import seed_everything, setup
-
-__all__ = [
-    "Run",
-    "build_optimizer",
-    "entry_point",
-    "evaluate",
-    "run_main",
-    "seed_everything",
-    "setup",
-]

@@ -50,6 +50,3 @@ def build_task(cfg: Config, loader: Loader) -> Task:
         if value != default:
             raise UserError(f"{key}={value} has no meaning for task={name}; leave it out")
     return TASKS[name](cfg, loader)
-
-
-__all__ = ["TASKS", "Task", "build_task"]

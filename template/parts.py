@@ -31,10 +31,10 @@ CHOICE = r"(?:^| )(\w+)=(\w+)"
 PRODUCT = (".py", ".yaml", ".sbatch")
 CLOSING = (")", "]", "}")
 LISTS = re.compile(
-    r"^(from \S+ import \(| *def \w+\(|__all__ = \[)\n((?: +[^\n]+,\n)+) *([)\]][^\n]*)$",
+    r"^(from \S+ import \(| *def \w+\()\n((?: +[^\n]+,\n)+) *(\)[^\n]*)$",
     re.MULTILINE,
 )
-"""Imports, signatures and `__all__` of several lines, one for each name."""
+"""Imports and signatures of several lines, one for each name."""
 PARAMETERS = re.compile(r"^(@pytest\.mark\.parametrize\()\n +([^\n]+)(?<!,)\n(\))$", re.MULTILINE)
 """Parameters of a test that are on a line of their own."""
 LINE_LENGTH = 100

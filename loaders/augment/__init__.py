@@ -29,15 +29,3 @@ AUGMENTATIONS: tuple[Augmentation, ...] = (
 def active_augmentations(data: DataConfig) -> tuple[Augmentation, ...]:
     """Return the augmentations that the configuration switches on, in the order they act in."""
     return tuple(a for a in AUGMENTATIONS if a.active_keys(data))
-
-
-__all__ = [
-    "AUGMENTATIONS",
-    "Augmentation",
-    "Mixing",
-    "Random",
-    "active_augmentations",
-    "on_device",
-    "parts",
-    "probabilities",
-]

@@ -31,11 +31,3 @@ def backend(name: str) -> Callable[[PlanSampler, Config, torch.device], ImageLoa
         raise unknown_name("loader.name", name, BACKENDS)
     module, _, class_name = BACKENDS[name].rpartition(".")
     return getattr(importlib.import_module(module), class_name)
-
-
-__all__ = [
-    "BACKENDS",
-    "ImageLoader",
-    "backend",
-    "with_fastest_parallelism",
-]

@@ -5,18 +5,3 @@ from loaders.epoch.permutation import random_permutation, stream_key, uniform
 from loaders.epoch.prefetch import CudaPrefetcher, transformed
 from loaders.epoch.sampler import ORDER, SAMPLE, BadFileError, EpochSampler
 from loaders.epoch.workers import worker_loader
-
-__all__ = [
-    "ORDER",
-    "SAMPLE",
-    "BadFileError",
-    "CudaPrefetcher",
-    "EpochLoader",
-    "EpochSampler",
-    "LoadedBatch",
-    "random_permutation",
-    "stream_key",
-    "transformed",
-    "uniform",
-    "worker_loader",
-]

@@ -5,16 +5,3 @@ from loaders.images.headers import HEADER, Header
 from loaders.images.masks import read_mask
 from loaders.images.partial import decode_partly, factor_for
 from loaders.images.tiff import read_raw
-
-__all__ = [
-    "HEADER",
-    "Header",
-    "decode",
-    "decode_partly",
-    "factor_for",
-    "read_header",
-    "read_mask",
-    "read_raw",
-    "reason_of",
-    "resize",
-]

@@ -60,6 +60,3 @@ def build_loaders(
     line += f", {target.describe()}" if target else ""
     train_loader.info = replace(train_loader.info, description=(line,))
     return train_loader, val_loader
-
-
-__all__ = ["OWN", "OwnLoader", "build_loaders"]

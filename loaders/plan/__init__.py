@@ -1,4 +1,2 @@
 from loaders.plan.plan import ROW, neutral_rows, resized_sizes
 from loaders.plan.sampler import PlanSampler
-
-__all__ = ["ROW", "PlanSampler", "neutral_rows", "resized_sizes"]

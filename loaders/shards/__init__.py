@@ -2,13 +2,3 @@
 
 from loaders.shards.open import holds_shards, open_shards
 from loaders.shards.pack import LOSSLESS, Part, pack_shards, part_of, shard_options
-
-__all__ = [
-    "LOSSLESS",
-    "Part",
-    "holds_shards",
-    "open_shards",
-    "pack_shards",
-    "part_of",
-    "shard_options",
-]

@@ -5,8 +5,6 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.storage.base import MissingError, Storage, StorageError
 
-__all__ = ["MissingError", "Storage", "StorageError", "open_storage"]
-
 
 def open_storage(root: str, data: DataConfig, stall_s: float = 10.0) -> Storage:
     """Open the storage that a root names.

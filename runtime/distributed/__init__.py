@@ -5,7 +5,7 @@ Only the entry points use torch.distributed besides.
 
 # Default arguments of its functions are the process group that exists at its first import. If DDP
 # does that import, gloo's threads outlive the group, into the end of Python.
-import torch.distributed.nn.functional  # noqa: F401
+import torch.distributed.nn.functional
 
 from runtime.distributed.fsdp import shard
 from runtime.distributed.group import ProcessGroup
@@ -26,22 +26,3 @@ from runtime.distributed.models import (
 )
 from runtime.distributed.private import backend_name
 from runtime.distributed.shards import read_whole
-
-__all__ = [
-    "FLIGHT_RECORD",
-    "Heartbeat",
-    "ProcessGroup",
-    "backend_name",
-    "convert_sync_batchnorm",
-    "end_rank",
-    "init_process_group",
-    "interface_to",
-    "leave_process_group",
-    "local_rank",
-    "place_like",
-    "read_whole",
-    "run_stamp",
-    "set_gradient_sync",
-    "shard",
-    "sync_buffers",
-]

@@ -75,6 +75,3 @@ class Loggers:
             lost = "log.to=%s: values are lost until the next epoch: %s"
             log.warning(lost, name, error, exc_info=not isinstance(error, OSError))
             self.loggers.pop(name, None)
-
-
-__all__ = ["LOGGERS", "Logger", "Loggers"]
