@@ -272,11 +272,11 @@ def run_in_turn(
     print_to(prints)
     told = []
     for command, port in zip(commands, ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
         if env:  # part: ranks
             from runtime.distributed import leave_process_group
 
             leave_process_group()
-            os.environ["MASTER_PORT"] = str(port)
         GlobalHydra.instance().clear()
         before = len(prints.read_text())
         with signal_handlers_restored():
