@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, one_hot
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
@@ -21,7 +21,6 @@ from loaders.augment import (
     Augmentation,
     active_augmentations,
     on_device,
-    probabilities,
 )
 from loaders.image_loaders import build_loaders
 from loaders.plan import neutral_rows
@@ -213,7 +212,7 @@ def test_targets_are_mixed_as_inputs_are(kind: str, name: str) -> None:
     if kind == "images":
         own = own.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
     else:
-        values = probabilities(values, 4) if kind == "labels" else values
+        values = one_hot(values, 4).float() if kind == "labels" else values
         own = own.mean(dim=(1, 2, 3)).view(-1, 1)
     torch.testing.assert_close(targets, own * values + (1 - own) * values[partner])
 

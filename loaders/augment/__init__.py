@@ -10,7 +10,7 @@ from conf.schema import DataConfig
 from loaders.augment.base import Augmentation, Random, on_device, parts
 from loaders.augment.colour import ColourJitter, RandAugment
 from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
-from loaders.augment.mixing import Mixing, probabilities
+from loaders.augment.mixing import Mixing
 from loaders.augment.spatial import Affine, GaussianBlur, RandomErasing
 
 AUGMENTATIONS: tuple[Augmentation, ...] = (

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from conf.errors import UserError
 from conf.schema import DataConfig
@@ -92,7 +93,7 @@ class Mixing(Augmentation):
             targets = torch.where(cut, targets.roll(half, 0), targets)
         else:
             if isinstance(target, Labels):
-                targets = probabilities(targets, len(target.classes))
+                targets = one_hot(targets, len(target.classes)).float()
             targets = torch.lerp(targets.roll(half, 0), targets, weight_of_label)
         return mixed(inputs), targets
 
@@ -112,9 +113,3 @@ def symmetric_beta(alpha: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarra
     without rejection (Devroye 1996, "Random variate generation in one line of code")."""
     rest, cos = (1 - u) ** (1 / alpha), np.cos(2 * np.pi * v)
     return (0.5 + 0.5 * cos * np.sqrt((1 - rest) / (rest + (1 - rest) * cos**2))).clip(0, 1)
-
-
-def probabilities(labels: Tensor, num_classes: int) -> Tensor:
-    """Convert labels to one-hot probabilities, (B, num_classes) float32."""
-    empty = torch.zeros((len(labels), num_classes), device=labels.device)
-    return empty.scatter_(1, labels[:, None], 1.0)

@@ -2,42 +2,29 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
-from torch.nn.functional import interpolate
 
 from conf.schema import Config
-from loaders.augment import Mixing, probabilities
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import Batch
 from loaders.plan import PlanSampler
 
 
 class SyntheticLoader(ImageLoader):
-    """Noise of the data set's shape, the same in every batch."""
+    """Noise in place of images, with the targets of some samples, the same in every batch."""
 
     def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
         super().__init__(sampler, cfg, device)
-        random = torch.Generator().manual_seed(cfg.seed)
-        shape = (self.batch_size, self.in_channels, *self.output_size)
-        self.inputs = torch.rand(shape, generator=random).to(device)
-        if cfg.loader.channels_last:
-            self.inputs = self.inputs.to(memory_format=torch.channels_last)
-        target, num_classes = self.index.target, len(self.info.classes)
-        if target.interpolation == "linear":
-            factor = float(self.index.sides[1].size_factor)
-            self.targets = interpolate(self.inputs, scale_factor=factor)
-        elif target.kind == "numbers":
-            self.targets = torch.randn((self.batch_size, target.channels), generator=random)
-        elif target.kind == "several labels":
-            labels = torch.randint(2, (self.batch_size, num_classes), generator=random)
-            self.targets = labels.float()
-        else:
-            size = self.output_size if target.interpolation == "nearest" else ()
-            self.targets = torch.randint(num_classes, (self.batch_size, *size), generator=random)
-        mixes = any(isinstance(a, Mixing) for a in sampler.augmentations)  # part: mixing
-        if target.kind == "labels" and mixes:  # part: mixing
-            self.targets = probabilities(self.targets, num_classes)
-        self.targets = self.targets.to(device)
+        rows = sampler.plan(np.arange(min(self.batch_size, sampler.num_rows)))
+        random, images = np.random.default_rng(cfg.seed), []
+        for number, size in self.read_sizes().items():
+            side = self.index.sides[number]
+            shape, high = (len(rows), *size, side.channels), np.iinfo(side.dtype).max
+            if side.interpolation == "nearest":  # part: masks
+                high = len(self.info.classes)
+            images.append(torch.from_numpy(random.integers(high, size=shape, dtype=side.dtype)))
+        _, (self.inputs, self.targets) = self.transform(rows, tuple(images))
 
     def finished_batches(self) -> Iterator[Batch]:
         for rows in self.sampler:
