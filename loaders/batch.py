@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -46,10 +45,3 @@ def tensors_of(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, dict | list | tuple):
         for value in tree.values() if isinstance(tree, dict) else tree:
             yield from tensors_of(value)
-
-
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values to a device; to a GPU from pinned memory, which does not block the host."""
-    if device.type == "cuda" and not values.is_pinned():
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)

@@ -7,7 +7,7 @@ augmentations act on finished batches on the device, whatever the backend: `appl
 """
 
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device, parts
+from loaders.augment.base import Augmentation, Random, on_device, parts, to_device
 from loaders.augment.colour import ColourJitter, RandAugment
 from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
 from loaders.augment.mixing import Mixing

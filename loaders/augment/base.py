@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from conf.schema import DataConfig
-from loaders.batch import to_device  # part: colour|spatial|mixing
 from loaders.targets import Target
 
 PART_BYTES = 4 << 20
@@ -79,6 +78,13 @@ class Augmentation:
         self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
     ) -> None:
         """Raise UserError if it does not support such targets or batches."""
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values to a device; to a GPU from pinned memory, which does not block the host."""
+    if device.type == "cuda" and not values.is_pinned():
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 # part: colour|spatial|mixing

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import Config
+from loaders.augment import to_device
 from loaders.backends.dataset import PlanDataset, movable
 from loaders.backends.loader import ImageLoader
 from loaders.backends.transform import RawBatch
-from loaders.batch import to_device
 from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError
 from loaders.limits import cpus_per_rank

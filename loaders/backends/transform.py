@@ -6,8 +6,7 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.augment import Augmentation, parts
-from loaders.batch import to_device
+from loaders.augment import Augmentation, parts, to_device
 from loaders.memory import BatchMemory
 from loaders.plan import PlanSampler
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.batch import map_leaves, tensors_of, to_device
+from loaders.batch import map_leaves, tensors_of
 from loaders.epoch import CudaPrefetcher, EpochLoader, EpochSampler, LoadedBatch, worker_loader
 from loaders.loader import DataInfo
 from loaders.own.seeded import SeededDataset
@@ -60,7 +60,10 @@ class OwnLoader(EpochLoader):
         return rows, (inputs, targets)
 
     def _moved(self, value: Any) -> Any:
-        return to_device(value, self.device) if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor) or self.device.type == "cpu":
+            return value
+        pinned = value if value.is_pinned() else value.pin_memory()
+        return pinned.to(self.device, non_blocking=True)
 
     def _info(self, sampler: EpochSampler, target: Target | None) -> DataInfo:
         """Return the facts that follow from the first good sample.
