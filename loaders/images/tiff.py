@@ -69,21 +69,3 @@ def decode_tiff(content: bytes | bytearray, header: np.void) -> np.ndarray:
     if image.shape != shape[: image.ndim]:
         image = np.moveaxis(image, 0, -1)
     return np.ascontiguousarray(image.reshape(shape), dtype)
-
-
-def read_raw(file: BinaryIO, start: int, image: np.ndarray) -> None:
-    """Read the uncompressed pixels of a TIFF into an array of their shape.
-
-    It is 1.9 times as fast as reading the file and `decode` (5 channels of 50x50).
-
-    Args:
-        file: path of the TIFF.
-        start: `Header.raw_offset`.
-        image: (height, width, channels) array to fill.
-
-    Raises:
-        OSError: the file ends before.
-    """
-    file.seek(start)
-    if file.readinto(image.data) < image.nbytes:  # type: ignore[attr-defined]
-        raise OSError("it is cut short")
