@@ -8,7 +8,7 @@ import torch
 from conf.schema import Config
 from loaders.backends.transform import Batch, BatchTransform, RawBatch
 from loaders.class_counts import class_counts
-from loaders.epoch import CudaPrefetcher, EpochLoader, transformed
+from loaders.epoch import EpochLoader, prefetched, transformed
 from loaders.loader import DataInfo
 from loaders.plan import PlanSampler
 
@@ -66,7 +66,7 @@ class ImageLoader(EpochLoader):
             enlarges = self.read_size != self.output_size
             num_threads = torch.get_num_threads() if enlarges else 1
             return transformed(self.raw_batches(), self.transform, num_threads)
-        return iter(CudaPrefetcher(self.raw_batches(), self.transform, self.device))
+        return prefetched(self.raw_batches(), self.transform, self.device)
 
     def read_sizes(self) -> dict[int, tuple[int, int]]:
         """Return (height, width) of the images that the backend delivers, by side."""

@@ -2,6 +2,6 @@
 
 from loaders.epoch.loader import EpochLoader, LoadedBatch
 from loaders.epoch.permutation import random_permutation, stream_key, uniform
-from loaders.epoch.prefetch import CudaPrefetcher, transformed
+from loaders.epoch.prefetch import prefetched, transformed
 from loaders.epoch.sampler import ORDER, SAMPLE, BadFileError, EpochSampler
 from loaders.epoch.workers import worker_loader

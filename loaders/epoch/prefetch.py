@@ -48,42 +48,37 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class CudaPrefetcher:
-    """Copies and transforms batches on a side stream while the training computes.
+def prefetched(
+    batches: Iterable[RawBatch], transform: Transform, device: torch.device
+) -> Iterator[Batch]:
+    """Copy and transform batches on a side stream while the training computes.
 
     The backend's own work on the device, such as DALI's, runs on the side stream too. The host is
     at most two batches ahead of the training's stream, which bounds the memory if steps are slow.
     """
-
-    def __init__(
-        self, batches: Iterable[RawBatch], transform: Transform, device: torch.device
-    ) -> None:
-        self.raw_batches, self.transform, self.device = batches, transform, device
-
-    def __iter__(self) -> Iterator[Batch]:
-        stream, waiting = side_stream(self.device), iter(self.raw_batches)
-        ready: tuple[Batch, torch.cuda.Event, RawBatch] | None = None
-        # Of each yielded batch: the event after which training is done with it, and its source.
-        in_use: deque[tuple[torch.cuda.Event, RawBatch]] = deque()
-        while True:
-            if len(in_use) == 2:
-                in_use.popleft()[0].synchronize()
-            with torch.cuda.stream(stream):
-                raw = next(waiting, None)
-                following = raw and (self.transform(*raw), stream.record_event(), raw)
-            if ready is not None:
-                batch, is_ready, source = ready
-                training = torch.cuda.current_stream(self.device)
-                training.wait_event(is_ready)
-                for tensor in tensors_of(batch[1]):
-                    # Keeps its memory from reuse before the training's stream is done with it.
-                    tensor.record_stream(training)
-                yield batch
-                in_use.append((blocking_event(torch.cuda.current_stream(self.device)), source))
-            if following is None:
-                break
-            ready = following
-        blocking_event(stream).synchronize()  # before the last sources are freed
+    stream, waiting = side_stream(device), iter(batches)
+    ready: tuple[Batch, torch.cuda.Event, RawBatch] | None = None
+    # Of each yielded batch: the event after which training is done with it, and its source.
+    in_use: deque[tuple[torch.cuda.Event, RawBatch]] = deque()
+    while True:
+        if len(in_use) == 2:
+            in_use.popleft()[0].synchronize()
+        with torch.cuda.stream(stream):
+            raw = next(waiting, None)
+            following = raw and (transform(*raw), stream.record_event(), raw)
+        if ready is not None:
+            batch, is_ready, source = ready
+            training = torch.cuda.current_stream(device)
+            training.wait_event(is_ready)
+            for tensor in tensors_of(batch[1]):
+                # Keeps its memory from reuse before the training's stream is done with it.
+                tensor.record_stream(training)
+            yield batch
+            in_use.append((blocking_event(torch.cuda.current_stream(device)), source))
+        if following is None:
+            break
+        ready = following
+    blocking_event(stream).synchronize()  # before the last sources are freed
 
 
 def blocking_event(stream: torch.cuda.Stream) -> torch.cuda.Event:

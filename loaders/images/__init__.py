@@ -3,4 +3,4 @@
 from loaders.images.decoders import decode, read_header, reason_of, resize
 from loaders.images.headers import HEADER, Header
 from loaders.images.masks import read_mask
-from loaders.images.partial import decode_partly, factor_for
+from loaders.images.partial import decode_partly

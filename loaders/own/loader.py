@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from conf.errors import UserError
 from conf.schema import Config
 from loaders.batch import map_leaves, tensors_of
-from loaders.epoch import CudaPrefetcher, EpochLoader, EpochSampler, LoadedBatch, worker_loader
+from loaders.epoch import EpochLoader, EpochSampler, LoadedBatch, prefetched, worker_loader
 from loaders.loader import DataInfo
 from loaders.own.seeded import SeededDataset
 from loaders.targets import Labels, Target
@@ -48,7 +48,7 @@ class OwnLoader(EpochLoader):
         loaded = self.data_loader or map(self.dataset.__getitems__, self.sampler)
         batches = self.good_batches(loaded, self.dataset.__getitems__)
         if self.device.type == "cuda":
-            return iter(CudaPrefetcher(batches, self._on_device, self.device))
+            return prefetched(batches, self._on_device, self.device)
         return starmap(self._on_device, batches)
 
     def _on_device(self, rows: np.ndarray, batch: Any) -> tuple[np.ndarray, tuple[Any, Any]]:
