@@ -259,7 +259,7 @@ def run_in_turn(
 
     It writes exit codes and prints beside `prints`, and exits with the last code.
     """
-    os.environ.update(ENVIRONMENT | env)
+    os.environ.update(env)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     if not (folder / "conf").samefile(REPOSITORY / "conf"):  # the modules are a project's own
@@ -273,7 +273,7 @@ def run_in_turn(
     told = []
     for command, port in zip(commands, ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
-        if env:  # part: ranks
+        if "RANK" in env:  # part: ranks
             from runtime.distributed import leave_process_group
 
             leave_process_group()
@@ -308,9 +308,9 @@ def start(
     paths = [prints.with_name(f"{prints.name}-{rank}.txt") for rank in range(num_ranks or 1)]
     processes = []
     for rank, path in enumerate(paths):
-        env = {}
+        env = dict(ENVIRONMENT)
         if num_ranks:
-            env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
             env["MASTER_ADDR"] = "127.0.0.1"
         processes.append(start_process(run_in_turn, commands, ports, path, env, folder, watch))
     return processes, paths
