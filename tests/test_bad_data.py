@@ -11,7 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tifffile
 import torch
 
 from conf.errors import UserError
@@ -100,13 +102,15 @@ def test_files_that_are_no_images_or_far_too_large_are_refused_from_their_header
     (root / "a" / "page.jpg").write_bytes(HTML)
     (root / "b" / "empty.jpg").write_bytes(b"")
     (root / "b" / "link.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    planes = np.zeros((3, 50, 40), np.uint16)
+    tifffile.imwrite(root / "b" / "planes.tif", planes, photometric="rgb", planarconfig="separate")
     options = options_for(root, "data.on_error=raise", "data.max_pixels=10_000")
     with refused(
-        *("4 of 10", "large.png (110x100", "data.max_pixels=10000"),
+        *("5 of 11", "large.png (110x100", "data.max_pixels=10000", "planes.tif (Pillow"),
         *("page.jpg (not an image)", "empty.jpg (empty file)", "link.jpg (No such file"),
     ):
         build_index(make_config(*options).data)
-    for name in ("a/page.jpg", "b/empty.jpg", "b/link.jpg"):
+    for name in ("a/page.jpg", "b/empty.jpg", "b/link.jpg", "b/planes.tif"):
         (root / name).unlink()
     train, val = build_index(make_config(*options, "data.max_pixels=11_000").data)
     assert max(*train.sizes[:, 0], *val.sizes[:, 0]) == 110

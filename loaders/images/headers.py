@@ -16,6 +16,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF
 
 ORIENTATION = 0x0112  # the EXIF tag
 TIFF_SIZE = (256, 257)  # tags of the width and height as stored
+TIFF_BITS, TIFF_PLANES = 258, 284
 JPEG_TAGS = b"\xff\xe1"
 JPEG_END = b"\xff\xd9"  # part: dali
 JPEG_HEADER_BYTES = 1 << 14  # enough for most
@@ -92,7 +93,10 @@ def _header_by_pillow(path: str) -> Header:
             orientation = 1  # as decoders see it
         size = image.size
         if image.format == "TIFF":  # whose size Pillow may have turned already
-            size = tuple(image.tag_v2[tag] for tag in TIFF_SIZE)  # type: ignore[attr-defined]
+            facts = image.tag_v2  # type: ignore[attr-defined]
+            size = tuple(facts[tag] for tag in TIFF_SIZE)
+            if facts.get(TIFF_PLANES) == 2 and 16 in facts.get(TIFF_BITS, ()):
+                raise OSError("Pillow cannot read planes of 16 bits; save its channels interleaved")
         height, width = size if orientation >= 5 else reversed(size)
         header = Header(height, width, 3, 8, orientation)
         # part: dali
