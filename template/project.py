@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -88,6 +89,8 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
         chosen -= {"compose", "scripts"}
         if not techniques_of(chosen):
             refuse("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
+        if not find_spec("ruff"):
+            refuse("SCRIPT=merged sorts imports with ruff, which is not installed; run make setup")
         merged_script(techniques_of(chosen))
 
     with tempfile.TemporaryDirectory() as temporary:

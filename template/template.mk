@@ -20,5 +20,5 @@ test-parts: setup  ## for each part, make a project without it, check it and tra
 parts:  ## list the parts of a project
 	@$(PYTHON) -m template.project --list
 
-project:  ## make a project of your own in a new folder: make project DIR=../mine PARTS="ddp amp" SCRIPT=merged
+project: $(if $(SCRIPT:each=),setup)  ## make a project of your own in a new folder: make project DIR=../mine PARTS="ddp amp" SCRIPT=merged
 	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m template.project "$$DIR" "$$PARTS" "$$SCRIPT"
