@@ -50,13 +50,12 @@ class SingleProcess:
         """Return this rank's shard of a whole tensor if `example` is sharded, else the tensor."""
         return tensor
 
-    def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:  # part: fsdp
-        """Read `saved[key]` with this rank's shards of its sharded tensors; every rank calls it.
+    def read_shards(self, saved: dict[str, Any], model: nn.Module) -> Any:  # part: fsdp
+        """Return a checkpoint with this rank's shards of its sharded tensors; every rank calls it.
 
         Args:
             saved: checkpoint with its `path`.
-            key: key of a part of the state.
-            example: a parameter of the model.
+            model: model that resumes from it.
 
         Raises:
             UserError: a rank cannot read them, or the model is not sharded.
@@ -66,7 +65,7 @@ class SingleProcess:
                 f"{saved['path']} is in shards, which train_fsdp.py alone resumes from; make whole "
                 "files of the checkpoints of its run: python -m runtime.whole run=DIR"
             )
-        return saved[key]
+        return saved
 
     def for_writing(self, model: nn.Module) -> "SingleProcess":  # part: fsdp
         """Return these processes for the thread that writes checkpoints; every rank calls it.

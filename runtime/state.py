@@ -125,17 +125,15 @@ def restore(
             classes, its plan differs, or other weights of the model were learning.
     """
     path, loader = saved["path"], state["loader"]
-    example = next(state["model"].parameters())  # part: fsdp
     refuse_differences(
         saved["facts"],
         facts_of(loader),
         path,
         "use that data again, or start another run from its weights, whose head starts fresh then",
     )
-    # without fsdp: weights = saved["model"]
-    weights = group.read_part(saved, "model", example)  # part: fsdp
+    saved = group.read_shards(saved, state["model"])  # part: fsdp
     try:
-        load_into(state["model"], weights, group)
+        load_into(state["model"], saved["model"], group)
     except RuntimeError as error:
         differing = _differing(cfg, saved).items()
         keys = [f"{key}={then}" for key, (then, _) in differing if key.startswith("model.")]
@@ -153,9 +151,7 @@ def restore(
         if name in ("model", "loader"):
             continue
         if saved.get(name):
-            # without fsdp: value = saved[name]
-            value = group.read_part(saved, name, example)  # part: fsdp
-            load_into(part, value, group)
+            load_into(part, saved[name], group)
         elif part.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
             if isinstance(part, AveragedModel):  # part: ema

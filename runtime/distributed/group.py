@@ -71,13 +71,14 @@ class ProcessGroup(SingleProcess):
         full, mesh = tensor.to(example.device), example.device_mesh
         return distribute_tensor(full, mesh, example.placements, src_data_rank=None)
 
-    def read_part(self, saved: dict[str, Any], key: str, example: Tensor) -> Any:  # part: fsdp
-        if "shards" in saved and isinstance(example, DTensor):
-            return read_shards(saved, key, example)
-        return super().read_part(saved, key, example)
+    def read_shards(self, saved: dict[str, Any], model: nn.Module) -> Any:  # part: fsdp
+        parameter = next(model.parameters())
+        if "shards" in saved and isinstance(parameter, DTensor):
+            return read_shards(saved, parameter.device_mesh)
+        return super().read_shards(saved, model)
 
     def for_writing(self, model: nn.Module) -> SingleProcess:  # part: fsdp
-        is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        is_sharded = isinstance(next(model.parameters()), DTensor)
         return ProcessGroup(dist.new_group(backend="gloo")) if is_sharded else self
 
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp

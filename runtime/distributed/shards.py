@@ -15,6 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, empty
 
 from conf.errors import UserError
@@ -86,24 +87,23 @@ def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
     return {name: value for _, part in answers for name, value in part.items()}
 
 
-def read_shards(saved: dict[str, Any], key: str, example: DTensor) -> Any:
-    """Read `saved[key]` with this rank's shards of its sharded tensors; every rank calls it.
+def read_shards(saved: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
+    """Return a checkpoint with this rank's shards of its sharded tensors; every rank calls it.
 
     Args:
-        saved: checkpoint with its `path`, as `write_shards()` returned it.
-        key: key of a part of the state.
-        example: a parameter of the model, sharded over all ranks; fewer or more may have written.
+        saved: checkpoint with its `path`; fewer or more ranks may have written it.
+        mesh: devices of all ranks, over which the parameters are sharded.
 
     Raises:
         UserError: a rank cannot read the files.
     """
-    path = Path(saved["path"]).parent / saved["shards"]["folder"]
-    new = partial(empty, device_mesh=example.device_mesh, placements=[Shard(0)])
+    new = partial(empty, device_mesh=mesh, placements=[Shard(0)])
     try:
-        return _read(path, saved[key], f"/{key}", new)
+        return _read(saved, Path(saved["path"]), new)
     except (OSError, dcp.CheckpointException) as error:
+        reason = str(error).rstrip().rpartition("\n")[2]
         raise UserError(
-            f"{path} cannot be read on all ranks ({str(error).splitlines()[-1]}); "
+            f"{saved['path']}: its shards cannot be read on all ranks ({reason}); "
             "they need a common file system"
         ) from error
 
@@ -118,29 +118,25 @@ def read_whole(state: dict[str, Any], path: Path) -> dict[str, Any]:
         check_shards(state, path.parent)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); remove it to continue without it") from error
-    others = {key: value for key, value in state.items() if key != "shards"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that torch.distributed is not in use
-        return _read(path.parent / state["shards"]["folder"], others, "", torch.empty, True)
+        return _read(state, path, torch.empty, is_alone=True)
 
 
 def _read(
-    path: Path,
-    values: Any,
-    name: str,
-    new: Callable[..., Tensor],
-    is_alone: bool = False,
-) -> Any:
-    """Read the tensors below `name` into `new` ones, and put these into the nested values."""
-    reader = dcp.FileSystemReader(path)
+    state: dict[str, Any], path: Path, new: Callable[..., Tensor], is_alone: bool = False
+) -> dict[str, Any]:
+    """Read the sharded tensors of the checkpoint `path` into `new` ones, and put these into its
+    state."""
+    others = {key: value for key, value in state.items() if key != "shards"}
+    reader = dcp.FileSystemReader(path.parent / state["shards"]["folder"])
     tensors = {
-        key: new(about.size, dtype=about.properties.dtype)
-        for key, about in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(about, dcp.TensorStorageMetadata) and f"{key}/".startswith(f"{name}/")
+        name: new(about.size, dtype=about.properties.dtype)
+        for name, about in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(about, dcp.TensorStorageMetadata)
     }
-    if tensors:
-        dcp.load(tensors, storage_reader=reader, no_dist=is_alone)
-    return map_named(lambda key, value: tensors.get(key, value), values, name)
+    dcp.load(tensors, storage_reader=reader, no_dist=is_alone)
+    return map_named(lambda name, value: tensors.get(name, value), others)
 
 
 def map_named(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
