@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from torchvision.tv_tensors import KeyPoints
 
 from conf.errors import UserError
 from loaders import build_loaders
-from loaders.batch import num_samples, part, tensors_of
+from loaders.batch import tensors_of
 from loaders.own import OWN
 from tests.helpers import DEVICES, REPOSITORY, folder_with, make_config, refused, scalars_of, train
 
@@ -49,32 +50,22 @@ class Photos(Items):
         return {"image": image, "moved": (image[0, 0], number)}, (number, f"name {number}")
 
 
-def photos(data: Any) -> tuple[Dataset, Dataset]:
-    return Photos([*range(64)]), Photos([*range(13)])
+PHOTOS = Photos([*range(64)]), Photos([*range(13)])
+BROKEN = tuple(Photos([None if n in BAD else n for n in range(count)]) for count in (64, 13))
 
 
-def broken_photos(data: Any) -> tuple[Dataset, Dataset]:
-    items = [None if number in BAD else number for number in range(64)]
-    return Photos(items), Photos(items[:13])
+@pytest.fixture
+def loaders_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Returns the loaders of what a user's function returns."""
 
+    def build(
+        *overrides: str, of: Any = PHOTOS, rank: int = 0, world_size: int = 1, device: str = "cpu"
+    ) -> Any:
+        monkeypatch.setitem(OWN, "items", lambda data: of)
+        options = ["data=own", "data.name=items", "global_batch_size=8", "seed=1", *overrides]
+        return build_loaders(make_config(*options), torch.device(device), rank, world_size)
 
-@pytest.fixture(scope="module", autouse=True)
-def own() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        for read in (photos, broken_photos):
-            patch.setitem(OWN, read.__name__, read)
-        yield
-
-
-def loaders_of(*overrides: str, rank: int = 0, world_size: int = 1, device: str = "cpu") -> Any:
-    options = ["data=own", "data.name=photos", "global_batch_size=8", "seed=1", *overrides]
-    return build_loaders(make_config(*options), torch.device(device), rank, world_size)
-
-
-def loaders_from(monkeypatch: pytest.MonkeyPatch, returned: Any, *overrides: str) -> Any:
-    """The loaders of what a user's function returns."""
-    monkeypatch.setitem(OWN, "items", lambda data: returned)
-    return loaders_of("data.name=items", *overrides)
+    return build
 
 
 def items_of(loader: Any, epoch: int = 3) -> list[dict[int, Tensor]]:
@@ -93,29 +84,24 @@ def assert_equal(one: list[dict[int, Tensor]], other: list[dict[int, Tensor]]) -
     assert all(torch.equal(a[key], b[key]) for a, b in zip(one, other, strict=True) for key in a)
 
 
-@pytest.fixture(scope="module")
-def whole() -> list[dict[int, Tensor]]:
-    return items_of(loaders_of()[0])
-
-
-def test_an_epoch_has_each_sample_once_and_the_next_one_has_others(whole: Any) -> None:
+def test_an_epoch_has_each_sample_once_and_the_next_one_has_others(loaders_of: Any) -> None:
     """The generators of the training process are left alone."""
 
     def states() -> str:
         return str((random.getstate(), np.random.get_state(), torch.get_rng_state().tolist()))
 
-    assert sorted(number for batch in whole for number in batch) == list(range(64))
     train_loader, val_loader = loaders_of()
     before = states()
-    next_ones = items_of(train_loader, 4)
+    epochs = [items_of(train_loader, epoch) for epoch in (3, 4)]
     assert states() == before
-    assert [batch.keys() for batch in next_ones] != [batch.keys() for batch in whole]
-    images, next_images = ({k: v for b in e for k, v in b.items()} for e in (whole, next_ones))
-    assert not any(torch.equal(images[number], next_images[number]) for number in images)
+    assert [batch.keys() for batch in epochs[0]] != [batch.keys() for batch in epochs[1]]
+    first, second = ({k: v for batch in epoch for k, v in batch.items()} for epoch in epochs)
+    assert sorted(first) == list(range(64))
+    assert not any(torch.equal(first[number], second[number]) for number in first)
     assert_equal(items_of(val_loader), items_of(val_loader))  # the same in each validation
 
 
-def test_workers_ranks_and_a_resume_change_no_bit(whole: Any) -> None:
+def test_workers_ranks_and_a_resume_change_no_bit(loaders_of: Any) -> None:
     ranks = [
         loaders_of(f"loader.num_workers={count}", rank=rank, world_size=2)[0]
         for rank, count in enumerate((2, 0))
@@ -128,15 +114,17 @@ def test_workers_ranks_and_a_resume_change_no_bit(whole: Any) -> None:
     for loader in ranks:
         loader.load_state_dict(state)
     halves = [items_of(loader) for loader in ranks]
+    whole = items_of(loaders_of()[0])
     assert_equal([a | b for a, b in zip(*halves, strict=True)], whole[5:])
 
 
 @pytest.mark.parametrize(("num_workers", "world_size"), [(0, 2), (1, 1)])
-def test_bad_samples_are_replaced_or_left_out_as_bad_files(
-    num_workers: int, world_size: int
-) -> None:
-    options = ["data.name=broken_photos", "data.on_error=skip", f"loader.num_workers={num_workers}"]
-    ranks = [loaders_of(*options, rank=r, world_size=world_size) for r in range(world_size)]
+def test_bad_samples_are_as_bad_files(num_workers: int, world_size: int, loaders_of: Any) -> None:
+    options = ["data.on_error=skip", f"loader.num_workers={num_workers}"]
+    ranks = [
+        loaders_of(*options, of=BROKEN, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
     numbers, val_numbers = (
         [n for loader in loaders for batch in items_of(loader) for n in batch]
         for loaders in zip(*ranks, strict=True)
@@ -144,26 +132,18 @@ def test_bad_samples_are_replaced_or_left_out_as_bad_files(
     assert not BAD & set(numbers)
     assert set().union(*(loader.state_dict()["bad"][0] for loader, _ in ranks)) == BAD
     assert sorted(val_numbers) == [n for n in range(13) if n != 3]
+    with pytest.raises(UserError, match="max_bad_samples=1"):
+        items_of(loaders_of(*options, "data.max_bad_samples=1", of=BROKEN)[0])
+    with pytest.raises(UserError, match=r"sample \d+ .*it is broken"):
+        items_of(loaders_of(*options, "data.on_error=raise", of=BROKEN)[0])
 
 
-@pytest.mark.parametrize(
-    ("option", "named"),
-    [("on_error=raise", r"sample \d+ .*it is broken"), ("on_error=skip", "max_bad_samples=1")],
-)
-def test_bad_samples_end_an_epoch_unless_they_may_be_skipped(option: str, named: str) -> None:
-    options = [f"data.{option}", "data.max_bad_samples=1"]
-    with pytest.raises(UserError, match=named):
-        items_of(loaders_of("data.name=broken_photos", *options)[0])
-
-
-def test_a_validation_split_may_begin_with_a_bad_sample_but_needs_a_good_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_validation_split_needs_a_good_sample_but_not_as_its_first(loaders_of: Any) -> None:
     val = Photos([None, *range(1, 8)])
-    [batch] = items_of(loaders_from(monkeypatch, (val, val), "data.on_error=skip")[1])
+    [batch] = items_of(loaders_of("data.on_error=skip", of=(val, val))[1])
     assert sorted(batch) == [*range(1, 8)]
     with refused("items/val"):
-        loaders_from(monkeypatch, (val, Photos([None] * 4)), "data.on_error=skip")
+        loaders_of("data.on_error=skip", of=(val, Photos([None] * 4)))
 
 
 class Pair(NamedTuple):
@@ -171,12 +151,12 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_numbers_texts_and_tuples_of_any_kind_make_a_batch(monkeypatch: Any) -> None:
+def test_numbers_texts_and_tuples_of_any_kind_make_a_batch(loaders_of: Any) -> None:
     texts = ["a", b"b", np.str_("c")]
     pair = Pair(np.float32(2), (np.arange(2), *texts))
     inputs = {"pair": pair, "points": KeyPoints(torch.ones(3, 2), canvas_size=(4, 4))}
     data = Items([(inputs, np.int64(number)) for number in range(9)])
-    [batch, last] = loaders_from(monkeypatch, (data, data))[1]
+    [batch, last] = loaders_of(of=(data, data))[1]
     assert (batch[1].tolist(), last[1].tolist()) == ([*range(8)], [8])
     left, (array, *columns) = batch[0]["pair"]
     assert isinstance(batch[0]["pair"], Pair)
@@ -184,10 +164,6 @@ def test_numbers_texts_and_tuples_of_any_kind_make_a_batch(monkeypatch: Any) -> 
     assert array.shape == (8, 2)
     assert columns == [[text] * 8 for text in texts]
     assert batch[0]["points"].shape == (8, 3, 2)
-    batch = {"rate": 0.5, "batch": batch}
-    last = part(batch, 6, 8)
-    assert (num_samples(batch), num_samples(last), num_samples({"rate": 0.5})) == (8, 2, 0)
-    assert (last["rate"], last["batch"][0]["pair"].right[1]) == (0.5, ["a", "a"])
 
 
 @pytest.mark.parametrize(
@@ -202,21 +178,14 @@ def test_numbers_texts_and_tuples_of_any_kind_make_a_batch(monkeypatch: Any) -> 
         (Items([(IMAGE, 0)] * 9, lambda items: (IMAGE, {1})), "set"),
     ],
 )
-def test_samples_that_make_no_batch_are_refused(items: Any, named: str, monkeypatch: Any) -> None:
+def test_samples_that_make_no_batch_are_refused(items: Any, named: str, loaders_of: Any) -> None:
     data = items if isinstance(items, Items) else Items(items)
     with pytest.raises(UserError, match=named):
-        list(loaders_from(monkeypatch, (data, data))[1])
-
-
-def test_a_function_that_returns_something_else_is_refused(monkeypatch: Any) -> None:
-    wrong: list[Any] = [Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (iter([]),) * 2, None]
-    for returned in wrong:
-        with refused("data.name=items"):
-            loaders_from(monkeypatch, returned)
+        list(loaders_of(of=(data, data))[1])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_inputs_of_any_nesting_come_to_the_device_in_channels_last(device: str) -> None:
+def test_inputs_of_any_nesting_come_to_the_device(device: str, loaders_of: Any) -> None:
     loader, _ = loaders_of("loader.channels_last=true", device=device)
     inputs, (numbers, _) = next(iter(loader))
     assert {tensor.device.type for tensor in tensors_of((inputs, numbers))} == {device}
@@ -233,9 +202,17 @@ def test_inputs_of_any_nesting_come_to_the_device_in_channels_last(device: str) 
         ("data.layout=onw", "did you mean own?"),
     ],
 )
-def test_mistakes_are_refused(override: str, named: str) -> None:
+def test_mistakes_are_refused(override: str, named: str, loaders_of: Any) -> None:
     with refused(named):
         loaders_of(override)
+
+
+@pytest.mark.parametrize(
+    "returned", [Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (iter([]),) * 2, None]
+)
+def test_a_function_that_returns_something_else_is_refused(returned: Any, loaders_of: Any) -> None:
+    with refused("data.name=items"):
+        loaders_of(of=returned)
 
 
 # part: compose
