@@ -1,25 +1,47 @@
 """Small images, and data sets of every kind, for the tests of data."""
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tifffile
+import torch
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from loaders.images import HEADER, read_header
+from conf.schema import DataConfig
+from loaders.backends import ImageLoader
+from loaders.image_loaders import build_loaders
+from loaders.index import SPLITS, Index, build_index, write_index
 from loaders.shards import Part, pack_shards
 from tests.helpers import REPOSITORY, make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
 CLASSES, IGNORED = (0, 1, 7, 200), 255  # of masks: far apart, so that a mixture is a new one
 PLAIN = ["data.mean=null", "data.std=null", "data.resize=null"]
+
+
+def loaders_of(*overrides: str, rank=0, world_size=1) -> tuple[ImageLoader, ImageLoader]:
+    """The loaders of training and validation, on the CPU."""
+    return build_loaders(make_config(*overrides), torch.device("cpu"), rank, world_size)
+
+
+def index_of(*overrides: str) -> tuple[Index, Index]:
+    """The indexes of training and validation."""
+    return build_index(make_config(*overrides).data)
+
+
+def save_index(data: DataConfig, out: Path) -> None:
+    write_index(dict(zip(SPLITS, build_index(data), strict=True)), data, out)
+
+
+def shard(data: DataConfig, out: Path, shard_mb: float = 0.02) -> None:
+    """Pack data in shards of a few samples."""
+    pack_shards(data, str(out), shard_mb, Part(1, 1))
 
 
 def smooth(number: int, height: int, width: int) -> np.ndarray:
@@ -37,11 +59,6 @@ def save(path: Path, image: np.ndarray | Image.Image, **options: Any) -> np.ndar
     upright = ImageOps.exif_transpose(Image.open(path))
     assert upright
     return np.asarray(upright.convert("RGB")) / np.float32(255)
-
-
-def header_of(path: Path, content: str) -> np.void:
-    """The header of a file as the index has it; `content` is that of `ImageSpec`."""
-    return np.array([tuple(read_header(str(path), content))], HEADER)[0]
 
 
 def save_tiff(path: Path, image: np.ndarray, **options: Any) -> None:
@@ -70,24 +87,12 @@ def digit_folders(root: Path, digits: range, num_train: int, num_val: int) -> Pa
     return root
 
 
-def replace_file(path: str, content: bytes) -> None:
-    """As a new file: the old one may be mapped into memory."""
-    os.unlink(path)
-    Path(path).write_bytes(content)
-
-
-def cut_short(path: str) -> None:
-    """Only the last lines are missing, which are far below every centre crop."""
-    content = Path(path).read_bytes()
-    replace_file(path, content[: len(content) * 97 // 100])
-
-
-# name of a way to read files -> the overrides that choose it
-WAYS = {
-    "threads": ["loader=pytorch"],
-    "workers": ["loader=pytorch", "loader.num_workers=1"],
-    "dali": ["loader=dali"],
-}
+def rot(path: str) -> None:
+    """Replace the content of a file, not its size and its time."""
+    stat = os.stat(path)
+    os.unlink(path)  # it may be mapped into memory
+    Path(path).write_bytes(bytes(stat.st_size))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def reading(root: Path, *more: str) -> list[str]:
@@ -95,27 +100,10 @@ def reading(root: Path, *more: str) -> list[str]:
     return [f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}", *more]
 
 
-# Files that are opened.
-
-LISTENERS: list[Callable[[str], object]] = []
-
-
-def audit(event: str, arguments: tuple[Any, ...]) -> None:
-    for listen in LISTENERS if event == "open" else ():
-        listen(str(arguments[0]))
-
-
-sys.addaudithook(audit)
-
-
-@contextmanager
-def opening(listen: Callable[[str], object]) -> Iterator[None]:
-    """Call `listen` with the path of each file that this process opens."""
-    LISTENERS.append(listen)
-    try:
-        yield
-    finally:
-        LISTENERS.remove(listen)
+def photos_in(root: Path, *more: str) -> list[str]:
+    """Overrides that read class folders in centre crops of 40x40 pixels, in batches of four."""
+    options = ["data=imagefolder", "data.resize=null", "data.crop=[40,40]", "global_batch_size=4"]
+    return [*options, *reading(root), *more]
 
 
 # Kinds of data. Each function writes one below a folder.
@@ -136,6 +124,10 @@ def common(root: Path) -> list[str]:
     return reading(root, f"data.val_count={NUM_VAL}")
 
 
+BY_180 = (274, 3, 1, 3, True)
+"""The tag of a TIFF that is turned."""
+
+
 def turned(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x112] = orientation
@@ -143,12 +135,12 @@ def turned(orientation: int) -> Image.Exif:
 
 
 # Names of files that decoders read in different ways, what Pillow writes them with, and changes.
-JPEGS: list[tuple[str, dict[str, Any]]] = [
-    ("plain.jpg", {}),
-    ("progressive.jpg", {"progressive": True}),
-    ("profile.jpg", {"icc_profile": bytes(20_000)}),
-    ("stray.jpg", {}),
-    ("behind.jpg", {}),
+JPEGS: list[tuple[str, str, dict[str, Any]]] = [
+    ("plain.jpg", "RGB", {}),
+    ("progressive.jpg", "RGB", {"progressive": True}),
+    ("profile.jpg", "RGB", {"icc_profile": bytes(20_000)}),
+    ("stray.jpg", "RGB", {}),
+    ("behind.jpg", "RGB", {}),
 ]
 XMP = PngInfo()
 XMP.add_itxt(
@@ -185,11 +177,9 @@ def photos(root: Path) -> Data:
     data = Data(["data=imagefolder", *PLAIN])
     for number in range(NUM_VAL + NUM_TRAIN):
         image, turn = Image.fromarray(smooth(number, 45 + number, 80 - number)), number // 2
-        if number % 2:
-            form, mode, options = OTHERS[turn]
-        else:
-            (form, more), mode = JPEGS[turn % len(JPEGS)], "RGB"
-            options = {"exif": turned(turn % 10), "quality": 90, **more}
+        form, mode, options = OTHERS[turn] if number % 2 else JPEGS[turn % len(JPEGS)]
+        if number % 2 == 0:
+            options = options | {"exif": turned(turn % 10), "quality": 90}
         name, label = f"bild-ä {number} {form}", f"class {number % 3}"
         path = root / label / name
         data.inputs[name], data.targets[name] = save(path, image.convert(mode), **options), label
@@ -200,38 +190,29 @@ def photos(root: Path) -> Data:
     return data
 
 
-def table(*cells: str) -> Callable[[Path], Data]:
+def table(root: Path, labels: Sequence[str]) -> Data:
     """Images whose labels are in a CSV file."""
-
-    def write(root: Path) -> Data:
-        data, lines = Data(["data=table", f"data.table={root}.csv", *PLAIN]), ["path,label"]
-        for number in range(NUM_VAL + NUM_TRAIN):
-            name, cell = f"{number}.png", cells[number % len(cells)]
-            data.inputs[name] = save(root / name, smooth(number, 42, 44))
-            data.targets[name] = cell
-            lines.append(f"{name},{cell}")
-        Path(f"{root}.csv").write_text("\n".join(lines))
-        return data
-
-    return write
+    data, lines = Data(["data=table", f"data.table={root}.csv", *PLAIN]), ["path,label"]
+    for number in range(NUM_VAL + NUM_TRAIN):
+        name, cell = f"{number}.png", labels[number % len(labels)]
+        data.inputs[name], data.targets[name] = save(root / name, smooth(number, 42, 44)), cell
+        lines.append(f"{name},{cell}")
+    Path(f"{root}.csv").write_text("\n".join(lines))
+    return data
 
 
-def pairs(factor: int = 1) -> Callable[[Path], Data]:
+def pairs(root: Path, factor: int = 1) -> Data:
     """Pairs whose targets are `factor` times as large as the inputs."""
-
-    def write(root: Path) -> Data:
-        data = Data(["data=pairs", "data.input_dir=blurry", "data.target_dir=sharp"])
-        data.options += ["data.value_range=[0,1]"]
-        for number in range(NUM_VAL + NUM_TRAIN):
-            folder = "test" if number < NUM_VAL else "train"
-            name, height = f"scene{number % 2}/{number}.png", 41 + number % 3
-            for side, size in (("blurry", 1), ("sharp", factor)):
-                image = smooth(number + 50 * (side == "sharp"), size * height, size * 50)
-                values = save(root / folder / side / name, image)
-                (data.inputs if side == "blurry" else data.targets)[f"{number}.png"] = values
-        return data
-
-    return write
+    data = Data(["data=pairs", "data.input_dir=blurry", "data.target_dir=sharp"])
+    data.options += ["data.value_range=[0,1]"]
+    for number in range(NUM_VAL + NUM_TRAIN):
+        folder = root / ("test" if number < NUM_VAL else "train")
+        name, height = f"{number}.png", 41 + number % 3
+        image = smooth(number, height, 50)
+        target = smooth(number + 50, factor * height, factor * 50)
+        data.inputs[name] = save(folder / f"blurry/scene{number % 2}" / name, image)
+        data.targets[name] = save(folder / f"sharp/scene{number % 2}" / name, target)
+    return data
 
 
 def masks(root: Path) -> Data:
@@ -250,9 +231,8 @@ def masks(root: Path) -> Data:
         data.targets[name] = mask.astype(np.int64)
         deep = mask.astype(np.uint16) if form in (1, 4) else mask
         if form in (3, 4):
-            turned = form == 3  # by 180 degrees
-            options: dict[str, Any] = {"extratags": [(274, 3, 1, 3, True)]} if turned else {}
-            deep = deep[::-1, ::-1] if turned else deep
+            options: dict[str, Any] = {"extratags": [BY_180]} if form == 3 else {}
+            deep = deep[::-1, ::-1] if form == 3 else deep
             tifffile.imwrite(root / "masks" / f"{number}.tif", deep, **options)
             continue
         stored = Image.fromarray(deep.astype(bool) if form == 5 else deep)
@@ -270,59 +250,50 @@ TIFFS: list[dict[str, Any]] = [
     {"compression": "lzma"},
     {"byteorder": ">"},
     {"photometric": "rgb"},  # the rest has three channels
-    {"photometric": "rgb", "extratags": [(274, 3, 1, 3, True)]},  # an orientation
+    {"photometric": "rgb", "extratags": [BY_180]},
     {"photometric": "cielab"},
 ]
 
 
-def cells(channels: int, dtype: str, *kinds: dict[str, Any]) -> Callable[[Path], Data]:
+def cells(root: Path, channels: int, dtype: str, kinds: Sequence[dict[str, Any]]) -> Data:
     """TIFFs of these kinds in turn."""
-
-    def write(root: Path) -> Data:
-        data = Data(["data=cells", *PLAIN])
-        for number in range(NUM_VAL + NUM_TRAIN):
-            image = np.random.default_rng(number).integers(
-                0, np.iinfo(dtype).max, (45, 48, channels), dtype=dtype, endpoint=True
-            )
-            name, label, kind = f"{number}.tif", "ab"[number % 2], kinds[number % len(kinds)]
-            stored = image[..., 0] if channels == 1 else image
-            if channels == 1 or "photometric" in kind:
-                kind = kind | {"planarconfig": None}
-            elif kind.get("planarconfig") == "separate":
-                stored = np.moveaxis(image, -1, 0)
-            save_tiff(root / label / name, stored, **kind)
-            data.inputs[name] = image / np.float32(np.iinfo(dtype).max)
-            data.targets[name] = label
-        return data
-
-    return write
+    data, largest = Data(["data=cells", *PLAIN]), np.iinfo(dtype).max
+    for number in range(NUM_VAL + NUM_TRAIN):
+        random, size = np.random.default_rng(number), (45, 48, channels)
+        image = random.integers(0, largest, size, dtype=dtype, endpoint=True)
+        name, label, kind = f"{number}.tif", "ab"[number % 2], kinds[number % len(kinds)]
+        stored = image[..., 0] if channels == 1 else image
+        if channels == 1 or "photometric" in kind:
+            kind = kind | {"planarconfig": None}
+        elif kind.get("planarconfig") == "separate":
+            stored = np.moveaxis(image, -1, 0)
+        save_tiff(root / label / name, stored, **kind)
+        data.inputs[name], data.targets[name] = image / np.float32(largest), label
+    return data
 
 
-def sharded(write: Callable[[Path], Data], *options: str) -> Callable[[Path], Data]:
+def sharded(root: Path, write: Callable[[Path], Data], *options: str) -> Data:
     """The same data in shards of a few samples."""
-
-    def write_shards(root: Path) -> Data:
-        data = write(files := root.parent / "files" / root.name)
-        cfg = make_config(*data.options, *common(files), "data.crop=[24,32]")
-        pack_shards(cfg.data, str(root), 0.02, Part(1, 1))
-        data.options += options
-        return data
-
-    return write_shards
+    data = write(files := root.parent / "files" / root.name)
+    shard(make_config(*data.options, *common(files)).data, root)
+    data.options += options
+    return data
 
 
 # name of the kind -> the function that writes it
 KINDS: dict[str, Callable[[Path], Data]] = {
     "photos": photos,
-    "several labels": table("cat;dog", "dog", ";", "cow; cat"),
-    "numbers": table(*(f"{number}.25" for number in range(50))),
-    "pairs": pairs(),
-    "pairs, targets twice as large": pairs(2),
+    "several labels": partial(table, labels=("cat;dog", "dog", ";", "cow; cat")),
+    "numbers": partial(table, labels=[f"{number}.25" for number in range(50)]),
+    "pairs": pairs,
+    "pairs, targets twice as large": partial(pairs, factor=2),
     "masks": masks,
-    "cells of 8 bits, not compressed": cells(5, "uint8", {}),
-    "cells of 16 bits": cells(5, "uint16", *TIFFS[:6]),
-    "cells of three channels": cells(3, "uint16", *TIFFS),
-    "cells of one channel": cells(1, "uint8", *TIFFS[:4]),
-    "photos in shards": sharded(photos),
-    "masks in shards, in windows": sharded(masks, "data.shuffle=window", "data.shuffle_window=2"),
+    "cells of 8 bits, not compressed": partial(cells, channels=5, dtype="uint8", kinds=[{}]),
+    "cells of 16 bits": partial(cells, channels=5, dtype="uint16", kinds=TIFFS[:6]),
+    "cells of three channels": partial(cells, channels=3, dtype="uint16", kinds=TIFFS),
+    "cells of one channel": partial(cells, channels=1, dtype="uint8", kinds=TIFFS[:4]),
+    "photos in shards": lambda root: sharded(root, photos),
+    "masks in shards, in windows": lambda root: sharded(
+        root, masks, "data.shuffle=window", "data.shuffle_window=2"
+    ),
 }

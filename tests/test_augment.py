@@ -16,19 +16,12 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from conf.schema import DataConfig
-from loaders.augment import (
-    AUGMENTATIONS,
-    Augmentation,
-    active_augmentations,
-    on_device,
-)
-from loaders.image_loaders import build_loaders
+from loaders.augment import AUGMENTATIONS, Augmentation, active_augmentations, on_device
 from loaders.plan import neutral_rows
 from loaders.targets import Labels, Masks, MultiLabels, RegressionTargets, Target, TargetImages
-from tests.helpers import REPOSITORY, make_config, refused
-from tests.images import smooth
+from tests.helpers import REPOSITORY, refused
+from tests.images import loaders_of, smooth
 
-CPU = torch.device("cpu")
 BY_NAME: dict[str, Any] = {type(a).__name__: a for a in AUGMENTATIONS}
 COUNT, SIZE = 6, (20, 28)
 TARGETS: dict[str, tuple[Target, Tensor]] = {
@@ -61,9 +54,6 @@ def augmented(name: str, images: Tensor, rows: np.ndarray, kind: str = "labels")
     """Inputs and targets after `apply_to_both`."""
     target, values = TARGETS[kind]
     return BY_NAME[name].apply_to_both(images.clone(), values.clone(), rows, target)
-
-
-# as torchvision does it
 
 
 @pytest.mark.parametrize("kind", ["labels", "images", "masks"])
@@ -179,9 +169,6 @@ def test_weights_of_mixtures_are_beta_distributed(alpha: float) -> None:
     assert np.isfinite(drawn_rows(count, mixup=1e-4)["weight"]).all()
 
 
-# what is mixed with what
-
-
 def test_with_both_half_of_the_samples_are_mixed_each_way() -> None:
     rows = drawn_rows(2000, mixup=0.4, cutmix=1.0)
     is_cut = rows["cut_share"] > 0
@@ -218,7 +205,7 @@ def test_targets_are_mixed_as_inputs_are(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "target", "batch", "world_size", "shown"),
+    ("settings", "target", "batch", "ranks", "shown"),
     [
         ({"mixup": 0.2}, "masks", 8, 1, ["data.mixup=0.2", "data.mixup=0"]),
         ({"cutmix": 1.0}, "numbers", 8, 1, ["data.cutmix=1.0", "data.cutmix=0"]),
@@ -227,13 +214,11 @@ def test_targets_are_mixed_as_inputs_are(kind: str, name: str) -> None:
         ({"mixup": 1.0}, "labels", 6, 2, ["global_batch_size=6", "world_size=2", "use 8"]),
     ],
 )
-def test_what_cannot_be_augmented_so_is_refused(
-    settings: dict, target: str, batch: int, world_size: int, shown: list[str]
-) -> None:
+def test_what_cannot_be_augmented_so_is_refused(settings, target, batch, ranks, shown) -> None:
     data = DataConfig(**settings)
     with refused(*shown):
         for augmentation in active_augmentations(data):
-            augmentation.check(data, TARGETS[target][0], batch, world_size)
+            augmentation.check(data, TARGETS[target][0], batch, ranks)
 
 
 def test_the_recipe_for_an_augmentation_of_ones_own_works() -> None:
@@ -250,13 +235,9 @@ def test_the_recipe_for_an_augmentation_of_ones_own_works() -> None:
     assert torch.equal(invert.apply(images, rows), expected)
 
 
-# in batches
-
-
 def test_batches_keep_their_memory_format_and_evaluation_its_labels() -> None:
     options = ["data.rotation=30", "data.mixup=0.4", "data.cutmix=1", "data.crop=[24,20]"]
-    options += ["model.channels_last=true", "global_batch_size=12"]
-    train, val = build_loaders(make_config(*options), CPU)
+    train, val = loaders_of(*options, "model.channels_last=true", "global_batch_size=12")
     for loader in (val, train):
         inputs, labels = next(iter(loader))
         assert inputs.is_contiguous(memory_format=torch.channels_last)

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from conf.credentials import masked, without_credentials
-from loaders.shards import Part, pack_shards
 from tests.helpers import answers_to, folder_with, make_config, run_all, run_to_end
-from tests.images import make_photos
-from tests.servers import web_server
+from tests.images import make_photos, photos_in, shard
 
 SECRETS = (b"bobby", b"s3cret", b"T0KEN")
 
@@ -52,48 +50,45 @@ def test_a_bug_still_shows_its_traceback_without_credentials(tmp_path: Path) -> 
             assert not any(secret.decode() in said for secret in SECRETS)
 
 
-def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path) -> None:
-    make_photos(tmp_path / "photos", 40)
-    options = ["data=imagefolder", "data.crop=[40,40]", "data.val_count=6", "global_batch_size=4"]
-    data = make_config(*options, f"data.root={tmp_path / 'photos'}").data
-    pack_shards(data, str(tmp_path / "shards"), 0.02, Part(1, 1))
+def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path, web) -> None:
     seen = tmp_path / "seen"  # all that is written and printed
     (prints := seen / "prints").mkdir(parents=True)
+    options = photos_in(make_photos(tmp_path / "photos", 40), "data.val_count=6")
+    shard(make_config(*options).data, tmp_path / "shards")
     options += ["model.kwargs.width=8", f"data.cache_dir={seen / 'cache'}", "log.images=0"]
-    with web_server() as web:
-        web.serve(tmp_path)
-        root = f"data.root='{web.url.replace('//', '//bobby:s3cret@')}/shards?sig=T0KEN'"
-        sweep = ["sweep.py", f"out={seen / 'sweep'}", "script=train.py", *options]
-        run_all([[*sweep, root, "max_steps=2", "seed=0"]], prints)
-        [folder] = [path.parent for path in seen.glob("sweep/*/config.yaml")]
-        root = root.replace("T0KEN", "T0KEN2")
-        resume = [f"output_dir={folder}", "resume=auto", "max_steps=4", "seed=0"]
-        predict = ["predict.py", f"run={folder}", "split=val", f"out={seen / 'predictions.csv'}"]
-        export = ["export.py", f"run={folder}", "format=safetensors", f"out={seen / 'model'}"]
-        given = root.replace("'", "")
-        commands = [
-            *(["train.py", *options, root, *resume], ["runs.py", str(seen / "sweep")]),
-            *([*predict, given], [*export, given], predict, export),
-        ]
-        resumed, *others = answers_to(commands, prints)
-        assert "step 2" in resumed[1]
-        assert "settings that have changed" not in resumed[1]
-        assert [code for code, _ in (resumed, *others)] == [0, 0, 0, 0, 2, 2], others
-        for _, text in others[-2:]:  # an address without its credentials is not used
-            assert "data.root" in text
-            assert len(text.splitlines()) == 1
-        config = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["config"]
-        start = json.loads((folder / "run.json").read_text())
-        for stored in (config["data"]["root"], start["settings"]["data.root"]):
-            assert stored == f"http://***@127.0.0.1:{web.port}/shards?***"
-        # whatever is wrong beside the address, or with it
-        web.fault = lambda path, number: "403"
-        command = ["train.py", *options, root, "data.retry_s=0.1", f"output_dir={seen / 'wrong'}"]
-        wrong = ["epohcs=2", "epochs=0", "hydra.output_subdir=.hydra", "max_steps=3"]
-        wrong += ["hydra.mode=MULTIRUN", given, root.replace("http", "ftp")]
-        for code, text in answers_to([[*command, each] for each in wrong], prints):
-            assert code == 2, text
-            assert 1 <= len(text.splitlines()) <= 3, text
+    web.serve(tmp_path)
+    root = f"data.root='{web.url.replace('//', '//bobby:s3cret@')}/shards?sig=T0KEN'"
+    sweep = ["sweep.py", f"out={seen / 'sweep'}", "script=train.py", *options]
+    run_all([[*sweep, root, "max_steps=2", "seed=0"]], prints)
+    [folder] = [path.parent for path in seen.glob("sweep/*/config.yaml")]
+    root = root.replace("T0KEN", "T0KEN2")
+    resume = [f"output_dir={folder}", "resume=auto", "max_steps=4", "seed=0"]
+    predict = ["predict.py", f"run={folder}", "split=val", f"out={seen / 'predictions.csv'}"]
+    export = ["export.py", f"run={folder}", "format=safetensors", f"out={seen / 'model'}"]
+    given = root.replace("'", "")
+    commands = [
+        *(["train.py", *options, root, *resume], ["runs.py", str(seen / "sweep")]),
+        *([*predict, given], [*export, given], predict, export),
+    ]
+    resumed, *others = answers_to(commands, prints)
+    assert "step 2" in resumed[1]
+    assert "settings that have changed" not in resumed[1]
+    assert [code for code, _ in (resumed, *others)] == [0, 0, 0, 0, 2, 2], others
+    for _, text in others[-2:]:  # an address without its credentials is not used
+        assert "data.root" in text
+        assert len(text.splitlines()) == 1
+    config = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["config"]
+    start = json.loads((folder / "run.json").read_text())
+    for stored in (config["data"]["root"], start["settings"]["data.root"]):
+        assert stored == f"http://***@127.0.0.1:{web.port}/shards?***"
+    # whatever is wrong beside the address, or with it
+    web.fault = lambda path, number: "403"
+    command = ["train.py", *options, root, "data.retry_s=0.1", f"output_dir={seen / 'wrong'}"]
+    wrong = ["epohcs=2", "epochs=0", "hydra.output_subdir=.hydra", "max_steps=3"]
+    wrong += ["hydra.mode=MULTIRUN", given, root.replace("http", "ftp")]
+    for code, text in answers_to([[*command, each] for each in wrong], prints):
+        assert code == 2, text
+        assert 1 <= len(text.splitlines()) <= 3, text
     for file in seen.rglob("*"):
         if file.is_file():
             found = [secret for secret in SECRETS if secret in file.read_bytes()]

@@ -5,16 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from conf.errors import UserError
-from loaders.image_loaders import build_loaders
-from loaders.index import BadFileError, build_index
+from loaders.index import BadFileError
 from loaders.pack import pack
 from tests.helpers import make_config, refused
-from tests.images import make_photos, reading, save, smooth
-
-CPU = torch.device("cpu")
+from tests.images import index_of, loaders_of, make_photos, reading, save, smooth
 
 
 @pytest.fixture
@@ -25,7 +21,7 @@ def options(tmp_path: Path) -> list[str]:
 
 def test_a_seeded_split_is_disjoint_and_stays(options: list[str]) -> None:
     def split(override: str) -> list[set[str]]:
-        return [{*index.files[0]} for index in build_index(make_config(*options, override).data)]
+        return [{*index.files[0]} for index in index_of(*options, override)]
 
     train, val = split("seed=0")
     assert len(train | val) == len(train) + len(val) == 12
@@ -33,21 +29,18 @@ def test_a_seeded_split_is_disjoint_and_stays(options: list[str]) -> None:
     assert len(split("data.val_count=5")[1]) == 5
 
 
-# packs
-
-
 def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path) -> None:
     options += ["data.resize=40", "data.crop=[32,32]", "data.check_files=false", "data.val_count=4"]
     data, whole, stopped = make_config(*options).data, tmp_path / "whole", tmp_path / "stopped"
     pack(data, whole)
-    files = build_index(data)[0].files[0]
+    files = index_of(*options)[0].files[0]
     first, last = Path(files[0]), Path(files[-1])
     last.rename(tmp_path / "elsewhere")
     last.write_bytes(b"damaged")
     with pytest.raises(BadFileError):
         pack(data, stopped, chunk=1)
     with pytest.raises(UserError, match="not a finished pack"):
-        build_loaders(make_config(*options, "loader=packed", f"loader.pack={stopped}"), CPU)
+        loaders_of(*options, "loader=packed", f"loader.pack={stopped}")
     (tmp_path / "elsewhere").rename(last)
     first.write_bytes(b"damaged")  # which is not read a second time
     pack(data, stopped)
@@ -65,47 +58,37 @@ def test_a_pack_for_which_there_is_no_room_is_refused(options, tmp_path: Path) -
 def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) -> None:
     out, root = tmp_path / "out", tmp_path / "photos"
     options += ["data.crop=[32,32]", "global_batch_size=4", "loader=packed", f"loader.pack={out}"]
-    fitting, other = (make_config(*options, f"data.resize={n}") for n in (40, 48))
-    pack(fitting.data, out)
+    fitting, other = ([*options, f"data.resize={size}"] for size in (40, 48))
+    pack(make_config(*fitting).data, out)
     with refused("data.resize=48 (there: 40)"):
-        build_loaders(other, CPU)
+        loaders_of(*other)
     with refused("out=DIR"):
-        pack(other.data, out)
+        pack(make_config(*other).data, out)
     next(root.glob("a/*")).unlink()
     with refused("other files"):
-        build_loaders(fitting, CPU)
+        loaders_of(*fitting)
     for remove in ("a", "b", "c"), ("",):  # all files, and their folder
         for name in remove:
             shutil.rmtree(root / name)
-        build_loaders(fitting, CPU)
-
-
-# mistakes
+        loaders_of(*fitting)
 
 
 @pytest.mark.parametrize(
-    ("files", "overrides", "shown"),
+    ("widths", "overrides", "shown"),
     [
-        (["a/1.png", "b/readme"], ["data=imagefolder"], ["1 class folders", ": b;"]),
+        ({"a/1.png": 8, "b/.hidden.png": 8}, ["data=imagefolder"], ["1 class folders", ": b;"]),
         (
-            ["target/99.png", *(f"input/{number:02d}.png" for number in range(13))],
+            {"target/99.png": 8, **{f"input/{number:02d}.png": 8 for number in range(13)}},
             *(["data=pairs"], ["14 images", "partner", "01.png", "8 more"]),
         ),
         (
-            [*("input/a.png", "target/a.png", "input/b.png", "target/b.wide.png")],
+            {"input/a.png": 8, "target/a.png": 8, "input/b.png": 8, "target/b.png": 9},
             *(["data=pairs", "data.val_count=1"], ["1 pairs", "b.png (8x8)", "(8x9)"]),
         ),
     ],
 )
-def test_bad_folders_are_refused_with_names(
-    files: list[str], overrides: list[str], shown: list[str], tmp_path: Path
-) -> None:
-    for name in files:
-        path = tmp_path / "d" / name
-        if path.suffix == ".png":
-            save(path.with_name(path.name.replace(".wide", "")), smooth(0, 8, 8 + ("wide" in name)))
-        else:
-            path.parent.mkdir(parents=True)
-            path.touch()
+def test_bad_folders_are_refused_with_names(widths, overrides, shown, tmp_path: Path) -> None:
+    for name, width in widths.items():
+        save(tmp_path / "d" / name, smooth(0, 8, width))
     with refused(*shown):
-        build_index(make_config(*reading(tmp_path / "d"), *overrides).data)
+        index_of(*reading(tmp_path / "d"), *overrides)

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from loaders.class_counts import class_counts
-from loaders.image_loaders import build_loaders
-from loaders.index import Index, build_index
+from loaders.index import Index
 from loaders.read import read_image
-from tests.helpers import make_config, refused
+from tests.helpers import refused
+from tests.images import index_of, loaders_of, save
 
 NUM_IMAGES = 12
 NAMES = ["cat", "dog", "cow", "dog"] * 3
@@ -26,9 +24,7 @@ def images(tmp_path_factory) -> Path:
     """NUM_IMAGES images, of which each shows its number."""
     root = tmp_path_factory.mktemp("images")
     for number in range(NUM_IMAGES):
-        path = root / path_of(number)
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(np.full((16, 16, 3), 20 * number, np.uint8)).save(path)
+        save(root / path_of(number), np.full((16, 16, 3), 20 * number, np.uint8))
     return root
 
 
@@ -47,10 +43,6 @@ def options_of(images: Path, table: Path, *overrides: str) -> list[str]:
     options = ["data=table", f"data.root={images}", f"data.table={table}", "data.val_count=4"]
     options += [f"data.cache_dir={table.parent / 'cache'}", "data.crop=[16,16]", "data.resize=null"]
     return [*options, "data.mean=null", "data.std=null", "global_batch_size=4", *overrides]
-
-
-def index_of(images: Path, table: Path, *overrides: str) -> tuple[Index, Index]:
-    return build_index(make_config(*options_of(images, table, *overrides)).data)
 
 
 def labels_by_number(index: Index) -> dict[int, list]:
@@ -102,8 +94,8 @@ def text(cell: Any) -> str:
 def test_cells_become_classes_several_labels_or_numbers(
     columns: dict[str, list], override: str, names: str, expected, form: str, images: Path, tmp_path
 ) -> None:
-    cfg = make_config(*options_of(images, table_with(columns, form, tmp_path), override))
-    loader, other = build_loaders(cfg, torch.device("cpu"))
+    table = table_with(columns, form, tmp_path)
+    loader, other = loaders_of(*options_of(images, table, override))
     target: Any = loader.index.target
     assert ",".join(target.names if target.kind == "numbers" else target.classes) == names
     by_number = labels_by_number(loader.index) | labels_by_number(other.index)
@@ -125,13 +117,14 @@ def test_cells_become_classes_several_labels_or_numbers(
     ],
 )
 def test_the_column_split_splits(splits: list[str], name: str, images: Path, tmp_path) -> None:
-    cells = [f"{'ab'[n % 2]},{splits[n % 4]}" for n in range(NUM_IMAGES)]
-    table = write(tmp_path, "path,label,split", cells)
+    """And files in neither split need not exist."""
+    lines = ["path,label,split"]
     for number in range(NUM_IMAGES):
-        if splits[number % 4] not in ("train", name):  # nor has a file in neither split to exist
-            table.write_text(table.read_text().replace(path_of(number), f"none/{number}.png"))
-    both = index_of(images, table)
-    for index, split in zip(both, ("train", name), strict=True):
+        split = splits[number % 4]
+        path = path_of(number) if split in ("train", name) else f"none/{number}.png"
+        lines.append(f"{path},{'ab'[number % 2]},{split}")
+    (table := tmp_path / "labels.csv").write_text("\n".join(lines))
+    for index, split in zip(index_of(*options_of(images, table)), ("train", name), strict=True):
         numbers = [n for n in range(NUM_IMAGES) if splits[n % 4] == split]
         assert sorted(labels_by_number(index)) == numbers
 
@@ -140,76 +133,57 @@ def test_quotes_byte_order_marks_and_blank_lines_are_read(images: Path, tmp_path
     lines = [f'"{path_of(n)}","a, or\n b {n % 2}"\r\n\r\n' for n in range(NUM_IMAGES)]
     table = tmp_path / "labels.csv"
     table.write_text("\ufeffpath,label\r\n" + "".join(lines), encoding="utf-8", newline="")
-    labels = labels_by_number(index_of(images, table)[0])
+    labels = labels_by_number(index_of(*options_of(images, table))[0])
     assert labels == {n: [f"a, or\n b {n % 2}"] for n in labels}
 
 
-def wrong(header: str, good: str, line: int, cells: str) -> tuple[str, list[str]]:
-    """A table of which one line is wrong, counted from 1 with the header."""
-    rows = [good] * NUM_IMAGES
-    rows[line - 2] = cells
-    return header, rows
-
-
 @pytest.mark.parametrize(
-    ("table", "overrides", "shown"),
+    ("header", "good", "line", "wrong", "overrides", "shown"),
     [
-        (("path,label", [""] * NUM_IMAGES), [], ["12 empty", "line 2", "line 7", "6 more"]),
+        ("path,label", "", 2, "", [], ["12 empty", "line 2", "line 7", "6 more"]),
+        ("path,label,split", "a,train", 4, "b,valid", [], ["line 4 (valid)", "train, val, test"]),
+        ("path,label,split", "a,train", 4, "b,val", [], ["validation", "line 4 (b)"]),
+        ("path,label,split", "a;b,train", 4, "a;x;y,val", [], ["line 4 (x;y)"]),
+        ("path,label", "0.5", 7, "n/a", [], ["line 7 (n/a)", "data.label_kind"]),
+        ("path,a,b", "1,0", 6, "2,0", [PAIR, "data.label_kind=several"], ["cells of a", "line 6"]),
+        ("path,label", "a", 6, "b,c", [], ["2 cells", "line 6 (3)", "quotes"]),
+        ("file,label", "a", 6, "b", [], ["path", "file, label", "data.path_column"]),
         (
-            *(wrong("path,label,split", "a,train", 4, "b,valid"), []),
-            ["line 4 (valid)", "train, val, test"],
-        ),
-        (wrong("path,label,split", "a,train", 4, "b,val"), [], ["validation", "line 4 (b)"]),
-        (wrong("path,label,split", "a;b,train", 4, "a;x;y,val"), [], ["line 4 (x;y)"]),
-        (wrong("path,label", "0.5", 7, "n/a"), [], ["line 7 (n/a)", "data.label_kind"]),
-        (
-            *(wrong("path,a,b", "1,0", 6, "2,0"), [PAIR, "data.label_kind=several"]),
-            ["cells of a", "line 6 (2)"],
-        ),
-        (wrong("path,label", "a", 6, "b,c"), [], ["2 cells", "line 6 (3)", "quotes"]),
-        (wrong("file,label", "a", 6, "b"), [], ["path", "file, label", "data.path_column"]),
-        (
-            *(wrong("path,label", "a", 6, "b"), ["data.label_columns=[name,label]"]),
+            *("path,label", "a", 6, "b", ["data.label_columns=[name,label]"]),
             ["name", "path, label", "data.label_columns"],
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(
-    table: tuple[str, list[str]], overrides: list[str], shown: list[str], images: Path, tmp_path
+def test_wrong_lines_are_named(
+    header: str, good: str, line: int, wrong: str, overrides, shown, images: Path, tmp_path
 ) -> None:
+    cells = [good] * NUM_IMAGES
+    cells[line - 2] = wrong
     with refused(*shown):
-        index_of(images, write(tmp_path, *table), *overrides)
+        index_of(*options_of(images, write(tmp_path, header, cells), *overrides))
 
 
-def test_missing_files_and_double_paths_are_named_with_their_lines(images: Path, tmp_path) -> None:
+def test_missing_files_and_double_paths_are_named(images: Path, tmp_path) -> None:
     table = write(tmp_path, "path,label", NAMES)
-    good = table.read_text()
+    good, options = table.read_text(), options_of(images, table)
     table.write_text(f"{good}day 1/99.png,cat\nnone.png,cat")
     with refused("line 14", f"line 15 ({images}/none.png)"):
-        index_of(images, table)
+        index_of(*options)
     for folder in (".", images):
         table.write_text(f"{good}{folder}/day 1/3.png,cat")
         with refused("line 14 (day 1/3.png, as line 5)"):
-            index_of(images, table)
+            index_of(*options)
+    for wrong in ("data.table=none.csv", "data.table=null", "data.root=nowhere"):
+        with refused(wrong.replace("null", "FILE")):
+            index_of(*options, wrong)
 
 
 def test_a_root_may_be_written_in_any_way(images: Path, tmp_path, monkeypatch) -> None:
-    table = write(tmp_path, "path,label", NAMES)
-    expected = index_of(images, table)[0]
+    options = options_of(images, write(tmp_path, "path,label", NAMES))
+    expected = index_of(*options)[0]
     monkeypatch.chdir(images)
     for root in (".", "./", f"../{images.name}", f".//../{images.name}", f"{images}//."):
-        index = index_of(images, table, f"data.root={root}")[0]
+        index = index_of(*options, f"data.root={root}")[0]
         assert np.array_equal(read_image(index, 3), read_image(expected, 3))
         assert [*map(os.path.realpath, index.files[0])] == [*expected.files[0]]
         assert index.fingerprint == expected.fingerprint
-
-
-def test_a_missing_table_or_folder_is_named(images: Path, tmp_path) -> None:
-    table = write(tmp_path, "path,label", NAMES)
-    for root, path, override, shown in (
-        (images, tmp_path / "none.csv", "seed=0", "data.table"),
-        (tmp_path / "nowhere", table, "seed=0", "data.root"),
-        (images, table, "data.table=null", "data.table=FILE"),
-    ):
-        with refused(shown):
-            index_of(root, path, override)

@@ -1,4 +1,4 @@
-"""Loaders: normalisation, threads, CPUs."""
+"""Normalisation, threads, CPUs."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from loaders.image_loaders import build_loaders
 from loaders.limits import cpus_per_rank
-from tests.helpers import make_config
-
-CPU = torch.device("cpu")
+from tests.images import loaders_of
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:
-    loader, _ = build_loaders(make_config("global_batch_size=1000"), CPU)
+    loader, _ = loaders_of("global_batch_size=1000")
     inputs, _ = next(iter(loader))
     assert abs(inputs.mean()) < 0.05
     assert abs(inputs.std() - 1) < 0.05
@@ -26,7 +23,7 @@ def test_inputs_are_normalised_with_mean_and_std() -> None:
 
 def test_the_training_keeps_its_number_of_threads() -> None:
     """Otherwise a fresh run trains with one; a resumed one, which loads large tensors, with all."""
-    loader, _ = build_loaders(make_config(), CPU)
+    loader, _ = loaders_of()
     before = torch.get_num_threads()
     torch.set_num_threads(3)
 
@@ -42,7 +39,7 @@ def test_the_training_keeps_its_number_of_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "torchruns", "num_ranks", "limit", "expected"),
+    ("mine", "torchruns", "ranks", "limit", "cpus"),
     [
         (64, 64, 1, "max 100000", 64),
         (8, 64, 8, None, 8),  # torchrun --numa-binding=exclusive
@@ -50,12 +47,12 @@ def test_the_training_keeps_its_number_of_threads() -> None:
         (64, 64, 1, "150000 100000", 1),
     ],
 )
-def test_the_cpus_of_a_machine_are_shared_by_its_ranks(
-    mine: int, torchruns: int, num_ranks: int, limit, expected: int, monkeypatch, tmp_path
+def test_cpus_are_shared_by_ranks(
+    mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_path
 ) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_ranks))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     of_process = {0: set(range(mine)), os.getppid(): set(range(torchruns))}
     monkeypatch.setattr(os, "sched_getaffinity", of_process.__getitem__)
     if limit:
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
-    assert cpus_per_rank(tmp_path) == expected
+    assert cpus_per_rank(tmp_path) == cpus

@@ -5,25 +5,18 @@ import shutil
 import tarfile
 import time
 from collections.abc import Callable
-from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from conf.errors import UserError
-from loaders.image_loaders import build_loaders
-from loaders.index import Index, ShardFiles, Shards
 from loaders.open import open_splits
 from loaders.pack import pack
 from loaders.plan import PlanSampler
-from loaders.read import read_bytes
 from loaders.shards import LOSSLESS, Part, open_shards, pack_shards, part_of
 from loaders.storage import StorageError
-from loaders.targets import Labels
 from tests.helpers import (
     checkpoint_of,
     join,
@@ -35,21 +28,15 @@ from tests.helpers import (
     wait_for,
     weights_differ_by,
 )
-from tests.images import KINDS, Data, common, make_photos
+from tests.images import KINDS, Data, common, index_of, loaders_of, make_photos, photos_in
 from tests.servers import WebServer
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory) -> list[str]:
     """Overrides that read 40 photos of three classes."""
     root = make_photos(tmp_path_factory.mktemp("data") / "photos", 40)
-    return [
-        *("data=imagefolder", f"data.root={root}", f"data.cache_dir={root.parent / 'cache'}"),
-        *("data.val_count=6", "data.resize=null", "data.crop=[40,40]", "data.random_crop=true"),
-        *("data.hflip=0.5", "global_batch_size=4"),
-    ]
+    return photos_in(root, "data.val_count=6", "data.random_crop=true", "data.hflip=0.5")
 
 
 def data_of(kind: str, tmp_path: Path, *more: str) -> tuple[Data, list[str]]:
@@ -93,26 +80,24 @@ TARGETS: dict[str, tuple[str, Callable[[Any], object]]] = {
 def test_shards_are_tar_files_that_other_tools_read(kind: str, tmp_path: Path) -> None:
     """As WebDataset names them: what stands before the first dot is the sample's."""
     data, options = data_of(kind, tmp_path)
-    source = open_splits(make_config(*options).data)[0]
-    index = open_splits(make_config(*packed(options, tmp_path / "out")).data)[0]
+    packed(options, tmp_path / "out")
     members = members_of(tmp_path / "out/train")
-    samples = [int(key) for key, _ in groupby(members, lambda name: name.partition(".")[0])]
-    assert sorted(samples) == list(range(len(source)))
-    (ending, expected), contents = TARGETS[kind], iter(members.items())
-    for sample, (name, image), (label_name, label) in zip(samples, contents, contents, strict=True):
-        path = Path(source.files[0][sample])
+    samples = [name.partition(".")[0] for name in members]
+    assert samples[::2] == samples[1::2]
+    index, (ending, expected) = index_of(*options)[0], TARGETS[kind]
+    for sample in range(len(index)):
+        path = Path(index.files[0][sample])
         own = "input.png" if kind == "pairs" else path.suffix[1:]
-        assert [name, label_name] == [f"{sample:09d}.{own}", f"{sample:09d}.{ending}"]
-        assert image == path.read_bytes() == bytes(read_bytes(index, sample, 0))
+        assert members.pop(f"{sample:09d}.{own}") == path.read_bytes()
+        target = members.pop(f"{sample:09d}.{ending}")
         if kind == "pairs":
-            assert label == Path(source.files[1][sample]).read_bytes()
+            assert target == Path(index.files[1][sample]).read_bytes()
         else:
-            assert json.loads(label) == expected(data.targets[path.name])
+            assert json.loads(target) == expected(data.targets[path.name])
+    assert not members
 
 
-def test_parts_make_what_one_makes_however_often_they_are_killed(
-    options, tmp_path: Path, capsys
-) -> None:
+def test_parts_that_are_killed_make_what_one_makes(options, tmp_path: Path, capsys) -> None:
     packed(options, tmp_path / "whole")
     out = tmp_path / "parts"
     packed(options, out, part="3/3")
@@ -185,7 +170,7 @@ def test_resized_shards_are_like_a_pack(kind: str, tmp_path: Path) -> None:
     assert {name.partition(".")[2] for name in members} == endings
     pack(make_config(*options).data, tmp_path / "pack")
     pack_options = [*options, "loader=packed", f"loader.pack={tmp_path / 'pack'}"]
-    splits = (build_loaders(make_config(*some), CPU) for some in (pack_options, sharded))
+    splits = (loaders_of(*some) for some in (pack_options, sharded))
     for one, other in zip(*splits, strict=True):
         for batch, same in zip(one, other, strict=True):
             for tensor, found in zip(batch, same, strict=True):
@@ -195,70 +180,50 @@ def test_resized_shards_are_like_a_pack(kind: str, tmp_path: Path) -> None:
         open_splits(make_config(*sharded, "data.resize=32").data)
 
 
-# Windows
-
-
-def in_windows(counts: list[int], window: int, seed: int = 7, shuffle="window") -> PlanSampler:
-    """A plan that reads shards of these sizes in windows; their samples are in another order."""
-    total = sum(counts)
-    order = np.random.default_rng(0).permutation(total)
-    index = Index(
-        name="some/train",
-        sizes=np.full((total, 2), 30),
-        channels=3,
-        target=Labels(np.zeros(total, int), ("a",)),
-        shards=Shards(ShardFiles(Path(), ()), "", (), order, np.cumsum([0, *counts])),
-    )
-    options = [f"data.shuffle={shuffle}", f"data.shuffle_window={window}", f"seed={seed}"]
-    return PlanSampler(index, make_config(*options, "global_batch_size=1"), 0, 1, train=True)
-
-
-def samples_of(sampler: PlanSampler, epoch: int) -> np.ndarray:
-    sampler.set_epoch(epoch)
-    return sampler.plan(np.arange(len(sampler.index)))["sample"]
-
-
-@pytest.mark.parametrize(
-    ("counts", "window"), [([1], 1), ([5], 8), ([3, 1, 4, 1, 5, 9, 2, 6], 3), ([7] * 9, 1)]
-)
-def test_a_window_has_the_samples_of_few_shards_and_an_epoch_all_once(counts, window: int) -> None:
-    sampler, total = in_windows(counts, window), sum(counts)
-    assert sampler.index.shards
-    shard_of = np.repeat(np.arange(len(counts)), counts)[np.argsort(sampler.index.shards.order)]
-    epochs = [samples_of(sampler, epoch) for epoch in (0, 1)]
-    for epoch, samples in enumerate(epochs):
-        assert sorted(samples) == list(range(total))
-        some = np.random.default_rng(1).integers(0, total, 10)
-        sampler.set_epoch(epoch)
-        assert (sampler.plan(some)["sample"] == samples[some]).all()
-        # Runs of positions, as long as the shards in them, which no two windows share.
-        left = list(samples)
-        while left:
-            inside = list(dict.fromkeys(shard_of[left]))[:window]
-            size = sum(counts[shard] for shard in inside)
-            assert set(shard_of[left[:size]]) == set(inside)
-            left = left[size:]
-    if total > 10:
-        assert (epochs[0] != epochs[1]).any()
-        assert (epochs[0] != samples_of(in_windows(counts, window, seed=8), 0)).any()
-
-
-def test_windows_are_of_shards_and_their_size_is_part_of_the_plan(options) -> None:
-    for shuffle, depends in (("window", True), ("full", False)):
-        one, other = (in_windows([7] * 9, size, shuffle=shuffle).description() for size in (2, 3))
-        assert (one != other) == depends
-    with refused("data.shuffle=window"):
-        build_loaders(make_config(*options, "data.shuffle=window"), CPU)
-
-
-# Shards on a server
-
-
 @pytest.fixture(scope="module")
 def shards(options: list[str], tmp_path_factory) -> Path:
     """A dozen shards."""
     packed(options, out := tmp_path_factory.mktemp("shards"), shard_mb=0.01)
     return out
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_a_window_has_the_samples_of_few_shards(window: int, options, shards: Path) -> None:
+    options = [*options, f"data.root={shards}", "data.shuffle=window"]
+    index = open_shards(make_config(*options).data)[0]
+    assert index.shards
+    shard_of = index.shards.spans[0]["shard"]
+
+    def order(epoch: int, seed: int = 0) -> list[int]:
+        cfg = make_config(*options, f"data.shuffle_window={window}", f"seed={seed}")
+        sampler = PlanSampler(index, cfg, 0, 1, train=True)
+        sampler.set_epoch(epoch)
+        some, all_rows = (sampler.plan(np.array(rows))["sample"] for rows in ([9, 2], range(34)))
+        assert some.tolist() == [all_rows[9], all_rows[2]]
+        return all_rows.tolist()
+
+    assert order(0) != order(1)
+    assert order(0) != order(0, seed=1)
+    for left in (order(0), order(1)):
+        assert sorted(left) == list(range(34))
+        # Runs of positions, as long as the shards in them, which no two windows share.
+        while left:
+            inside = list(dict.fromkeys(shard_of[left].tolist()))[:window]
+            size = int(np.isin(shard_of, inside).sum())
+            assert {*shard_of[left[:size]].tolist()} == {*inside}
+            left = left[size:]
+
+
+def test_windows_are_of_shards_and_their_size_is_part_of_the_plan(options, shards: Path) -> None:
+    for shuffle, depends in (("window", True), ("full", False)):
+        more = [f"data.root={shards}", f"data.shuffle={shuffle}"]
+        one, other = (
+            loaders_of(*options, *more, f"data.shuffle_window={size}")[0].state_dict()["plan"]
+            for size in (2, 3)
+        )
+        assert (one != other) == depends
+    with refused("data.shuffle=window"):
+        loaders_of(*options, "data.shuffle=window")
 
 
 @pytest.fixture
@@ -279,55 +244,24 @@ def fetched_shards(web: WebServer) -> list[str]:
     return [name for name in names if name.endswith(".tar")]
 
 
-def are_fetched(web: WebServer, shards: set[str]) -> bool:
-    return shards <= {*fetched_shards(web)}
-
-
 def read_epoch(options: list[str], rank: int = 0, world_size: int = 1) -> list[list[str]]:
     """The files that one rank reads in an epoch and in the validation."""
-    splits = build_loaders(make_config(*options), CPU, rank, world_size)
+    splits = loaders_of(*options, rank=rank, world_size=world_size)
     return [
         [loader.info.name_of(sample) for _ in loader for sample in loader.last_samples]
         for loader in splits
     ]
 
 
-def test_processes_share_one_copy_of_each_shard(remote, web: WebServer) -> None:
-    remote = [*remote, "data.cache_gb=1"]
+def test_processes_share_one_whole_copy_of_each_shard(remote, shards, tmp_path, web) -> None:
+    remote, folder = [*remote, "data.cache_gb=1"], tmp_path / "cache" / "shards"
+    expected = read_epoch([*remote, f"data.root={shards}"])
     web.latency_s = 0.02
     assert join([start_process(read_epoch, remote, rank, 2) for rank in (0, 1)]) == [0, 0]
     assert sorted(fetched_shards(web)) == sorted(n for n in web.files if n.endswith(".tar"))
     web.requests.clear()
-    read_epoch(remote)
-    assert not fetched_shards(web)
-
-
-def test_the_next_window_is_fetched_while_one_is_read_and_copies_stay_within_their_bound(
-    remote, shards: Path, tmp_path: Path, web: WebServer
-) -> None:
-    remote = [*remote, "global_batch_size=1"]
-    local = build_loaders(make_config(*remote, f"data.root={shards}"), CPU)[0]
-    needed = [f"train/{shard_of(local, int(rows['sample'][0])):06d}.tar" for rows in local.sampler]
-    order = list(dict.fromkeys(needed))
-    largest = sorted(len(web.files[name]) for name in order)[-4:]
-    loader = build_loaders(make_config(*remote), CPU)[0]
-    assert not fetched_shards(web)
-    for batch, _ in enumerate(loader.sampler):
-        time.sleep(0.02)  # the resolution of a file system's clock
-        ahead = {*order[: order.index(needed[batch]) + 2]}
-        if needed[batch] in needed[:batch]:  # in the middle of a window of one shard
-            wait_for(partial(are_fetched, web, ahead), "the next window")
-        assert {*fetched_shards(web)} <= ahead
-        copies = list((tmp_path / "cache" / "shards").glob("*.tar"))
-        assert sum(path.stat().st_size for path in copies) <= sum(largest) + 4 * (16 << 10)
-    assert sorted(fetched_shards(web)) == sorted(order)
-    assert len(copies) < len(order)
-
-
-def test_half_a_copy_is_never_read(remote, shards: Path, tmp_path: Path, web: WebServer) -> None:
-    remote, folder = [*remote, "data.cache_gb=1"], tmp_path / "cache" / "shards"
-    expected = read_epoch([*remote, f"data.root={shards}"])
     assert read_epoch(remote) == expected
+    assert not fetched_shards(web)
     copies = sorted(folder.glob("*.tar"))
     for path in copies:  # as a process leaves them that is killed while they arrive
         path.with_name(f"{path.name}.partial").write_bytes(path.read_bytes()[:1000])
@@ -336,27 +270,47 @@ def test_half_a_copy_is_never_read(remote, shards: Path, tmp_path: Path, web: We
     assert sorted(folder.glob("*.tar")) == copies
     assert not list(folder.glob("*.partial"))
     copies[0].unlink()
-    web.fault = lambda path, number: "short" if path.endswith(".tar") else None
+    web.files["train/000000.tar"] = web.files["train/000000.tar"][:5000]
     with pytest.raises(StorageError, match=r"train/000000.tar .* bytes"):
         read_epoch(remote)
     assert not copies[0].exists()
 
 
-def test_a_cache_without_room_is_refused_at_the_start(
-    remote, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(*more: str) -> None:
-        build_loaders(make_config(*remote, *more), CPU)
+def test_the_next_window_is_fetched_while_one_is_read(remote, shards, tmp_path, web) -> None:
+    """And copies stay within their bound."""
+    remote = [*remote, "global_batch_size=1"]
+    local = loaders_of(*remote, f"data.root={shards}")[0]
+    needed = [f"train/{shard_of(local, int(rows['sample'][0])):06d}.tar" for rows in local.sampler]
+    order = list(dict.fromkeys(needed))
+    largest = sorted(len(web.files[name]) for name in order)[-4:]
+    loader = loaders_of(*remote)[0]
+    assert not fetched_shards(web)
 
+    def is_fetched() -> bool:
+        return ahead <= {*fetched_shards(web)}
+
+    for batch, _ in enumerate(loader.sampler):
+        time.sleep(0.02)  # the resolution of a file system's clock
+        ahead = {*order[: order.index(needed[batch]) + 2]}
+        if needed[batch] in needed[:batch]:  # in the middle of a window of one shard
+            wait_for(is_fetched, "the next window")
+        assert {*fetched_shards(web)} <= ahead
+        copies = list((tmp_path / "cache" / "shards").glob("*.tar"))
+        assert sum(path.stat().st_size for path in copies) <= sum(largest) + 4 * (16 << 10)
+    assert sorted(fetched_shards(web)) == sorted(order)
+    assert len(copies) < len(order)
+
+
+def test_a_cache_without_room_is_refused_at_start(remote, tmp_path, web, monkeypatch) -> None:
     with refused("data.cache_gb=0.0002", "data.shuffle=window"):
-        build("data.shuffle=full", "data.cache_gb=0.0002")
-    build("data.cache_gb=0.0002")
+        loaders_of(*remote, "data.shuffle=full", "data.cache_gb=0.0002")
+    loaders_of(*remote, "data.cache_gb=0.0002")
     with refused("data.cache_gb=5e-05", "data.shuffle_window"):
-        build("data.cache_gb=0.00005")
+        loaders_of(*remote, "data.cache_gb=0.00005")
     full = shutil.disk_usage(tmp_path)._replace(free=10_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     with refused(f"data.cache_dir={tmp_path}"):
-        build()
+        loaders_of(*remote)
     assert not fetched_shards(web)
 
 
@@ -366,20 +320,19 @@ def test_what_is_not_the_file_that_was_packed_is_refused(name: str, remote, web)
     web.files[name] = page if name.endswith("json") else b"x" + web.files[name][1:]
     for _ in range(2):
         with pytest.raises(UserError, match=name):
-            build_loaders(make_config(*remote), CPU)
+            loaders_of(*remote)
 
 
 def test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits(
     remote, shards: Path, tmp_path: Path, web: WebServer
 ) -> None:
     """And a storage that fails is no bad sample."""
-    remote += ["model=small_cnn", "epochs=2", "device=cpu", "log.images=0"]
-    remote += ["checkpoint.every_steps=1"]
+    remote += ["epochs=2", "log.images=0", "checkpoint.every_steps=1"]
     remote += ["data.on_error=skip"]  # part: bad_samples
     local = [*remote, f"data.root={shards}"]
     train("train_ddp.py", tmp_path / "whole", *local)
     # The shard that the first epoch needs last is away.
-    loader = build_loaders(make_config(*local), CPU)[0]
+    loader = loaders_of(*local)[0]
     *_, last = loader.sampler
     missing = f"train/{shard_of(loader, last['sample'][-1]):06d}.tar"
     web.fault = lambda path, number: "500" if path == missing else None

@@ -9,15 +9,11 @@ from loaders.image_loaders import build_loaders
 from runtime.setup import resolve_device
 from tests.helpers import DEVICES, make_config
 
-CPU = torch.device("cpu")
-
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("loader", ["pytorch", "dali"])
-def test_the_fastest_setting_is_chosen_and_every_speed_is_logged(
-    loader: str, device: str, caplog
-) -> None:
-    """And the batches of a rank stay as they are."""
+def test_the_fastest_setting_is_chosen(loader: str, device: str, caplog) -> None:
+    """Every speed is logged, and the batches of a rank stay as they are."""
     options = ["loader.num_threads=1", f"loader={loader}", "data.random_crop=true"]
     cfg = make_config("loader.num_workers=auto", *options)
     with caplog.at_level(logging.INFO):
