@@ -21,16 +21,14 @@ class WebServer:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.latency_s = 0.0  # before each answer
-        self.stall_s = 0.0  # of a `slow` answer
         self.requests: list[tuple[str, str, str | None]] = []
         """Method, path with query, and Authorization of each request."""
         self.fault: Callable[[str, int], str | None] = lambda path, number: None
         """The fault, if any, that a request of a path meets; its number counts the requests from 0.
 
-        A status, such as `500`; `reset` (of the connection); `slow`; `cut` (half of the body is
-        missing); `short` (half of the file, as if it was all).
+        A status, such as `500`; `reset` (of the connection); `slow` (after a second); `cut` (half
+        of the body is missing).
         """
-        self.numbers: dict[str, int] = {}
         self._server = self._serve(0)
         self.port = self._server.port
         self.url = f"http://127.0.0.1:{self.port}"
@@ -52,10 +50,10 @@ class WebServer:
             self.files[path] = request.get_data()
             return Response(status=201, headers={"ETag": "new"})
         key = request.headers.get("Authorization")
+        number = [address for _, address, _ in self.requests].count(environment["RAW_URI"])
         self.requests.append((request.method, environment["RAW_URI"], key))
-        number = self.numbers[path] = self.numbers.get(path, -1) + 1
         fault, body = self.fault(path, number), self.files.get(path)
-        time.sleep(self.latency_s + (self.stall_s if fault == "slow" else 0))
+        time.sleep(self.latency_s + (fault == "slow"))
         if body is None or (fault or "").isdigit():
             return Response(status=int(fault or 404))
         if fault == "reset":
@@ -64,7 +62,6 @@ class WebServer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
             connection.close()
             raise ConnectionResetError
-        body = body[: len(body) // 2] if fault == "short" and request.method == "GET" else body
         response = Response(body)
         response.set_etag(hashlib.md5(body).hexdigest())
         response.last_modified = datetime.fromtimestamp(0, UTC)

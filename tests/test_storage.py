@@ -21,7 +21,6 @@ from tests.servers import WebServer
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 PATIENT, IMPATIENT = DataConfig(retry_s=60), DataConfig(retry_s=0.1)
-KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +48,9 @@ def file_a(web: WebServer) -> None:
 def storage(request, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch) -> Storage:
     """Storages of all kinds, in which lies nothing yet."""
     if request.param == "s3":
-        for key, value in {**KEYS, "AWS_ENDPOINT_URL": request.getfixturevalue("s3")}.items():
-            monkeypatch.setenv(key, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     if request.param == "gs":
         account = {"gcs_base_url": web.url, "disable_oauth": True}
         account |= dict.fromkeys(("private_key", "private_key_id", "client_email"), "")
@@ -64,13 +64,8 @@ def storage(request, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyP
     return open_storage(root[request.param], PATIENT)
 
 
-def fetched(storage: Storage, name: str, folder: Path) -> bytes:
-    storage.fetch(name, folder / "copy")
-    return (folder / "copy").read_bytes()
-
-
 def test_what_was_written_is_read(storage: Storage, tmp_path: Path) -> None:
-    name, local = "shards/a b.tar", tmp_path / "local"
+    name, local, fetched = "shards/a b.tar", tmp_path / "local", tmp_path / "copy"
     assert not storage.exists(name)
     for content in (b"old", CONTENT, b""):
         local.write_bytes(content)
@@ -79,37 +74,31 @@ def test_what_was_written_is_read(storage: Storage, tmp_path: Path) -> None:
         for copy in (storage, pickle.loads(pickle.dumps(storage))):
             assert copy.exists(name)
             assert copy.read(name) == copy.read("bytes") == content
-            assert fetched(copy, name, tmp_path) == content
-    for read in (lambda: storage.read("b"), lambda: storage.fetch("b", tmp_path / "copy")):
+            copy.fetch(name, fetched)
+            assert fetched.read_bytes() == content
+    for read in (lambda: storage.read("b"), lambda: storage.fetch("b", fetched)):
         with pytest.raises(MissingError, match="/b.*data.root"):
             read()
 
 
 @pytest.mark.parametrize("fault", ["reset", "500", "503", "slow", "cut", "408", "429"])
 def test_what_may_pass_is_tried_again(fault: str, web: WebServer, tmp_path: Path) -> None:
-    web.stall_s = 1.0
     web.fault = lambda path, number: fault if number in (0, 2, 3) else None
     storage = open_storage(web.url, PATIENT, stall_s=0.2)
-    assert fetched(storage, "a", tmp_path) == CONTENT
-    assert web.numbers["a"] == 1
+    storage.fetch("a", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == CONTENT
+    assert len(web.requests) == 2
     assert storage.read("a") == CONTENT
-    assert web.numbers["a"] == 4
+    assert len(web.requests) == 5
 
 
-def test_a_server_that_fails_for_longer_is_named_without_credentials(
-    web: WebServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_fails_is_named_without_credentials(web: WebServer, caplog) -> None:
     root = web.url.replace("//", "//who:secret@") + "/folder?signature=secret"
     web.files["folder/a"] = CONTENT
     assert open_storage(root, IMPATIENT).read("a") == CONTENT
     assert web.requests == [("GET", "/folder/a?signature=secret", "Basic d2hvOnNlY3JldA==")]
-    denied = {
-        "400": "data.root",
-        "401": "USER:PASSWORD",
-        "403": "USER:PASSWORD",
-        "404": "data.root",
-    }
-    passing = ("reset", "500", "503", "cut", "408", "429", "closed")
+    denied = {"400": "data.root", "403": "USER:PASSWORD", "404": "data.root"}
+    passing = ("reset", "503", "cut", "408", "429", "closed")
     for fault, named in {**denied, **dict.fromkeys(passing, "data.retry_s=0.1")}.items():
         web.fault = partial(lambda fault, path, number: fault, fault)
         if fault == "closed":
@@ -121,7 +110,8 @@ def test_a_server_that_fails_for_longer_is_named_without_credentials(
         assert fault in str(away.value) or not fault.isdigit()
         shown = "".join(traceback.format_exception(away.value)) + caplog.text
         assert not any(word in shown for word in ("secret", "who"))
-    web.reopen()
+    threading.Timer(0.2, web.reopen).start()
+    assert open_storage(root, PATIENT).read("a") == CONTENT  # it came back in time
 
 
 def test_a_bucket_of_another_region_is_an_error_at_once(web: WebServer, monkeypatch) -> None:
@@ -131,14 +121,6 @@ def test_a_bucket_of_another_region_is_an_error_at_once(web: WebServer, monkeypa
     with pytest.raises(UserError, match="AWS_REGION"):
         open_storage("s3://bucket/x", PATIENT).exists("a")
     assert len(web.requests) == 1
-
-
-def test_a_server_that_comes_back_in_time_is_no_error(web: WebServer) -> None:
-    storage = open_storage(web.url, PATIENT)
-    assert storage.exists("a")
-    web.close()
-    threading.Timer(0.2, web.reopen).start()
-    assert storage.read("a") == CONTENT
 
 
 def test_a_root_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
