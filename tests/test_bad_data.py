@@ -96,6 +96,7 @@ def test_files_with_bad_headers_are_named_or_left_out_and_counted(broken, tmp_pa
     assert sum(map(len, index_of(*options, "data.max_pixels=11_000"))) == 21
 
 
+# part: check
 def test_the_check_lists_everything_that_is_broken(broken, tmp_path) -> None:
     root, out = tmp_path / "photos", tmp_path / "out.json"
     broken[root / "c" / "foto ä 2.jpg"] = "truncated"
