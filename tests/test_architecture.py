@@ -3,40 +3,30 @@
 import ast
 import re
 import subprocess
+import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.helpers import REPOSITORY, has_ranks
 
-# The parts from the ground up, and what each may import besides itself.
-GROUND = ("loaders.limits", "loaders.memory", "loaders.storage", "loaders.images")
-COMMON = ("loaders.batch", "loaders.targets", "loaders.loader")
-FOR_ALL = ("loaders.limits", *COMMON, "loaders.epoch")
-ABOVE = ("index", "read", "class_counts", "augment", "plan", "shards", "backends")
-MAY_IMPORT: dict[str, set[str]] = {
-    "conf": set(),
-    **{part: {"conf", "loaders.limits"} for part in GROUND},
-    **{part: {"conf", *COMMON[:number]} for number, part in enumerate(COMMON)},
-    "loaders.epoch": {"conf", "loaders.limits", *COMMON},
-    **{
-        f"loaders.{part}": {
-            *("conf", *GROUND, *FOR_ALL, *(f"loaders.{lower}" for lower in ABOVE[:number]))
-        }
-        for number, part in enumerate(ABOVE)
-    },
-    "loaders.own": {"conf", *FOR_ALL},
-    "loaders": {"conf", *GROUND, *FOR_ALL, *(f"loaders.{part}" for part in ABOVE)},
-    "models": {"conf"},
-    "tasks": {"conf", "loaders", *COMMON},
-    "runtime": {"conf", "loaders", *COMMON, "models", "tasks"},
-}
+ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text()
 # Hydra reads registries before it calls a main function; data.max_pixels replaces Pillow's limit.
 MAY_ACT = {"conf.schema", "loaders.images.decoders"}
 MEASURES_IT = "benchmarks.loop_overhead imports train"
-PRIVATE = re.compile(r"(?<!\w)_(?!_)\w+")
 USE = re.compile(r"\btorch\.distributed\b(?!\.run)|from torch import (\([^)]*|.*)\bdistributed\b")
-# Names with an underscore that are documented.
-PUBLIC = {"_exit", "_replace", "_asdict", "_fields"}
+
+
+def rows_of(text: str, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading."""
+    section = re.split(r"^#+ ", text.partition(f"# {heading}\n")[2], flags=re.MULTILINE)[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [line.partition(" <!--")[0].strip("| ").split(" | ") for line in lines[2:]]
+
+
+FOLDERS = [row[0].strip("`/").replace("/", ".") for row in rows_of(ARCHITECTURE, "Folders")]
+PARTS = [folder for folder in FOLDERS if not folder.startswith("runtime.")]
+"""From the ground up; `runtime/` and its folders count as one."""
 
 
 def module_of(path: Path) -> str:
@@ -93,33 +83,32 @@ def code() -> list[str]:
 
 def part_of(module: str) -> str:
     """The part that holds a module; empty for scripts and for folders of the project's own."""
-    parts = [part for part in MAY_IMPORT if f"{module}.".startswith(f"{part}.")]
+    parts = [part for part in PARTS if f"{module}.".startswith(f"{part}.")]
     return max(parts, key=len, default="")
 
 
-def test_a_part_imports_only_what_lies_below_it() -> None:
-    up = [
-        f"{module} imports {imported}"
-        for module in code()
-        for imported in imports_of(module)
-        if part_of(module)
-        and part_of(imported) not in MAY_IMPORT[part_of(module)] | {part_of(module), ""}
-    ]
+@cache
+def parts_imported(module: str) -> set[str]:
+    """Those that it imports itself or by way of files in `loaders/` that belong to no folder."""
+    found: set[str] = set()
+    for imported in imports_of(module):
+        part = part_of(imported)
+        found |= parts_imported(imported) if part == "loaders" else {part}
+    return found
+
+
+def test_a_folder_imports_only_from_rows_above_its_own() -> None:
+    assert {"conf", "models", "runtime"} <= set(PARTS)
+    up = []
+    for module in code():
+        if part := part_of(module):
+            above = ["conf"] if part == "models" else PARTS[: PARTS.index(part)]
+            up += [f"{module}: {other}" for other in parts_imported(module) - {part, "", *above}]
     assert not up, "\n".join(sorted(up))
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    done: set[str] = set()
-
-    def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, " -> ".join([*path[path.index(module) :], module])
-        if module not in done:
-            for imported in sorted(imports_of(module)):
-                visit(imported, (*path, module))
-            done.add(module)
-
-    for module in modules():
-        visit(module, ())
+    TopologicalSorter({name: imports_of(name) for name in modules()}).prepare()  # names a circle
 
 
 def test_nobody_imports_an_entry_point_and_no_part_a_script() -> None:
@@ -134,13 +123,11 @@ def test_nobody_imports_an_entry_point_and_no_part_a_script() -> None:
 
 
 def test_what_is_outside_a_folder_imports_its_door_only() -> None:
+    inner = re.compile(r"(?:loaders|runtime|tests)\.\w+\.\w+")
     past = []
     for module in modules():
-        for imported in imports_of(module):
-            folder = imported.rpartition(".")[0]
-            starts = ("loaders.", "runtime.", "tests.")
-            is_inner = folder.count(".") == 1 and folder.startswith(starts)
-            if is_inner and not f"{module}.".startswith(f"{folder}."):
+        for imported in filter(inner.fullmatch, imports_of(module)):
+            if not f"{module}.".startswith(imported.rpartition(".")[0] + "."):
                 past.append(f"{module} imports {imported}")
     assert not past, "\n".join(sorted(past))
 
@@ -159,22 +146,14 @@ def statements(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def test_no_module_acts_because_it_is_imported() -> None:
-    """It calls nothing for its effect and sets nothing in a module that it has imported."""
+    """It calls nothing for its effect and sets no attribute, such as one of another module."""
     acting = []
     for module in set(code()) - MAY_ACT:
-        tree = tree_of(module)
-        imported = {
-            (name.asname or name.name).partition(".")[0]
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for name in node.names
-        }
-        for node in statements(tree.body):
-            does = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-            for target in node.targets if isinstance(node, ast.Assign) else []:
-                name = ast.unparse(target)
-                does |= not name.isidentifier() and re.split(r"\W", name)[0] in imported
-            if does:
+        for node in statements(tree_of(module).body):
+            calls = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            sets = any("." in ast.unparse(target) for target in targets)
+            if calls or sets:
                 acting.append(f"{modules()[module]}:{node.lineno}: {ast.unparse(node)[:80]}")
     assert not acting, "\n".join(acting)
 
@@ -185,19 +164,11 @@ def test_ctypes_is_used_in_one_file() -> None:
 
 
 def test_private_names_of_other_modules_are_used_in_one_file() -> None:
-    found: dict[str, list[str]] = {}
-    for module in code():
-        for node in ast.walk(tree_of(module)):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [name.name for name in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{name.name}" for name in node.names]
-            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
-                names = [node.attr]
-            if any(part not in PUBLIC for name in names for part in PRIVATE.findall(name)):
-                found.setdefault(module, []).append(ast.unparse(node))
-    assert len(found) <= 1, "\n".join(f"{name}: {'; '.join(uses)}" for name, uses in found.items())
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--output-format=concise"]
+    ruff += ["--preview", "--select=SLF001,PLC2701", *(str(modules()[name]) for name in code())]
+    told = subprocess.run(ruff, cwd=REPOSITORY, capture_output=True, text=True).stdout
+    assert told
+    assert len(set(re.findall(r"^(\S+\.py):", told, re.MULTILINE))) <= 1, told
 
 
 def test_only_one_folder_and_scripts_with_ranks_know_torch_distributed() -> None:

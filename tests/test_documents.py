@@ -7,22 +7,13 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from PIL import Image
 
 from conf.cli import load_config
 from loaders import build_loaders
 from loaders.shards import Part, pack_shards
-from tests.helpers import REPOSITORY
-from tests.test_architecture import MAY_IMPORT, code, modules, offered_by, part_of, text_of
-
-ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text()
-
-
-def rows_of(text: str, heading: str) -> list[list[str]]:
-    """The cells of the table below a heading."""
-    section = re.split(r"^#+ ", text.partition(f"# {heading}\n")[2], flags=re.MULTILINE)[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    return [line.partition(" <!--")[0].strip("| ").split(" | ") for line in lines[2:]]
+from tests.helpers import PACKAGES, REPOSITORY
+from tests.images import make_photos, reading
+from tests.test_architecture import ARCHITECTURE, code, modules, offered_by, rows_of, text_of
 
 
 def test_every_promise_names_a_file_of_tests() -> None:
@@ -41,20 +32,13 @@ def test_every_link_of_the_documents_leads_to_a_file() -> None:
 
 def test_the_page_on_the_architecture_lists_every_package_with_its_door() -> None:
     doors = {folder.strip("`/"): door for folder, _, door in rows_of(ARCHITECTURE, "Folders")}
-    folders = {modules()[name].parent for name in code() if part_of(name)}
-    assert doors.keys() == {str(folder) for folder in folders}
+    paths = [path for name, path in modules().items() if name in code()]
+    assert doors.keys() == {str(path.parent) for path in paths if path.parts[0] in PACKAGES}
     for folder, door in doors.items():
         for name, file in re.findall(r"`(\w+)`(?: in `(\S+)`)?", door):
             module = (file.removesuffix(".py") or folder).replace("/", ".")
             defined = re.search(rf"^(class |def )?{name}\b", text_of(module), re.MULTILINE)
             assert defined or name in offered_by(module), f"{module} does not offer {name}"
-
-
-def test_the_page_on_the_architecture_lists_the_layers_from_the_ground_up() -> None:
-    folders = [row[0].strip("`/").replace("/", ".") for row in rows_of(ARCHITECTURE, "Folders")]
-    parts = [folder for folder in folders if folder in MAY_IMPORT]
-    for number, part in enumerate(parts):
-        assert not MAY_IMPORT[part] & set(parts[number + 1 :]), f"{part} imports from rows below"
 
 
 def test_the_page_on_the_architecture_names_files_that_exist() -> None:
@@ -66,10 +50,10 @@ def test_the_page_on_the_architecture_names_files_that_exist() -> None:
         assert re.search(rf"^{name}\b.* = ", (REPOSITORY / path).read_text(), re.MULTILINE), name
 
 
-def options(root: Path) -> list[str]:
-    data = ["data=imagefolder", f"data.root={root}", f"data.cache_dir={root.parent}/cache"]
-    augmentation = ["data.random_crop=true", "data.hflip=0.5", "data.colour_jitter=[0.4,0,0]"]
-    return [*data, *augmentation, "data.resize=36", "data.crop=32", "global_batch_size=4"]
+BATCHES = [
+    *("data=imagefolder", "data.random_crop=true", "data.hflip=0.5"),
+    *("data.colour_jitter=[0.4,0,0]", "data.resize=36", "data.crop=32", "global_batch_size=4"),
+]
 
 
 def files_of_a_batch(overrides: list[str]) -> set[str]:
@@ -100,17 +84,13 @@ def test_the_page_on_loaders_shows_the_files_that_a_batch_passes(tmp_path: Path)
     [picture] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     shown = set(re.findall(r"\w+/(?:\w+\.py)?|(?<!/)\b\w+\.py", picture))
 
-    photos, shards = tmp_path / "photos", tmp_path / "shards"
-    for number in range(40):
-        path = photos / "ab"[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (48, 40), (number, 0, 0)).save(path)
-    one = Part(1, 1)
-    pack_shards(load_config(options(photos)).data, str(shards), shard_mb=0.01, part=one)
+    photos = [*BATCHES, *reading(make_photos(tmp_path / "photos", 40))]
+    shards = [*BATCHES, *reading(tmp_path / "shards"), "data.shuffle=window"]
+    pack_shards(load_config(photos).data, str(tmp_path / "shards"), shard_mb=0.01, part=Part(1, 1))
     passed = {
-        "pytorch": files_of_a_batch(options(photos)),
-        "dali": files_of_a_batch([*options(photos), "loader=dali"]),
-        "shards": files_of_a_batch([*options(shards), "data.shuffle=window"]),
+        "pytorch": files_of_a_batch(photos),
+        "dali": files_of_a_batch([*photos, "loader=dali"]),
+        "shards": files_of_a_batch(shards),
     }
     assert set.union(*passed.values()) == shown, passed
     assert len(passed["pytorch"]) <= 14 + len({"augment/"}), passed
