@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import REPOSITORY, answers_to, train
+from tests.helpers import REPOSITORY, SCRIPTS, answers_to, train
 from tests.images import make_photos
 from tests.torchrun import Torchrun
 
@@ -116,7 +116,7 @@ def told(folder: Path) -> dict[str, tuple[int, str]]:
     """Exit code and prints of each mistake of the table."""
     commands = [shlex.split(filled(line, folder)) for line, _ in TABLE]
     for number, command in enumerate(commands):
-        if command[0].startswith("train") and "output_dir" not in TABLE[number][0]:
+        if command[0] in SCRIPTS and "output_dir" not in TABLE[number][0]:
             command.append(f"output_dir={folder / 'runs' / str(number)}")
     answers = answers_to(commands, folder)
     return {line: answer for (line, _), answer in zip(TABLE, answers, strict=True)}

@@ -52,7 +52,7 @@ if gpu:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    for name in ("train.py", "train_own.py"):
+    for name in ("train.py", "mine.py"):
         (tmp_path / name).write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -98,7 +98,7 @@ def test_every_combination_runs_once_on_a_gpu_of_its_own_and_killed_ones_go_on(
 
 
 def test_a_run_with_another_fixed_override_or_script_is_another_run(folder: Path) -> None:
-    commands = [("train.py", 0), ("train.py", 5), ("train_own.py", 5)]
+    commands = [("train.py", 0), ("train.py", 5), ("mine.py", 5)]
     for number, (script, seed) in enumerate(commands, start=1):
         _, said = run(f"script={script}", f"seed={seed}", "lr=0.1,0.2")
         assert "2 runs, 0 have ended already" in said
