@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import sys
@@ -20,7 +21,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 from hydra import compose as compose_config
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -52,9 +52,7 @@ LIMIT_S = 240.0
 
 NEEDS_CUDA = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device (`pytest -m gpu` alone shows them)"
-    ),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="only `pytest -m gpu` sees GPUs"),
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
@@ -78,6 +76,13 @@ def refused(*shown: str) -> Iterator[None]:
     with pytest.raises(UserError) as error:
         yield
     assert all(text in str(error.value) for text in shown), error.value
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    """Replace a text that a file has once."""
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
 
 
 @contextmanager
@@ -128,11 +133,10 @@ def folder_with(folder: Path, script: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in PACKAGES:
         (folder / name).symlink_to(REPOSITORY / name)
-    path = REPOSITORY / script
-    if not path.exists():  # part: compose
+    if (REPOSITORY / script).exists():
+        shutil.copy(REPOSITORY / script, folder)
+    else:  # part: compose
         (folder / script).write_text(compose(script.removesuffix(".py").split("_")[1:]))
-        return folder
-    (folder / script).write_text(path.read_text())
     return folder
 
 
@@ -143,11 +147,7 @@ def fork(
     folder: Path = REPOSITORY,
     num_ranks: int | None = None,
 ) -> tuple[list[ForkServerProcess], list[Path]]:
-    """Start an entry point quickly: forked, its ranks without torchrun, on the CPU.
-
-    Returns:
-        The process of each rank, and the file that it prints to.
-    """
+    """Start an entry point quickly, as `start()` does; by default on two ranks if it has any."""
     output_dir.mkdir(parents=True, exist_ok=True)
     command = [script, f"output_dir={output_dir}", *overrides]
     prints = output_dir.with_name(f"{output_dir.name}-{script}")
@@ -155,25 +155,15 @@ def fork(
 
 
 def train(script: str, output_dir: Path, *overrides: str, folder: Path = REPOSITORY) -> str:
-    """Run what `fork()` starts to its end.
-
-    Returns:
-        What rank 0 printed.
-    """
+    """Run what `fork()` starts to its end; returns what rank 0 printed."""
     codes, texts = run_to_end(script, output_dir, *overrides, folder=folder)
     assert not any(codes), "\n".join([f"{script}: {codes}", *texts])
     return texts[0]
 
 
-def run_to_end(
-    script: str,
-    output_dir: Path,
-    *overrides: str,
-    folder: Path = REPOSITORY,
-    num_ranks: int | None = None,
-) -> tuple[list[int | None], list[str]]:
-    """Exit codes and prints of all ranks."""
-    processes, prints = fork(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
+def run_to_end(*arguments: Any, **options: Any) -> tuple[list[int | None], list[str]]:
+    """Exit codes and prints of all ranks that `fork()` starts."""
+    processes, prints = fork(*arguments, **options)
     return join(processes), [path.read_text() for path in prints]
 
 
@@ -188,11 +178,9 @@ def join(processes: Sequence[ForkServerProcess], timeout: float = LIMIT_S) -> li
     return [process.exitcode for process in processes]
 
 
-def start_process(
-    function: Callable[..., Any], *arguments: Any, **options: Any
-) -> ForkServerProcess:
+def start_process(function: Callable[..., Any], *args: Any, **options: Any) -> ForkServerProcess:
     """Call a function in a process of its own, which ends with the test at the latest."""
-    process = FORKSERVER.Process(target=function, args=arguments, kwargs=options)
+    process = FORKSERVER.Process(target=function, args=args, kwargs=options)
     STARTED.append(process)
     process.start()
     return process
@@ -204,24 +192,6 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def on_ranks(function: Callable[..., Any], *arguments: Any, num_ranks: int = 2) -> list[Any]:
-    """Results of a function that each rank of a group calls, in the order of the ranks."""
-    place = f"tcp://127.0.0.1:{free_port()}"
-    with FORKSERVER.Pool(num_ranks, maxtasksperchild=1) as pool:
-        calls = [(place, rank, num_ranks, function, arguments) for rank in range(num_ranks)]
-        return pool.starmap(_on_rank, calls, chunksize=1)
-
-
-def _on_rank(
-    place: str, rank: int, num_ranks: int, function: Callable[..., Any], arguments: Sequence[Any]
-) -> Any:
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=num_ranks)
-    try:
-        return function(*arguments)
-    finally:
-        dist.destroy_process_group()
-
-
 def print_to(path: Path) -> None:
     """Lead what this process prints to the end of a file."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -229,15 +199,15 @@ def print_to(path: Path) -> None:
         os.dup2(file, printed)
 
 
-def run_as_main(command: list[str], watch: AbstractContextManager | None = None) -> int | str:
+def run_as_main(command: list[str], watch: AbstractContextManager) -> int | str:
     """Run a command line, as after `python`, in this process; returns what it exits with."""
+    is_module = command[0] == "-m"
+    sys.argv = command[is_module:]
     try:
-        if command[0] == "-m":
-            sys.argv = [f"{command[1].replace('.', '/')}.py", *command[2:]]
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = command
-            with watch or nullcontext():
+        with watch:
+            if is_module:
+                runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+            else:
                 runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
     except SystemExit as ended:
         return ended.code or 0
@@ -255,10 +225,7 @@ def run_in_turn(
     folder: Path,
     watch: Callable[[str], AbstractContextManager],
 ) -> None:
-    """Run the command lines of `start()` in this process, with a port for each.
-
-    It writes exit codes and prints beside `prints`, and exits with the last code.
-    """
+    """Run the command lines of `start()` in this process; writes exit codes and prints as JSON."""
     os.environ.update(env)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
@@ -270,7 +237,7 @@ def run_in_turn(
 
     prints.unlink(missing_ok=True)
     print_to(prints)
-    told = []
+    answers = []
     for command, port in zip(commands, ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         if "RANK" in env:  # part: ranks
@@ -283,9 +250,9 @@ def run_in_turn(
             code = run_as_main(command, watch(command[0]))
         sys.stdout.flush()
         sys.stderr.flush()
-        told.append((code, prints.read_text()[before:]))
-    prints.with_suffix(".json").write_text(json.dumps(told))
-    sys.exit(told[-1][0])
+        answers.append((code, prints.read_text()[before:]))
+    prints.with_suffix(".json").write_text(json.dumps(answers))
+    sys.exit(code)
 
 
 def start(
@@ -297,12 +264,10 @@ def start(
 ) -> tuple[list[ForkServerProcess], list[Path]]:
     """Start command lines, as after `python`, that each rank of a group runs in turn, on the CPU.
 
-    Args:
-        num_ranks: None for one process without a group.
-        watch: each script runs inside `watch(script)`.
+    Each script runs inside `watch(script)`; with `num_ranks=None`, in a process without a group.
 
     Returns:
-        The process of each rank, and the file that it prints to, whose name begins with `prints`.
+        The process of each rank, forked, and the file `PRINTS-RANK.txt` that it prints to.
     """
     ports = [free_port() for _ in commands]
     paths = [prints.with_name(f"{prints.name}-{rank}.txt") for rank in range(num_ranks or 1)]
@@ -317,16 +282,9 @@ def start(
 
 
 def answers_to(
-    commands: list[list[str]],
-    tmp_path: Path,
-    num_ranks: int = 1,
-    *options: Any,
-    **more: Any,
+    commands: list[list[str]], tmp_path: Path, num_ranks: int = 1, *options: Any, **more: Any
 ) -> list[tuple[int, str]]:
-    """Exit codes and prints of rank 0 of command lines that one or several ranks run in turn.
-
-    The options are those of `start()`.
-    """
+    """Exit codes and prints of rank 0 of command lines, with the options of `start()`."""
     prints = tmp_path / f"answers-{len(list(tmp_path.iterdir()))}"
     ranks = num_ranks if num_ranks > 1 else None
     processes, paths = start(commands, prints, ranks, *options, **more)
@@ -372,7 +330,6 @@ def scalars_of(output_dir: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def values_of(output_dir: Path, tag: str) -> list[float]:
-    """The values of a TensorBoard scalar."""
     return [value for _, value in scalars_of(output_dir, tag)]
 
 

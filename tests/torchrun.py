@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +17,13 @@ TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
 FORKED = ["--run-path", "--start-method=fork"]
 
 
-class Torchrun:
+class Torchrun(AbstractContextManager["Torchrun"]):
     """torchrun, all of whose processes can be found; none is left at the end of a `with` block."""
 
     def __init__(self, arguments: list[str], folder: Path, prints: Path, **options: Any) -> None:
-        """Start it in a folder; all its processes print to a file.
-
-        Args:
-            arguments: command line.
-            folder: in which it starts.
-            prints: file.
-            options: of `_agent()`.
-        """
+        """Start it in a folder; all its processes print to a file. The options: of `_agent()`."""
         self.prints = prints
         self.agent = start_process(_agent, arguments, folder, prints, **options)
-
-    def __enter__(self) -> "Torchrun":
-        return self
 
     def __exit__(self, *unused: object) -> None:
         self.agent.kill()
@@ -58,9 +48,7 @@ class Torchrun:
     def wait(self) -> int:
         """The exit code, when no process is left; if some hang, it prints where they stand."""
         try:
-            wait_for(
-                lambda: not (self.agent.is_alive() or self.processes()), "the end of all processes"
-            )
+            wait_for(lambda: not self.agent.is_alive() and not self.processes(), "the end of all")
         except AssertionError as error:
             for process in self.processes():
                 os.kill(process, signal.SIGABRT)  # faulthandler prints the stacks
@@ -83,13 +71,7 @@ def _agent(
     is_forked: bool = True,
     is_elastic: bool = False,
 ) -> None:
-    """Become torchrun.
-
-    Args:
-        env: variables of its environment.
-        is_forked: otherwise the agent and the ranks are Pythons of their own, as a user's.
-        is_elastic: by `launch/elastic_torchrun.py`.
-    """
+    """Become torchrun; not forked, it and its ranks are Pythons of their own, as a user's."""
     env = {**env, "PYTHONFAULTHANDLER": "1"}
     os.chdir(folder)
     print_to(prints)
@@ -97,9 +79,8 @@ def _agent(
         command = [sys.executable, "-m", "torch.distributed.run", *arguments]
         os.execve(sys.executable, command, {**os.environ, **env})
     # A torchrun that is killed leaves semaphores, of which a process that outlives it would warn.
-    os.environ.update(
-        env | {"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"}
-    )
+    warnings = "ignore::UserWarning:multiprocessing.resource_tracker"
+    os.environ.update(env, PYTHONWARNINGS=warnings)
     sys.path.insert(0, str(folder))
     os.register_at_fork(after_in_child=_reset_signals)
     from torch.distributed import run
