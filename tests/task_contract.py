@@ -54,7 +54,15 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
     whole = task.sums(outputs, targets)
     num_images = len(outputs)
     if device != "cpu":
-        check_that_nothing_waits(task, outputs.to(device), targets.to(device), whole)
+        given = outputs.to(device), targets.to(device)
+        task.sums(*given)  # the first call may wait to load kernels
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            sums = task.sums(*given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert sums.device == given[0].device
+        torch.testing.assert_close(sums.cpu(), whole, rtol=1e-5, atol=1e-4)
         return
     assert (whole.dtype, whole.shape) == (torch.float64, (task.num_sums,))
     assert whole[0] == num_images
@@ -102,17 +110,6 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
                 assert 0 <= drawn.min() <= drawn.max() <= 1
 
 
-def check_that_nothing_waits(task: Task, outputs: Tensor, targets: Tensor, whole: Tensor) -> None:
-    task.sums(outputs, targets)  # the first call may wait to load kernels
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        sums = task.sums(outputs, targets)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert sums.device == outputs.device
-    torch.testing.assert_close(sums.cpu(), whole, rtol=1e-5, atol=1e-4)
-
-
 def check_refused(build: Callable[..., Task], *wrong: tuple[str, Any]) -> None:
     """Options that the task does not take are refused with key and value."""
     for name, value in wrong:
@@ -126,9 +123,7 @@ def check_refused(build: Callable[..., Task], *wrong: tuple[str, Any]) -> None:
 def check_class_weights(build: Callable[..., Task], batch_of: Callable[[int], Any]) -> None:
     """`loss.weights` multiply the loss of their class; `auto` gives the same share to each.
 
-    Args:
-        build: returns a task of three classes.
-        batch_of: returns outputs that prefer no class, and targets of the given class alone.
+    `batch_of` returns outputs that prefer none of three classes, and targets of one class alone.
     """
 
     def weights_of(task: Task) -> list[float]:

@@ -1,5 +1,6 @@
 """`evaluate()` adds up the sums of a task over a loader, and leaves the model as it was."""
 
+from collections import UserList
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,18 +26,9 @@ def batch(num_images: int = 12) -> tuple[Tensor, Tensor]:
 
 def loader_of(*batches: tuple[Tensor, Tensor]) -> Loader:
     """A loader as far as evaluate() sees it: batches and an example."""
-
-    class ListLoader(list[tuple[Tensor, Tensor]]):
-        pass
-
-    loader: Any = ListLoader(batches)
+    loader: Any = UserList(batches)
     loader.info = DataInfo(example=torch.zeros(1, 3, 24, 32))  # part: fsdp
     return loader
-
-
-def two_batches(num_images: int = 12, first: int = 7) -> Loader:
-    outputs, targets = batch(num_images)
-    return loader_of((outputs[:first], targets[:first]), (outputs[first:], targets[first:]))
 
 
 class Probe(nn.Module):
@@ -55,18 +47,23 @@ class Probe(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("asked", "calls"),
+    ("asked", "calls", "dtype"),
     [
-        ({}, 2),
-        *(({"num_batches": number}, max(2, number)) for number in (1, 2, 5)),  # part: fsdp
+        ({}, 2, None),
+        *(({"precision": torch.autocast("cpu", d)}, 2, d) for d in (torch.bfloat16, torch.float16)),
+        *(({"num_batches": number}, max(2, number), None) for number in (1, 2, 5)),  # part: fsdp
     ],
 )
-def test_it_calls_the_model_as_often_as_it_is_asked_to(asked: dict[str, Any], calls: int) -> None:
-    model = Probe()
-    totals, _ = evaluate(model, TASK, two_batches(), **asked)
-    assert model.modes == [(False, False, None)] * calls
-    torch.testing.assert_close(totals, TASK.sums(*batch()), rtol=1e-6, atol=0)
+def test_it_calls_the_model_in_the_precision_and_as_often_as_it_is_asked_to(
+    asked: dict[str, Any], calls: int, dtype: torch.dtype | None
+) -> None:
+    model, (outputs, targets) = Probe(), batch()
+    batches = loader_of((outputs[:7], targets[:7]), (outputs[7:], targets[7:]))
+    totals, _ = evaluate(model, TASK, batches, **asked)
+    assert model.modes == [(False, False, dtype)] * calls
+    torch.testing.assert_close(totals, TASK.sums(outputs, targets), rtol=1e-6, atol=0)
     assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
     assert model.child.training  # as before
     totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
 
@@ -89,15 +86,6 @@ def test_it_hands_back_images_from_the_whole_split(
         assert torch.equal(torch.cat(values), wanted[list(expected)])
     first = shown[0][0]
     assert first.untyped_storage().nbytes() == first.nbytes  # no view of the whole batch
-
-
-def test_it_runs_in_the_precision_asked_for() -> None:
-    model, loader = Probe(), loader_of(batch())
-    evaluate(model, TASK, loader)
-    for dtype in (torch.bfloat16, torch.float16):
-        evaluate(model, TASK, loader, precision=torch.autocast("cpu", dtype))
-    assert [dtype for _, _, dtype in model.modes] == [None, torch.bfloat16, torch.float16]
-    assert not torch.is_autocast_enabled("cpu")
 
 
 # part: fsdp

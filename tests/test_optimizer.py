@@ -1,14 +1,11 @@
 """Optimizers of torch.optim by name, their groups of weights, and learning rates by step."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 from conf.errors import UserError
-from conf.schema import Config
 from runtime import build_optimizer
 from tests.helpers import make_config
 
@@ -56,18 +53,13 @@ def test_a_warmup_in_epochs_is_one_in_steps_up_to_the_last_step() -> None:
         rates(20, "optimizer.warmup_steps=20")
 
 
-@pytest.fixture(scope="module")
-def config() -> Config:
-    return make_config("optimizer.schedule=constant", "optimizer.weight_decay=0")
-
-
 @pytest.mark.parametrize("name", ["adafactor", "adamw", "muon", "RMSprop", "sgd"])
-def test_any_class_of_torch_lowers_a_loss(name: str, config: Config) -> None:
+def test_any_class_of_torch_lowers_a_loss(name: str) -> None:
     torch.manual_seed(0)
-    model = nn.Linear(8, 8, bias=False)
-    inputs = torch.rand(16, 8)
-    cfg = replace(config, optimizer=replace(config.optimizer, name=name))
-    optimizer, schedule = build_optimizer(cfg, model, STEPS_PER_EPOCH)
+    model, inputs = nn.Linear(8, 8, bias=False), torch.rand(16, 8)
+    options = ["optimizer.schedule=constant", "optimizer.weight_decay=0"]
+    cfg = make_config(f"optimizer.name={name}", *options)
+    optimizer, _ = build_optimizer(cfg, model, STEPS_PER_EPOCH)
     assert type(optimizer).__name__.lower() == name.lower()
     losses = []
     for _ in range(20):
@@ -75,10 +67,7 @@ def test_any_class_of_torch_lowers_a_loss(name: str, config: Config) -> None:
         losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()
-        schedule.step()
     assert losses[-1] < losses[0]
-    again, _ = build_optimizer(cfg, model, STEPS_PER_EPOCH)
-    again.load_state_dict(optimizer.state_dict())
 
 
 def test_arguments_are_passed_on() -> None:
@@ -110,7 +99,9 @@ def test_what_a_class_does_not_take_is_refused(options: str, message: str) -> No
 
 
 @pytest.mark.parametrize("scale", [1, 0.1])
-def test_norms_and_biases_can_do_without_weight_decay(scale: float) -> None:
+def test_norms_and_biases_can_do_without_weight_decay_and_a_backbone_has_its_own_rate(
+    scale: float,
+) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
     options = ["optimizer.weight_decay=0.5", "optimizer.decay_norms_and_biases=false"]
     options += ["optimizer.lr=0.2", f"optimizer.backbone_lr_scale={scale}"]
