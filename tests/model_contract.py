@@ -1,6 +1,5 @@
 """The promises of every model, and helpers that the tests of single models share."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 from conf.errors import UserError
 from conf.schema import ModelConfig
 from models import build_model
-from models.finetune import first_convolution, head_of
+from models.finetune import first_convolution, head_of, is_in
 
 
 def build(name: str, in_channels: int, num_outputs: int, **kwargs: Any) -> Any:
@@ -20,7 +19,12 @@ def build(name: str, in_channels: int, num_outputs: int, **kwargs: Any) -> Any:
 
 
 def check_contract(
-    name: str, num_outputs: int, shape: tuple[int, ...], head: str, accepted: Sequence[str]
+    name: str,
+    num_outputs: int,
+    shape: tuple[int, ...],
+    head: str,
+    accepted: str,
+    *refused: tuple[str, Any],
 ) -> None:
     """Keyword arguments and the head are known; the memory format changes no result.
 
@@ -30,9 +34,14 @@ def check_contract(
         shape: (C, H, W) of an input.
         head: name of the layer that is replaced for other outputs.
         accepted: all its keyword arguments.
+        refused: keyword arguments with values that the model does not take.
     """
-    with pytest.raises(UserError, match=f"widht.*, {', '.join(accepted)}$"):
+    with pytest.raises(UserError, match=f"widht.*, {accepted}$"):
         build(name, shape[0], num_outputs, widht=8)
+    for key, value in refused:
+        with pytest.raises(UserError) as error:
+            build(name, shape[0], num_outputs, **{key: value})
+        assert f"{key}={value}" in str(error.value)
 
     models = []
     for channels_last in (False, True):
@@ -48,21 +57,29 @@ def check_contract(
     assert first_convolution(models[0]) in models[0].state_dict()  # part: finetune
 
 
-def check_refused(name: str, channels: int, num_outputs: int, kwargs: dict[str, Any]) -> None:
-    """A value that the model does not take is refused with its key."""
-    [(key, value)] = kwargs.items()
-    with pytest.raises(UserError) as error:
-        build(name, channels, num_outputs, **kwargs)
-    assert f"{key}={value}" in str(error.value)
+def check_family(name: str, arch: str, size: int) -> None:
+    """It takes images of five channels, has the outputs asked for, and trains its head alone."""
+    cfg = ModelConfig(name=name, arch=arch, channels_last=True, freeze="backbone")
+    with torch.device("meta"):  # shapes without the arithmetic
+        model = build_model(cfg, 5, num_outputs=7)
+        assert model.training  # in which some return a tuple by default
+        assert model(torch.empty(2, 5, size, size)).shape == (2, 7)
+    assert model.get_parameter(first_convolution(model)).shape[1] == 5
+    parameters = dict(model.named_parameters())
+    outputs = {name for name, p in parameters.items() if p.ndim > 1 and p.shape[0] == 7}
+    learning = {name for name, p in parameters.items() if p.requires_grad}
+    assert outputs
+    assert outputs <= learning
+    assert all(is_in(name, head_of(model)) for name in learning)
 
 
-def check_learning(model: nn.Module, inputs: Tensor, targets: Tensor, num_steps: int = 40) -> None:
+def check_learning(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
     """The loss of a batch falls to a fifth, and most of each parameter has a part in it."""
     loss_of = F.mse_loss if targets.is_floating_point() else F.cross_entropy
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
-    for _ in range(num_steps):
+    for _ in range(40):
         optimizer.zero_grad()
         loss = loss_of(model(inputs), targets)
         loss.backward()
