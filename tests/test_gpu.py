@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch.amp import GradScaler, autocast
 
 from loaders.image_loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer
+from runtime import build_optimizer
 from runtime.guard import NonFiniteGuard
 from runtime.setup import resolve_device, set_numerics
 from tasks import build_task
@@ -36,11 +35,10 @@ from tests.helpers import (
     checkpoint_of,
     has_ranks,
     make_config,
-    signal_handlers_restored,
     summary_of,
     values_of,
 )
-from tests.images import save_tiff
+from tests.images import save, save_tiff
 from tests.torchrun import TWO_RANKS, Torchrun
 
 gpu = partial(pytest.param, marks=NEEDS_CUDA)
@@ -69,12 +67,10 @@ def data(tmp_path_factory) -> Path:
         coarse = random.integers(0, 256, (6, 8, 3)).astype(np.uint8)
         photo = Image.fromarray(coarse).resize((118 + number, 94), Image.Resampling.BICUBIC)
         for folder in (f"photos/class{number % 2}", "pairs/input", "pairs/target", "masks/images"):
-            (root / folder).mkdir(parents=True, exist_ok=True)
-            photo.save(root / folder / f"{number:02d}.jpg", quality=92, subsampling="4:2:0")
+            save(root / folder / f"{number:02d}.jpg", photo, quality=92, subsampling="4:2:0")
             photo = photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        (root / "masks/masks").mkdir(exist_ok=True)
         mask = random.integers(0, 4, photo.size[::-1]).astype(np.uint8)
-        Image.fromarray(mask).save(root / "masks/masks" / f"{number:02d}.png")
+        save(root / "masks/masks" / f"{number:02d}.png", mask)
         for name, dtype, compression in (
             ("uint8", np.uint8, "zlib"),
             ("uint16", np.uint16, "zlib"),
@@ -257,60 +253,45 @@ def test_forty_short_epochs_need_no_more_memory(
     assert reserved[-1] == reserved[10]
 
 
-@pytest.fixture
-def forbid() -> Iterator[Callable[[bool], None]]:
-    """Switch for PyTorch's errors where the host waits for the device; restores signal handlers."""
-    with signal_handlers_restored():
-        yield lambda forbidden: torch.cuda.set_sync_debug_mode("error" if forbidden else "default")
-    torch.cuda.set_sync_debug_mode("default")
-
-
-@on_cuda
-@pytest.mark.parametrize(
-    ("loader", "name"),
-    [(loader, "photos, jittered") for loader in LOADERS if "," not in loader] + [("dali", "masks")],
-)
-def test_no_step_waits_for_the_device(
-    loader: str, name: str, device: str, data: Path, tmp_path: Path, forbid
-) -> None:
-    """But the first one, and those of log points."""
-    options = ["log.every_steps=5", f"output_dir={tmp_path / 'run'}", "epochs=3", *LOADERS[loader]]
-    cfg, train, task, model, optimizer, scheduler = built(
-        device, *reading(name, data, tmp_path, *options)
-    )
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train}
-    run = Run(cfg, resolve_device(device), state)
-    finished = []
-    for epoch in run.epochs():
-        train.set_epoch(epoch)
-        for inputs, targets in run.batches(train):
-            loss = task.loss(model(inputs), targets)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
-            forbid(run.step_number > 0 and (run.step_number + 1) % cfg.log.every_steps != 0)
-            run.skip_if_not_finite(norm)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            scheduler.step()
-            run.step(loss, norm)
-            finished.append(run.step_number)
-            forbid(run.step_number > 1)
-        forbid(False)
-    run.finish()
-    assert finished == list(range(1, 16))
-
-
 # Runs
 
 
-def run(device: str, script: str, output_dir: Path, *overrides: str, num_ranks: int = 1) -> None:
-    """An entry point to its end, with NCCL unless the overrides say otherwise."""
+def run(
+    device: str,
+    script: str,
+    output_dir: Path,
+    *overrides: str,
+    num_ranks: int = 1,
+    folder: Path = REPOSITORY,
+) -> dict[str, Any]:
+    """The summary of an entry point's run, with NCCL unless the overrides say otherwise."""
     command = [sys.executable]
     if has_ranks(script):
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
     command += [script, f"output_dir={output_dir}", f"device={device}", *STEPS, *overrides]
-    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
+    return summary_of(output_dir)
+
+
+@on_cuda
+@pytest.mark.parametrize(
+    ("script", "loader", "name"),
+    [
+        *(("train.py", loader, "photos, jittered") for loader in LOADERS if "," not in loader),
+        ("train.py", "dali", "masks"),
+        ("train_ema.py", "dali", "photos"),
+    ],
+)
+def test_no_step_waits_for_the_device(
+    script: str, loader: str, name: str, device: str, data: Path, tmp_path: Path
+) -> None:
+    """But the first two of the run, those of log points and the first of an epoch, of five."""
+    mode = "'error' if step > 2 and step % 5 > 1 else 'default'"
+    lines = "from torch import cuda", f"cuda.set_sync_debug_mode({mode})"
+    folder = script_with(tmp_path / "s", script, *lines)
+    options = reading(name, data, tmp_path, *LOADERS[loader], "log.every_steps=5", "epochs=3")
+    assert run(device, script, tmp_path / "run", *options, folder=folder)["steps"] == 15
 
 
 @pytest.fixture(scope="module")
@@ -324,8 +305,8 @@ def baseline(tmp_path_factory) -> Path:
 @on_cuda
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_entry_point_runs_with_dali(script: str, device: str, tmp_path) -> None:
-    run(device, script, tmp_path / "run", "loader=dali", "max_steps=3")
-    assert summary_of(tmp_path / "run")["device"].startswith("cuda")
+    summary = run(device, script, tmp_path / "run", "loader=dali", "max_steps=3")
+    assert summary["device"].startswith("cuda")
 
 
 @on_cuda
@@ -333,6 +314,7 @@ def test_every_entry_point_runs_with_dali(script: str, device: str, tmp_path) ->
     ("script", "override", "tolerance"),
     [
         ("train_ddp.py", "seed=0", 2e-3),
+        ("train_ddp.py", "distributed.backend=gloo", 2e-3),
         ("train_fsdp.py", "seed=0", 2e-3),
         ("train.py", "loader=dali", 2e-3),
         ("train.py", "model.compile=true", 5e-3),
@@ -344,35 +326,27 @@ def test_every_entry_point_runs_with_dali(script: str, device: str, tmp_path) ->
 def test_it_trains_like_the_baseline(
     script: str, override: str, tolerance: float, device: str, baseline: Path, tmp_path
 ) -> None:
-    """Scripts with ranks do so on all GPUs, or as many of them as divide the batch."""
+    """Scripts with ranks do so on all GPUs, or as many of them as divide the batch; two of gloo
+    share one GPU, which NCCL refuses. SyncBatchNorm sees the global batch."""
     num_ranks = 2 ** (torch.cuda.device_count().bit_length() - 1)
-    run(device, script, tmp_path / "run", override, num_ranks=num_ranks)
+    if "gloo" in override:
+        device, num_ranks = "cuda:0", 2
+    output = tmp_path / "run"
+    run(device, script, output, override, num_ranks=num_ranks)
     expected = values_of(baseline, "train/loss")
-    assert values_of(tmp_path / "run", "train/loss") == pytest.approx(expected, abs=tolerance)
-
-
-@on_cuda
-def test_two_gloo_ranks_with_sync_batchnorm_match_one_process(
-    device: str, baseline: Path, tmp_path
-) -> None:
-    """Both ranks share one GPU, which NCCL refuses; BatchNorm sees the global batch."""
-    two = tmp_path / "two"
-    run("cuda:0", "train_ddp.py", two, "distributed.backend=gloo", num_ranks=2)
-    assert values_of(two, "train/loss") == pytest.approx(
-        values_of(baseline, "train/loss"), abs=2e-3
-    )
-    one_state, two_state = (checkpoint_of(folder)["model"] for folder in (baseline, two))
-    for key in one_state:
-        if "running" in key:
-            assert torch.allclose(one_state[key], two_state[key], atol=1e-3)
+    assert values_of(output, "train/loss") == pytest.approx(expected, abs=tolerance)
+    if script == "train_ddp.py":
+        one, other = (checkpoint_of(folder)["model"] for folder in (baseline, output))
+        for name in one:
+            if "running" in name:
+                assert torch.allclose(one[name], other[name], atol=1e-3), name
 
 
 @on_cuda
 @TWO_GPUS
 def test_a_rank_that_hangs_under_nccl_is_named(device: str, tmp_path) -> None:
-    folder = script_with(
-        tmp_path / "s", "train_ddp.py", "if step == 3 and rank == 1:", "    time.sleep(1000)"
-    )
+    hang = "if (step, rank) == (3, 1): time.sleep(1000)"
+    folder = script_with(tmp_path / "s", "train_ddp.py", hang)
     with on_gpus(folder, tmp_path / "run", *STEPS, "distributed.timeout_s=10") as torchrun:
         assert torchrun.wait() != 0
     assert "missing: rank 1. Where each rank stood:" in torchrun.text()
@@ -418,10 +392,8 @@ def test_a_resumed_run_has_the_same_bits(loader: str, device: str, tmp_path) -> 
 
 @on_cuda
 def test_float16_is_the_default_and_finds_its_scale(device: str, tmp_path) -> None:
-    run(device, "train_amp.py", tmp_path / "run", f"amp.init_scale={2.0**24}")
-    summary = summary_of(tmp_path / "run")
-    assert summary["precision"] == "float16"
-    assert summary["bad_steps"] == 0
+    summary = run(device, "train_amp.py", tmp_path / "run", f"amp.init_scale={2.0**24}")
+    assert (summary["precision"], summary["bad_steps"]) == ("float16", 0)
     assert checkpoint_of(tmp_path / "run")["scaler"]["scale"] < 2**24
 
 
