@@ -48,10 +48,10 @@ def step_file(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}.pt"
 
 
-def flip_byte(path: Path, place: float) -> None:
-    """Change a byte; its place is a share of the file or the number of a byte."""
+def flip_byte(path: Path) -> None:
+    """Change a byte in the middle of a file."""
     content = bytearray(path.read_bytes())
-    content[int(place * (len(content) - 1)) if place <= 1 else int(place)] ^= 0x10
+    content[len(content) // 2] ^= 0x10
     path.write_bytes(content)
 
 

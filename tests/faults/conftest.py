@@ -1,25 +1,16 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.faults import NUM_TRAIN
 from tests.helpers import train
+from tests.images import digit_folders
 
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory) -> Path:
-    """{train,val}/<class>/<image>: 64 and 16 JPEGs of 32x32 pixels in two classes."""
-    root = tmp_path_factory.mktemp("photos")
-    random = np.random.default_rng(0)
-    for split, count in (("train", NUM_TRAIN), ("val", 16)):
-        for number in range(count):
-            path = root / split / f"class{number % 2}" / f"{number:03d}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            coarse = random.integers(60, 180, (4, 4, 3)) + 20 * (number % 2)
-            Image.fromarray(coarse.astype(np.uint8)).resize((32, 32)).save(path, quality=90)
-    return root
+    """{train,val}/<class>/<image>: 64 and 16 PNGs of 28x28 pixels in two classes."""
+    return digit_folders(tmp_path_factory.mktemp("photos"), range(2), NUM_TRAIN // 2, 8)
 
 
 @pytest.fixture(scope="session")

@@ -19,99 +19,82 @@ from tests.helpers import (
     fork,
     join,
     scalars_of,
+    values_of,
     wait_for,
 )
 
 LONGER = ["resume=auto", "epochs=3"]
 INPUTS = [*LONGER, "data.mean=[0.5,0.5,0.5]"]
 RATES = ["optimizer.lr=0.001", "optimizer.weight_decay=0.5", "global_batch_size=16"]
-RUNS = {
-    "fresh": [],
-    "another optimizer": [*LONGER, "optimizer=sgd"],
-    "other arguments": [*LONGER, "+optimizer.kwargs.amsgrad=true"],
-    "another model": [*LONGER, "model.kwargs.width=16"],
-    "another head": [*LONGER, "model.freeze=backbone"],
-    "other inputs": INPUTS,
-    "overwriting": ["overwrite=true", "max_steps=3"],
-    "intended inputs": [*INPUTS, "checkpoint.fresh_epoch=true"],
-    "other rates": [*LONGER, *RATES],
+REFUSED = {
+    "already contains a run; resume=auto continues it,": [],
+    "optimizer.name: adamw then, sgd now": [*LONGER, "optimizer=sgd"],
+    "optimizer.kwargs.amsgrad: None then": [*LONGER, "+optimizer.kwargs.amsgrad=true"],
+    "resume with model.kwargs.width=": [*LONGER, "model.kwargs.width=16"],
+    "model.freeze: None then, backbone now": [*LONGER, "model.freeze=backbone"],
+    "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)": INPUTS,
 }
-"""Options of runs, each in a copy of a finished run's folder."""
+"""Options of runs that do not fit the folder of a finished one, by what their messages name."""
 
 
-@pytest.fixture(scope="module")
-def ended(finished, options, tmp_path_factory) -> dict[str, tuple[Path, int, str]]:
-    """The folder, the exit code and the prints of each of `RUNS`."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name in RUNS:
-        shutil.copytree(finished, folder / name, copy_function=shutil.copy)
+def in_copies(
+    finished: Path, options: list[str], folder: Path, *others: list[str]
+) -> list[tuple[Path, int, str]]:
+    """The folder, exit code and prints of runs with other options, each in a copy of a folder."""
+    runs = [folder / str(number) for number in range(len(others))]
+    for run in runs:
+        shutil.copytree(finished, run, copy_function=shutil.copy)
+    first = ["train.py", *options]
     commands = [
-        ["train.py", *options, f"output_dir='{folder / name}'", *more]
-        for name, more in RUNS.items()
+        [*first, f"output_dir={run}", *more] for run, more in zip(runs, others, strict=True)
     ]
-    told = answers_to(commands, folder)
-    return {name: (folder / name, *answer) for name, answer in zip(RUNS, told, strict=True)}
+    return [(run, *told) for run, told in zip(runs, answers_to(commands, folder), strict=True)]
 
 
 def texts_of(run: Path) -> dict[str, str]:
     """The names of all files, and the text of those that are no log."""
-    files = {str(path.relative_to(run)): path for path in run.rglob("*")}
     return {
-        name: path.read_text() if path.suffix in (".json", ".yaml") else ""
-        for name, path in files.items()
+        str(path.relative_to(run)): path.read_text() if path.suffix in (".json", ".yaml") else ""
+        for path in run.rglob("*")
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("fresh", "already contains a run; resume=auto continues it,"),
-        ("another optimizer", "optimizer.name: adamw then, sgd now"),
-        ("other arguments", "optimizer.kwargs.amsgrad: None then"),
-        ("another model", "resume with model.kwargs.width="),
-        ("another head", "model.freeze: None then, backbone now"),
-        ("other inputs", "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)"),
-    ],
-)
 def test_a_run_that_does_not_fit_the_folder_is_refused_and_changes_nothing(
-    name: str, message: str, ended, finished
+    finished, options, tmp_path
 ) -> None:
-    run, code, text = ended[name]
-    assert code == 2, text
-    assert "Traceback" not in text
-    assert message in text.splitlines()[-1]
-    assert str(run) in text.splitlines()[-1]
-    assert texts_of(run) == texts_of(finished)
+    told = in_copies(finished, options, tmp_path, *REFUSED.values())
+    for message, (run, code, text) in zip(REFUSED, told, strict=True):
+        assert code == 2, text
+        assert "Traceback" not in text
+        assert message in text.splitlines()[-1]
+        assert str(run) in text.splitlines()[-1]
+        assert texts_of(run) == texts_of(finished)
 
 
-def test_overwrite_removes_the_earlier_checkpoints_and_events_first(ended) -> None:
-    run, code, text = ended["overwriting"]
-    assert code == 0, text
-    assert steps_saved(run) == [3]
-    assert [step for step, _ in scalars_of(run, "train/loss")] == [1, 2, 3]
-    assert len(list(run.glob("events.*"))) == 1
+def test_overwrite_removes_the_earlier_run_and_what_may_change_is_listed_and_followed(
+    finished, options, tmp_path
+) -> None:
+    intended = [*INPUTS, "checkpoint.fresh_epoch=true"]
+    others = ["overwrite=true", "max_steps=3"], intended, [*LONGER, *RATES]
+    told = in_copies(finished, options, tmp_path, *others)
+    (new, *_), _, (run, *_) = told
+    assert [code for _, code, _ in told] == [0, 0, 0], told
+    assert steps_saved(new) == [3]
+    assert [step for step, _ in scalars_of(new, "train/loss")] == [1, 2, 3]
+    assert len(list(new.glob("events.*"))) == 1
     images = {"train/inputs"}
     images |= {"val/predictions", "val/confusion"}  # part: pictures
-    assert set(events_of(run).Tags()["images"]) == images
+    assert set(events_of(new).Tags()["images"]) == images
 
-
-def test_inputs_may_change_if_that_is_intended(ended) -> None:
-    _, code, text = ended["intended inputs"]
-    assert code == 0, text
-    assert "settings that have changed: data.mean: [0.485, 0.456, 0.406] then" in text
-
-
-def test_other_rates_are_listed_and_followed(ended) -> None:
-    run, code, text = ended["other rates"]
-    assert code == 0, text
-    line = next(line for line in text.splitlines() if line.startswith("settings that have changed"))
-    assert "optimizer.lr: 0.003 then, 0.001 now" in line
-    assert "optimizer.weight_decay: 0.01 then, 0.5 now" in line
-    assert "global_batch_size: 8 then, 16 now" in line
+    inputs, rates = (text.partition("settings that have changed")[2] for *_, text in told[1:])
+    assert ": data.mean: [0.485, 0.456, 0.406] then" in inputs
+    for change in ("lr: 0.003 then, 0.001 now", "weight_decay: 0.01 then, 0.5 now"):
+        assert f"optimizer.{change}" in rates
+    assert "global_batch_size: 8 then, 16 now" in rates
     [group] = checkpoint_of(run)["optimizer"]["param_groups"]
     assert (group["weight_decay"], group["initial_lr"]) == (0.5, 0.001)
-    rates = [rate for _, rate in scalars_of(run, "train/lr")][-4:]  # the last epoch, at 16 a step
-    assert 0 < max(rates) < 0.001
+    followed = values_of(run, "train/lr")[-4:]  # the last epoch, at 16 a step
+    assert 0 < max(followed) < 0.001
 
 
 def test_a_file_of_weights_is_no_checkpoint_and_a_run_that_saved_none_starts_again(

@@ -13,7 +13,6 @@ from torch import nn
 from runtime.amp import gather_in
 from runtime.distributed import shard
 from runtime.run_dir import lock_run_dir
-from runtime.shards import remove_shards
 from runtime.whole import make_whole
 from tests.faults import (
     NUM_STEPS,
@@ -23,14 +22,7 @@ from tests.faults import (
     step_file,
     steps_saved,
 )
-from tests.helpers import (
-    answers_to,
-    checkpoint_of,
-    run_to_end,
-    train,
-    values_of,
-    weights_differ_by,
-)
+from tests.helpers import answers_to, checkpoint_of, run_to_end, train, values_of, weights_differ_by
 
 SCRIPT = "train_fsdp.py"
 
@@ -89,24 +81,24 @@ def test_training_goes_on_while_shards_are_written_and_if_one_rank_cannot(
     assert_all_shards_are_named(run)
 
 
-def test_a_full_disk_on_one_rank_ends_all_and_no_file_names_the_shards(options, tmp_path) -> None:
-    run, folder = tmp_path / "run", script_that_writes(tmp_path / "s", f"if rank == 1: {FULL}")
-    codes, [text, _] = run_to_end(SCRIPT, run, *options, "checkpoint.every_steps=4", folder=folder)
+def test_a_rank_that_cannot_write_or_is_killed_meanwhile_ends_all_and_no_file_names_its_shards(
+    options, tmp_path
+) -> None:
+    run, shards = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    overrides = [*options, "checkpoint.every_steps=2", "resume=auto"]
+    folder = script_that_writes(tmp_path / "full", f"if rank == 1: {FULL}")
+    codes, [text, _] = run_to_end(SCRIPT, run, *overrides, folder=folder)
     assert codes == [1, 1], text
-    assert "step-00000004.pt could not be written" in text
-    assert "on rank 1" in text
+    assert "step-00000002.pt could not be written" in text
     assert "No space left on device" in text
+    assert "on rank 1" in text
     assert steps_saved(run) == []
 
-
-def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(options, tmp_path) -> None:
-    run = tmp_path / "run"
-    overrides = [*options, "checkpoint.every_steps=2", "resume=auto"]
-    folder = script_that_writes(tmp_path / "s", "if rank == 1 and count == 2: os._exit(9)")
+    folder = script_that_writes(tmp_path / "killed", "if (rank, count) == (1, 2): os._exit(9)")
     codes, prints = run_to_end(SCRIPT, run, *overrides, folder=folder)
     assert codes == [1, 9], prints
     assert steps_saved(run) == [2]
-    assert len(list((run / "checkpoints").glob("shards-*"))) == 2
+    assert len(list(shards.glob("shards-*"))) == 2
 
     printed = train(SCRIPT, run, *overrides)
     assert "step-00000002.pt: step 2" in printed
@@ -140,7 +132,7 @@ def test_a_run_goes_on_sharded_and_whole_in_turn_on_any_number_of_ranks(options,
     assert_all_shards_are_named(run)
     newest = run / "checkpoints" / torch.load(step_file(run, 7))["shards"]["folder"]
     damaged = max(newest.iterdir())
-    flip_byte(damaged, 0.5)
+    flip_byte(damaged)
     printed = go_on(SCRIPT, 9, num_ranks=1)
     assert f"wrong checksum of {newest.name}/{damaged.name}" in printed
     assert "step-00000006.pt: step 6" in printed
@@ -155,11 +147,6 @@ def test_a_run_goes_on_sharded_and_whole_in_turn_on_any_number_of_ranks(options,
     losses = values_of(run, "train/loss"), values_of(whole, "train/loss")
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
-    # While one of the files cannot be read, nobody knows its shards.
-    file, before = step_file(run, NUM_STEPS), set(run.glob("checkpoints/shards-*"))
-    file.write_bytes(file.read_bytes()[:1000])
-    remove_shards(file.parent)
-    assert set(run.glob("checkpoints/shards-*")) == before
     train("train.py", run, *options, "max_steps=1", "overwrite=true")
     assert not list(run.glob("checkpoints/shards-*"))
 

@@ -1,16 +1,9 @@
 """Signals to a run, to torchrun and its ranks; SIGKILL, which nobody can catch."""
 
 import signal
-from pathlib import Path
 
 from runtime.preemption import EXIT_CODE, REQUEUE_MARKER
-from tests.faults import (
-    NUM_STEPS,
-    assert_same_state,
-    hit,
-    script_with,
-    steps_saved,
-)
+from tests.faults import NUM_STEPS, assert_same_state, hit, script_with, steps_saved
 from tests.helpers import checkpoint_of, run_to_end, scalars_of, summary_of, train
 from tests.torchrun import TWO_RANKS, Torchrun
 
@@ -64,8 +57,11 @@ def test_a_second_ctrl_c_stops_at_once(options, tmp_path) -> None:
     assert steps_saved(run)[-1] == 2
 
 
-def struck(folder: Path) -> Path:
-    """The script that kills a worker in step 2, a rank in step 6, torchrun or itself in others."""
+def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the_same_bits(
+    options, tmp_path
+) -> None:
+    """A worker is killed in step 2, a rank in step 6, torchrun or the rank itself in others."""
+    run, whole, folder = (tmp_path / name for name in ("run", "whole", "s"))
     kill_one = f"{WORKERS}workers[0].kill()"
     lines = ["from runtime import preemption", *hit(folder / "2", 2, 1, kill_one)]
     asks = {4: "getppid(), SIGKILL", 8: "getppid(), SIGTERM", 10: "getpid(), SIGTERM"}
@@ -77,13 +73,6 @@ def struck(folder: Path) -> Path:
     path = script_with(folder, SCRIPT, *lines) / SCRIPT
     # Linux sends nothing to a rank whose torchrun dies, unless asked: torch asks where it forks.
     path.write_text(f"import ctypes\n\nctypes.CDLL(None).prctl(1, 0)\n{path.read_text()}")
-    return folder
-
-
-def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the_same_bits(
-    options, tmp_path
-) -> None:
-    run, whole, folder = tmp_path / "run", tmp_path / "whole", struck(tmp_path / "s")
     frequent = [*options, "checkpoint.every_steps=1", "resume=auto"]
 
     def run_until(step: int, launcher: list[str], *more: str, is_forked: bool = True) -> str:
