@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from safetensors import safe_open
 import export
 from conf.errors import UserError
 from tests.helpers import REPOSITORY, run_all
-from tests.test_predict import NAMES, SMALL, digit_folders, table
+from tests.images import digit_folders
+from tests.test_predict import SMALL, table
 
-CLASSES = sorted(NAMES)
+CLASSES = [f"digit {number}" for number in range(10)]
 FILES = {"onnx": "mine.onnx", "torch": "mine.pt2", "safetensors": "mine.safetensors"}
 
 
@@ -29,18 +29,16 @@ FILES = {"onnx": "mine.onnx", "torch": "mine.pt2", "safetensors": "mine.safetens
 def run(tmp_path_factory) -> Path:
     """A run on RGB images, its predictions and exported files."""
     folder = tmp_path_factory.mktemp("run")
-    photos = digit_folders(folder / "photos", 90, 102)
+    photos = digit_folders(folder / "photos", range(10), 9, 10)
     options = [*SMALL, "data=imagefolder", f"data.root={photos}", "data.resize=null"]
     options += ["data.crop=[28,28]", f"data.cache_dir={folder}", "global_batch_size=10"]
     run = folder / "mine"
     forms = [form for form in FILES if form != "onnx" or find_spec("onnxscript")]
+    use = ["export.py", f"run={run}"]
     commands = [
         ["train.py", f"output_dir={run}", *options, "model.channels_last=true"],
         ["predict.py", f"run={run}", "split=val", f"out={folder / 'val.csv'}"],
-        *(
-            ["export.py", f"run={run}", f"format={form}", f"out={folder / FILES[form]}"]
-            for form in forms
-        ),
+        *([*use, f"format={form}", f"out={folder / FILES[form]}"] for form in forms),
     ]
     _, _, *printed = run_all(commands, folder)
     for text in printed:
@@ -56,26 +54,20 @@ def run(tmp_path_factory) -> Path:
 def test_a_file_takes_any_number_of_raw_images_and_gives_probabilities(
     run: Path, form: str
 ) -> None:
-    file = run.parent / FILES[form]
-    session: Any = None
-    program: Any = None
-    if form == "onnx":
-        session = pytest.importorskip("onnxruntime").InferenceSession(file)
-        assert session.get_inputs()[0].type == "tensor(uint8)"
-        metadata = session.get_modelmeta().custom_metadata_map
-    else:
-        extra = {"metadata.json": ""}
-        program = torch.export.load(file, extra_files=extra).module()
-        metadata = json.loads(extra["metadata.json"])
-    assert json.loads(metadata["classes"]) == CLASSES
     rows = table(run.parent / "val.csv")
     images = np.stack([np.asarray(Image.open(row["path"]).convert("RGB")) for row in rows])
-    for count in (1, 3, 100):
-        some = images[:count]
-        if session:
-            answers = session.run(None, {"images": some})[0]
-        else:
-            answers = program(torch.from_numpy(some)).detach().numpy()
+    parts = [images[:count] for count in (1, 3, 100)]
+    if form == "onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(run.parent / FILES[form])
+        metadata = session.get_modelmeta().custom_metadata_map
+        answers_of = [session.run(None, {"images": part})[0] for part in parts]
+    else:
+        extra = {"metadata.json": ""}
+        program = torch.export.load(run.parent / FILES[form], extra_files=extra).module()
+        metadata = json.loads(extra["metadata.json"])
+        answers_of = [program(torch.tensor(part)).detach().numpy() for part in parts]
+    assert json.loads(metadata["classes"]) == CLASSES
+    for answers in answers_of:
         np.testing.assert_allclose(answers.sum(axis=1), 1, rtol=1e-5)
         for answer, row in zip(answers, rows, strict=False):
             assert CLASSES[answer.argmax()] == row["prediction"]
@@ -99,42 +91,26 @@ def test_the_documented_ten_lines_work(run: Path, tmp_path) -> None:
     assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
-@pytest.fixture
-def run_export(run: Path, tmp_path, monkeypatch) -> Callable[..., None]:
-    """Calls export.py with these arguments besides others that are right; it writes nothing."""
-
-    def call(*arguments: str) -> None:
-        given = [f"run={run}", "format=onnx", f"out={tmp_path / 'mine.onnx'}", *arguments]
-        monkeypatch.setattr("sys.argv", ["export.py", *given])
-        try:
-            export.main()
-        finally:
-            assert not list(tmp_path.iterdir())
-
-    return call
-
-
-def test_a_file_that_computes_something_else_is_not_written(run_export, monkeypatch) -> None:
-    def wrong(exported: Any, images: Any, metadata: Any, file: Path) -> Any:
-        file.write_text("wrong")
-        return lambda images: exported(images) + 2e-4
-
-    monkeypatch.setitem(export.FORMATS, "onnx", wrong)
-    with pytest.raises(UserError, match=r"2.0e-04"):
-        run_export()
-
-
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
         ("format=onyx", "format=onyx"),
         ("format=torch", "mine.onnx.*.pt2"),
         ("device=cpu", "pip install onnx onnxruntime"),  # nothing wrong but this
+        ("format=other", "2.0e-04"),
     ],
 )
-def test_mistakes_and_missing_packages_are_named(
-    run_export, monkeypatch, argument: str, message: str
+def test_mistakes_missing_packages_and_files_that_compute_something_else_write_nothing(
+    run: Path, tmp_path, monkeypatch, argument: str, message: str
 ) -> None:
+    def other(exported: Any, images: Any, metadata: Any, file: Path) -> Any:
+        file.write_text("wrong")
+        return lambda images: exported(images) + 2e-4
+
+    monkeypatch.setitem(export.FORMATS, "other", other)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    given = [f"run={run}", "format=onnx", f"out={tmp_path / 'mine.onnx'}", argument]
+    monkeypatch.setattr("sys.argv", ["export.py", *given])
     with pytest.raises(UserError, match=message):
-        run_export(argument)
+        export.main()
+    assert not list(tmp_path.iterdir())
