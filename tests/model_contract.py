@@ -26,16 +26,8 @@ def check_contract(
     accepted: str,
     *refused: tuple[str, Any],
 ) -> None:
-    """Keyword arguments and the head are known; the memory format changes no result.
-
-    Args:
-        name: of the model.
-        num_outputs: it is asked for.
-        shape: (C, H, W) of an input.
-        head: name of the layer that is replaced for other outputs.
-        accepted: all its keyword arguments.
-        refused: keyword arguments with values that the model does not take.
-    """
+    """All keyword arguments, some refused values and the layer that is replaced for other outputs
+    are as given; the memory format changes no result for an input of shape (C, H, W)."""
     with pytest.raises(UserError, match=f"widht.*, {accepted}$"):
         build(name, shape[0], num_outputs, widht=8)
     for key, value in refused:

@@ -359,9 +359,9 @@ def on_gpus(
     folder: Path, output_dir: Path, *overrides: str, launcher: list[str] = TWO_RANKS
 ) -> Torchrun:
     """train_ddp.py with sight of the GPUs; not forked, since torchrun itself uses CUDA."""
-    shown = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
-    if not shown["CUDA_VISIBLE_DEVICES"]:
-        shown["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(torch.cuda.device_count())))
+    all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or all_gpus
+    shown = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": visible}
     command = [*launcher, "train_ddp.py", f"output_dir={output_dir}", *overrides]
     return Torchrun(command, folder, output_dir.with_suffix(".txt"), env=shown, is_forked=False)
 

@@ -40,13 +40,11 @@ class FirstOfTwo(SingleProcess):
     """Its answers come a step late."""
 
     world_size = 2
-
-    def __init__(self) -> None:
-        self.flags: list[bool] = []
+    flags: Sequence[bool] = ()
 
     def any_rank(self, flags: Sequence[bool]) -> list[bool]:
-        answer, self.flags = self.flags, list(flags)
-        return answer
+        answer, self.flags = self.flags, flags
+        return list(answer)
 
     def pending_flags(self) -> list[bool]:
         return self.any_rank([])

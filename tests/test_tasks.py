@@ -1,7 +1,6 @@
 """Tasks are chosen by name, for the data's targets.
 
-Each task of the template has a file of tests: `test_task_<name>.py`. The guide and the pages on
-data of one's own, which test_guide.py and test_own_pages.py follow, have tasks of a user's own.
+Each task of the template has a file of tests: `test_task_<name>.py`.
 """
 
 import numpy as np

@@ -89,10 +89,6 @@ def test_a_run_goes_on_in_mid_epoch_on_another_number_of_ranks(
         assert not steps.keys() & seen.keys()
         seen |= steps
     assert seen == seen_by(whole.parent / "s")  # each once, in the global order
-    for epoch in range(2):
-        steps_of_epoch = range(1 + epoch * PER_EPOCH, 1 + (epoch + 1) * PER_EPOCH)
-        samples = [sample for step in steps_of_epoch for sample in seen[step]]
-        assert sorted(samples) == list(range(NUM_TRAIN))
     assert_like(run, whole)
 
 
