@@ -52,16 +52,13 @@ def test_bad_batches_change_nothing_are_named_and_counted_over_a_resume(
     common = ["train.py", *options, "log.every_steps=20", "max_bad_steps=3", "checkpoint.keep=9"]
     resumed = [*common, f"output_dir={run}", "resume=auto"]
     from_five = [f"resume={run}/checkpoints/step-00000005.pt", "max_bad_steps=2"]
-    told = answers_to(
-        [
-            [*common, f"output_dir={whole}"],
-            *([*resumed, f"max_steps={last_step}"] for last_step in (4, 5)),
-            [*common, f"output_dir={strict}", *from_five],
-            resumed,
-        ],
-        tmp_path,
-        folder=folder,
-    )
+    commands = [
+        [*common, f"output_dir={whole}"],
+        *([*resumed, f"max_steps={last_step}"] for last_step in (4, 5)),
+        [*common, f"output_dir={strict}", *from_five],
+        resumed,
+    ]
+    told = answers_to(commands, tmp_path, folder=folder)
     assert [code for code, _ in told] == [0, 0, 0, 2, 0], told
     [line] = lines_of(told[2][1])
     assert line.startswith("step 5: ")

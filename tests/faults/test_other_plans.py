@@ -164,8 +164,8 @@ def test_a_checkpoint_of_other_data_is_refused_unless_its_epoch_may_start_again(
     more, renamed = tmp_path / "more" / photos.name, tmp_path / "renamed" / photos.name
     for root in (more, renamed):
         shutil.copytree(photos, root)
-    first = next(more.glob("train/digit 0/*.png"))
-    shutil.copy(first, first.with_name("new.png"))
+    photo = next(more.glob("train/digit 0/*.png"))
+    shutil.copy(photo, photo.with_name("new.png"))
     for split in ("train", "val"):
         (renamed / split / "digit 0").rename(renamed / split / "digit 9")
     fresh = ["checkpoint.fresh_epoch=true", "epochs=1"]
@@ -181,15 +181,12 @@ def test_a_checkpoint_of_other_data_is_refused_unless_its_epoch_may_start_again(
         ("branch", ["max_steps=5"], 0, f"resumed from {stopped}"),
         ("branch", ["max_steps=7"], 0, f"resumed from {branch}"),
     ]
-    first = ["train.py", *options]
-    told = answers_to(
-        [
-            [*first, f"output_dir={tmp_path}/{name}", *overrides]
-            + [f"resume={stopped}"] * (name != "stopped")
-            for name, overrides, _, _ in rows
-        ],
-        tmp_path,
-    )
+    commands = [
+        ["train.py", *options, f"output_dir={tmp_path}/{name}", *overrides]
+        + [f"resume={stopped}"] * (name != "stopped")
+        for name, overrides, _, _ in rows
+    ]
+    told = answers_to(commands, tmp_path)
     for (name, _, expected, message), (code, text) in zip(rows, told, strict=True):
         assert code == expected, f"{name}: {text}"
         assert message in text, f"{name}: {text}"
