@@ -91,6 +91,17 @@ def test_the_confusion_matrix_is_that_of_scikit_learn_and_left_out_of_many_class
     assert (sums.shape, many.plots(sums)) == ((4,), {})
 
 
+# part: pictures
+def test_right_predictions_are_dark_cells_of_the_chart_and_green_names_below_their_images() -> None:
+    task, outputs, targets = classification(), 9 * torch.eye(7), torch.arange(7)
+    [chart] = task.plots(task.sums(outputs, targets)).values()
+    assert (chart[0, 0].diagonal() < 0.1).sum() > 7 * 24  # a cell has room for its number
+    [images] = task.visualize(torch.zeros(7, 1, 9, 9), outputs.flip(0), targets).values()
+    red, green, _ = images.sum(dim=(2, 3)).T
+    assert (green > red).tolist() == [number == 3 for number in range(7)]
+    assert (red > green).tolist() == [number != 3 for number in range(7)]
+
+
 # part: predict
 def test_a_row_of_the_table_names_the_likeliest_classes() -> None:
     outputs, _ = batch()
