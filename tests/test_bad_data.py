@@ -144,12 +144,6 @@ def test_too_many_open_files_name_the_setting_and_are_not_the_files_fault(way, t
         assert part in str(error.value)
 
 
-SMALL_SHARED_MEMORY = """
-from tests.images import loaders_of
-list(loaders_of("global_batch_size=2000", "loader.num_workers=1")[0])
-"""
-
-
 def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-Ur", "--mount"]
     mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
@@ -158,7 +152,9 @@ def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
         or subprocess.run([*namespace, "sh", "-c", mount], capture_output=True).returncode
     ):
         pytest.skip("this machine does not allow a /dev/shm of one's own")
-    command = ["sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", SMALL_SHARED_MEMORY]
+    program = "from tests.images import loaders_of\n"
+    program += "list(loaders_of('global_batch_size=2000', 'loader.num_workers=1')[0])"
+    command = ["sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", program]
     options: Any = {"cwd": REPOSITORY, "env": {**os.environ, **ENVIRONMENT}, "timeout": 120}
     result = subprocess.run([*namespace, *command], capture_output=True, text=True, **options)
     assert result.returncode == 1

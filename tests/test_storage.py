@@ -39,11 +39,6 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(autouse=True)
-def file_a(web: WebServer) -> None:
-    web.files["a"] = CONTENT
-
-
 @pytest.fixture(params=["folder", "web", "s3", "gs"])
 def storage(request, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch) -> Storage:
     """Storages of all kinds, in which lies nothing yet."""
@@ -84,6 +79,7 @@ def test_what_was_written_is_read(storage: Storage, tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["reset", "500", "503", "slow", "cut", "408", "429"])
 def test_what_may_pass_is_tried_again(fault: str, web: WebServer, tmp_path: Path) -> None:
     web.fault = lambda path, number: fault if number in (0, 2, 3) else None
+    web.files["a"] = CONTENT
     storage = open_storage(web.url, PATIENT, stall_s=0.2)
     storage.fetch("a", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == CONTENT
