@@ -145,7 +145,10 @@ def test_quotes_byte_order_marks_and_blank_lines_are_read(images: Path, tmp_path
         ("path,label,split", "a,train", 4, "b,val", [], ["validation", "line 4 (b)"]),
         ("path,label,split", "a;b,train", 4, "a;x;y,val", [], ["line 4 (x;y)"]),
         ("path,label", "0.5", 7, "n/a", [], ["line 7 (n/a)", "data.label_kind"]),
-        ("path,a,b", "1,0", 6, "2,0", [PAIR, "data.label_kind=several"], ["cells of a", "line 6"]),
+        (
+            *("path,a,b", "1,0", 6, "2,0", [PAIR, "data.label_kind=several"]),
+            ["cells of a", "line 6 (2)"],
+        ),
         ("path,label", "a", 6, "b,c", [], ["2 cells", "line 6 (3)", "quotes"]),
         ("file,label", "a", 6, "b", [], ["path", "file, label", "data.path_column"]),
         (
