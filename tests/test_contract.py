@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from loaders.backends import ImageLoader
 from loaders.check import check
@@ -310,6 +311,29 @@ def test_backends_agree_on_what_is_resized_and_augmented(kind, options, way, pla
             assert (pixels == others).float().mean() > (0.999 if is_close else 0.7)
         elif "pairs" not in kind:
             assert all(torch.equal(a.target, b.target) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "tolerance"),
+    [
+        ("cells of 8 bits, not compressed", (90, 96), 0.01),
+        ("masks", (120, 168), 0),
+        ("several labels", (21, 22), 1),
+    ],
+)
+def test_a_resized_image_lies_where_the_image_does(kind: str, size, tolerance, places) -> None:
+    """Within `tolerance` / 255 of `torch.nn.functional.interpolate`; a mask is 3 times as large."""
+    place = places(kind)
+    options = (f"data.resize=[{size[0]},{size[1]}]", "data.crop=null")
+    for name, _, inputs, target in place.read(place.loaders("threads", more=options)[1]):
+        if kind == "masks":
+            stored = place.data.targets[name]
+            if stored.shape[0] == 40:
+                assert np.array_equal(target, stored.repeat(3, axis=0).repeat(3, axis=1))
+            continue
+        source = torch.from_numpy(place.data.inputs[name]).permute(2, 0, 1)[None]
+        expected = interpolate(source, size, mode="bilinear", antialias=size < source.shape[2:])
+        assert (inputs - expected[0]).abs().mean() <= tolerance / 255
 
 
 @pytest.mark.parametrize("kind", ["photos", "several labels", "numbers", "pairs", "masks"])
