@@ -226,7 +226,7 @@ class Recorder:
             advice = verdict(self.timing.data_wait_share, self.cfg)
             log.info("%s in training, %s", self.timing.speed(), advice)
         log.info("best: %s", listed(best_metrics) or "no epoch was validated")
-        log.info("TensorBoard logs and checkpoints: %s", self.run_dir)
+        log.info("logs and checkpoints: %s", self.run_dir)
 
     def _setting(self) -> dict[str, float | str | bool]:
         """Return the properties that distinguish runs, besides their configuration."""
