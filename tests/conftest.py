@@ -17,19 +17,16 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 
 
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
-    "test_a_part_that_is_woven_into_another_one_is_named",
     "test_a_project_of_some_parts_is_whole",
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
     "test_a_run_names_its_architecture_and_predicts",
     "test_a_dry_run_goes_through_every_part",
     "test_experiments.py",
-    "test_own_pages.py",
     "test_export.py",
     "test_importing_the_models_imports_neither_torchvision_nor_timm",
     "test_predict.py",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",
     "test_ranks_are_started_by_torchrun",
-    "test_the_guides_path_leads_from_photos_to_predictions",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",
     "test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts",
     *("test_entry_points.py", "test_launch.py", "test_side_by_side.py", "test_techniques.py"),
