@@ -150,11 +150,13 @@ def export(name: str, chosen: set[str], files: Path) -> None:
     git(TEMPLATE, "checkout-index", "--all", f"--prefix={files}/", index=index)
 
     readme = git(TEMPLATE, "show", "HEAD:template/README.md")
-    readme = readme.replace("\nPARTS\n", "\n" + parts_table(chosen, files), 1)
     (files / "README.md").write_text(readme.replace("NAME", name, 1) + "\n")
     kept = {str(path.relative_to(files)) for path in files.rglob("*")}
     requirements = dependencies(files / "pyproject.toml")
     cut(files, chosen, sorted(set(git(TEMPLATE, "ls-files").splitlines()) - kept))
+    readme = (files / "README.md").read_text()
+    readme = readme.replace("\nPARTS\n", "\n" + parts_table(chosen, files), 1)
+    (files / "README.md").write_text(readme)
     table = files / "docs" / "configuration.md"
     schema = (files / "conf" / "schema.py").read_text()
     table.write_text(with_table(table.read_text(), schema))

@@ -10,18 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from template.project import LEFT_OUT
-from tests.helpers import REPOSITORY
-from tests.test_side_by_side import replace
+from template.project import LEFT_OUT, git
+from tests.helpers import REPOSITORY, replace
 
-IDENTITY = ("-c", "user.name=tester", "-c", "user.email=tester@example.org")
 # Nobody has told git who they are, or what to ignore.
 NOBODY = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", *IDENTITY, *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def clone_template(folder: Path, without: str = "nothing/") -> Path:
@@ -71,7 +64,7 @@ def test_a_project_has_its_own_name_history_and_no_part_of_the_template_alone(te
     assert settings["project"]["name"] == "my-first-project"
     assert git(project, "status", "--porcelain") == ""
     assert git(project, "branch", "--format=%(refname:short)").split() == ["main", "template"]
-    assert git(project, "rev-list", "--count", "--all").strip() == "1"
+    assert git(project, "rev-list", "--count", "--all") == "1"
     assert os.access(project / ".ci" / "run", os.X_OK)
     for name in LEFT_OUT:
         assert (REPOSITORY / name).exists()
@@ -144,9 +137,8 @@ def test_a_part_goes_and_an_edited_file_of_one_that_goes_is_a_conflict(template:
     replace(project / "runtime" / "ema.py", '"""Exponential', '"""Mine. Exponential')
     commit(project, "my average")
     made(template, project, "amp")
-    merge = ["git", *IDENTITY, "merge", "--no-edit", "template"]
-    merged = subprocess.run(merge, cwd=project, capture_output=True, text=True)
-    assert merged.returncode == 1
+    with pytest.raises(subprocess.CalledProcessError):
+        git(project, "merge", "--no-edit", "template")
     assert git(project, "diff", "--name-only", "--diff-filter=U").split() == ["runtime/ema.py"]
     assert "Mine. " in (project / "runtime" / "ema.py").read_text()
     assert not (project / "models" / "unet.py").exists()
@@ -154,8 +146,8 @@ def test_a_part_goes_and_an_edited_file_of_one_that_goes_is_a_conflict(template:
 
 
 def test_what_cannot_become_a_project_is_told_in_one_line(template: Path) -> None:
-    def check_refused(directory: str, *messages: str) -> None:
-        result = make_project(template, directory)
+    def check_refused(directory: str, *messages: str, parts: str = "", script: str = "") -> None:
+        result = make_project(template, directory, parts, script)
         assert (result.returncode, result.stdout) == (1, "")
         [line] = result.stderr.splitlines()
         assert line.startswith("make project: ")
@@ -175,6 +167,10 @@ def test_what_cannot_become_a_project_is_told_in_one_line(template: Path) -> Non
     commit(full, "my thesis")
     git(full, "branch", "template")
     check_refused("../full", "'my thesis' on branch template")
+    check_refused("../none", "no technique", parts="dali", script="merged")
+    for parts in ("ddp fsdp", ""):
+        check_refused("../none", "does not combine", parts=parts, script="merged")
+    assert not template.with_name("none").exists()
     assert sorted(path.name for path in full.iterdir()) == [".git", "thesis.tex"]
 
     made(template, mine, "core")
