@@ -86,6 +86,7 @@ def test_every_path_of_a_part_is_there_and_in_one_part_only() -> None:
         assert set("|".join(names).split("|")) <= PARTS.keys() | {"scripts"}, path
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("names", ["core", WITHOUT_IT, MERGED[0]])
 def test_a_project_of_some_parts_is_whole(names: str, template: Path, project_of) -> None:
     found = problems(project_of(names), template)
