@@ -134,7 +134,7 @@ def table(rows: list[Row], key: str) -> list[str]:
     for row in rows:
         metric = key if "/" in key and key != "images/s" else row.metric
         value = f"{metric} {row.best[metric]:.4f}" if metric in row.best else "-"
-        speed = "-" if row.images_per_s is None else f"{row.images_per_s:,.0f}"
+        speed = f"{row.images_per_s:,.0f}" if row.images_per_s else "-"
         settings = " ".join(setting for setting in row.settings if setting not in shared)
         shown.append((value, speed, row.folder, settings or "-"))
     widths = [max(len(cells[column]) for cells in shown) for column in range(3)]

@@ -37,10 +37,12 @@ def build_task(cfg: Config, loader: Loader) -> Task:
         raise unknown_name("task.name", name, TASKS)
     needed = TASKS[name].target_kind
     if needed not in ("", kind):
+        hint = " (data.label_kind)" if cfg.data.layout == "table" else ""
         fitting = [other for other, task in TASKS.items() if task.target_kind == kind]
         raise UserError(
             f"task={name} is for {needed}, but the targets of data={cfg.data.layout} are {kind}; "
-            f"use data with {needed}, or a task for {kind}: {', '.join(fitting) or 'none exists'} "
+            f"use data with {needed}{hint}, or a task for {kind}: "
+            f"{', '.join(fitting) or 'none exists'} "
             "(task=NAME, or task.name=NAME without a file in conf/task)"
         )
     if TASKS[name].losses and cfg.task.loss not in TASKS[name].losses:

@@ -304,9 +304,9 @@ def without_commands(text: str, gone: frozenset[str]) -> str:
     def block(match: re.Match[str]) -> str:
         commands = re.findall(r"(?:.*\\\n)*.*\n", match[1])
         kept = [command for command in commands if not gone_of(command, gone)]
-        return "```bash\n" + "".join(kept) + "```\n" if kept or not commands else ""
+        return "```bash\n" + "".join(kept) + f"{match[2]}```\n" if kept or not commands else ""
 
-    return re.sub(r"```bash\n(.*?)```\n", block, text, flags=re.DOTALL)
+    return re.sub(r"```bash\n(.*?)( *)```\n", block, text, flags=re.DOTALL)
 
 
 @cache

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from conf.schema import DataConfig
-from loaders.augment import AUGMENTATIONS, Augmentation, active_augmentations, on_device
+from loaders.augment import AUGMENTATIONS, Augmentation, active_augmentations, to_device
 from loaders.plan import neutral_rows
 from loaders.targets import Labels, Masks, MultiLabels, RegressionTargets, Target, TargetImages
 from tests.helpers import REPOSITORY, refused
@@ -224,7 +224,7 @@ def test_what_cannot_be_augmented_so_is_refused(settings, target, batch, ranks, 
 def test_the_recipe_for_an_augmentation_of_ones_own_works() -> None:
     text = (REPOSITORY / "docs" / "recipes.md").read_text()
     code = text.partition("```python\nclass Invert")[2].partition("```")[0]
-    names: dict = {"Augmentation": Augmentation, "on_device": on_device}
+    names: dict = {"Augmentation": Augmentation, "np": np, "torch": torch, "to_device": to_device}
     exec("class Invert" + code, names)
     invert, rows = names["Invert"](), np.zeros(4, [("inverted", "?")])
     chances = np.array([[0.1], [0.9], [0.4], [0.6]])
