@@ -154,12 +154,12 @@ def export(name: str, chosen: set[str], files: Path) -> None:
     kept = {str(path.relative_to(files)) for path in files.rglob("*")}
     requirements = dependencies(files / "pyproject.toml")
     cut(files, chosen, sorted(set(git(TEMPLATE, "ls-files").splitlines()) - kept))
-    readme = (files / "README.md").read_text()
-    readme = readme.replace("\nPARTS\n", "\n" + parts_table(chosen, files), 1)
-    (files / "README.md").write_text(readme)
-    table = files / "docs" / "configuration.md"
+    readme = (files / "README.md").read_text()  # after cutting: some of the files are gone
+    table = parts_table(chosen, files)
+    (files / "README.md").write_text(readme.replace("\nPARTS\n", f"\n{table}", 1))
+    keys = files / "docs" / "configuration.md"
     schema = (files / "conf" / "schema.py").read_text()
-    table.write_text(with_table(table.read_text(), schema))
+    keys.write_text(with_table(keys.read_text(), schema))
 
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
     pyproject = (files / "pyproject.toml").read_text()
