@@ -103,12 +103,16 @@ def on_ranks(
     """
     # Forking is fast, and safe in a process that has not started any computation.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     permits = [context.Semaphore(0) for _ in range(1, world_size)]
-    shared = (workload, world_size, backend, store.port)
+    ports = context.SimpleQueue()
+    shared = (workload, world_size, backend, ports)
     for rank, permit in enumerate(permits, start=1):
         follow = partial(_wait_for_rank_0, permit if lockstep else None)
         context.Process(target=_run_rank, args=(*shared, rank, follow), daemon=True).start()
+    # Last, because a fork beside the store's thread can inherit a lock that it holds.
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    for _ in range(world_size):
+        ports.put(store.port)
 
     def count_and_release(number: int) -> None:
         count_items(number)
@@ -127,14 +131,14 @@ def _run_rank(
     workload: RankWorkload,
     world_size: int,
     backend: str,
-    port: int,
+    ports: Any,
     rank: int,
     count_items: CountItems,
 ) -> None:
     device = torch.device("cuda", rank) if backend == "nccl" else None
     if device is not None:
         torch.cuda.set_device(device)
-    store = dist.TCPStore(HOST, port, is_master=False)
+    store = dist.TCPStore(HOST, ports.get(), is_master=False)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, device_id=device
     )
