@@ -198,6 +198,16 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(plain, tmp
     assert change == pytest.approx(rate * limit, rel=0.01)
 
 
+# part: workers
+def test_workers_do_not_import_again_what_the_script_imports(tmp_path) -> None:
+    folder = folder_with(tmp_path / "s", "train.py")
+    (folder / "noted.py").write_text("print('noted', flush=True)\n")
+    (folder / "train.py").write_text("import noted\n" + (folder / "train.py").read_text())
+    workers = ["loader.num_workers=2", "loader.num_threads=1"]
+    printed = train("train.py", tmp_path / "run", *SHORT, *workers, folder=folder)
+    assert printed.count("noted\n") == 2  # by the training process and the fork server
+
+
 def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:
     folder = folder_with(tmp_path / "s", "train_ddp.py")
     command = [*TWO_RANKS, "train_ddp.py", *SHORT]

@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import signal
+import sys
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -56,10 +58,13 @@ def _worker_context(module: str) -> ForkServerContext:
     """Return a context whose processes are forked from a process without threads.
 
     A fork of the training process could find locks held by threads that it does not have (of gloo,
-    DALI or TensorBoard). The fork server starts here, and imports `module` in the background.
+    DALI or TensorBoard). The fork server starts here, and imports `module` in the background, as
+    well as the script, which each worker would import otherwise.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", module])
+    # By its name, because Python before 3.12.8 does not import `__main__` there.
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "__main__").stem
+    context.set_forkserver_preload([script, module])
     resource_tracker.ensure_running()  # it would unblock signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)  # the server inherits it
     try:

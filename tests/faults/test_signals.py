@@ -17,8 +17,9 @@ def test_each_signal_saves_the_last_step_and_the_resumed_run_has_the_same_bits(
 ) -> None:
     """One in step 3, 6 and the last, validated later; workers ignore those that all get in 4."""
     run, options = tmp_path / "run", [*options, "resume=auto"]
-    options += ["loader.num_workers=1"]  # part: workers
     signals = {3: signal.SIGTERM, 6: signal.SIGUSR1, NUM_STEPS: signal.SIGINT}
+    more = {step: list[str]() for step in signals}
+    more[6] = ["loader.num_workers=1"]  # part: workers
     lines = [
         line
         for step, number in signals.items()
@@ -31,7 +32,7 @@ def test_each_signal_saves_the_last_step_and_the_resumed_run_has_the_same_bits(
 
     folder = script_with(tmp_path / "s", "train.py", *lines)
     for step in signals:
-        codes, [text] = run_to_end("train.py", run, *options, folder=folder)
+        codes, [text] = run_to_end("train.py", run, *options, *more[step], folder=folder)
         assert codes == [EXIT_CODE], text
         assert checkpoint_of(run)["step"] == step
         line = f"stopped by a signal: saved at step {step}; continue with output_dir={run}"
