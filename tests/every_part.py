@@ -44,7 +44,7 @@ def test_a_project_without_a_part_is_whole_and_trains(
     names = "own" if part == "images" else names
     project = tmp_path / "project"
     made(template, project, names)
-    assert not problems(project, template)
+    assert not problems(project, template, with_packages=True)
 
     steps = ["max_steps=2", "log.images=0"]
     run_all([["train.py", *steps, f"output_dir={tmp_path / 'alone'}"]], tmp_path, 1, project)
