@@ -1,8 +1,11 @@
 # Targets that only the template has; the Makefile of a project made from it does without this file.
-.PHONY: bench gpu-check parts project test-merges test-parts test-projects
+.PHONY: bench gpu-check parts project test-bench test-merges test-parts test-projects
 
 bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
 	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
+
+test-bench: setup  ## run the tests of the benchmarks
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile benchmarks/tests
 
 gpu-check: setup  ## check on this machine's GPUs what only they can show, within 8 minutes on one GPU, 13 on several
 	$(BIN)/python -m benchmarks.gpu_check

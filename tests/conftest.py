@@ -19,8 +19,6 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 
 SLOW = {
     "test_a_project_of_some_parts_is_whole",
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
-    "test_a_dry_run_goes_through_every_part",
-    "test_experiments.py",
     "test_export.py",
     "test_predict.py",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",

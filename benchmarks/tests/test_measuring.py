@@ -79,7 +79,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_no_stopped_process_outlives_a_killed_measurement(tmp_path: Path) -> None:
     script = tmp_path / "measure.py"
     script.write_text(MEASURE)
