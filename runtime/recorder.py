@@ -58,7 +58,7 @@ class Recorder:
     ) -> None:
         self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
         self.group, self.timing, self.device = group, timing, device
-        self.loggers = Loggers(cfg.log.to, run_dir)
+        self.loggers, self.changed = Loggers(cfg.log.to, run_dir), changed_settings(cfg)
         self.bar = tqdm(disable=True)
         self.last_line = 0.0
         self.lr = 0.0
@@ -86,7 +86,7 @@ class Recorder:
         cfg, loader, num_ranks = self.cfg, self.loader, self.group.world_size
         if self.group.rank == 0:
             OmegaConf.save(settings(cfg), self.run_dir / "config.yaml")
-            facts = {"settings": changed_settings(cfg), "script": Path(sys.argv[0]).name}
+            facts = {"settings": self.changed, "script": Path(sys.argv[0]).name}
             write_json(self.run_dir / "run.json", facts | self.facts())
         name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
         arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
@@ -107,7 +107,7 @@ class Recorder:
         if self.group.rank != 0:
             return
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of what was reached before
-        self.loggers.open(self._setting() | changed_settings(self.cfg), step_number)
+        self.loggers.open(self._setting() | self.changed, step_number)
         self.bar = tqdm(
             desc=f"epoch {self.loader.epoch + 1}/{self.cfg.epochs}",
             initial=self.loader.batches_done,

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers import REPOSITORY, SCRIPTS, answers_to, train
 from tests.images import make_photos
-from tests.torchrun import Torchrun
+from tests.torchrun import TWO_RANKS, Torchrun
 
 # Commands, and what their messages name. PHOTOS is a folder of images, FOLDER the test's own.
 # test_config.py has values out of their range, test_credentials.py bugs, which show a traceback.
@@ -159,8 +159,8 @@ UNDER_TORCHRUN = [
 
 @pytest.mark.parametrize(("line", "message"), UNDER_TORCHRUN)
 def test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts(line, message, tmp_path):
-    is_first = line == UNDER_TORCHRUN[0][0]  # with three ranks, Pythons that really start
-    launcher = ["--standalone", f"--nproc_per_node={2 + is_first}", "--max-restarts=3"]
+    is_first = line == UNDER_TORCHRUN[0][0]  # with Pythons that really start
+    launcher = [*TWO_RANKS, "--max-restarts=3"]
     command = [*launcher, *line.split(), f"output_dir={tmp_path / 'run'}"]
     with Torchrun(command, REPOSITORY, tmp_path / "prints", is_forked=not is_first) as torchrun:
         assert torchrun.wait() != 0

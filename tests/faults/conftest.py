@@ -29,6 +29,7 @@ def options(photos, tmp_path_factory) -> list[str]:
         "global_batch_size=8",
         "epochs=2",
         "log.every_steps=1",
+        "log.images=0",
     ]
 
 

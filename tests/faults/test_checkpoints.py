@@ -69,7 +69,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-WIDE = ["model.kwargs.width=30", "checkpoint.best=false", "log.images=0"]  # 0.7 MB
+WIDE = ["model.kwargs.width=30", "checkpoint.best=false"]  # 0.7 MB
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])

@@ -75,7 +75,7 @@ def test_overwrite_removes_the_earlier_run_and_what_may_change_is_listed_and_fol
     finished, options, tmp_path
 ) -> None:
     intended = [*INPUTS, "checkpoint.fresh_epoch=true"]
-    others = ["overwrite=true", "max_steps=3"], intended, [*LONGER, *RATES]
+    others = ["overwrite=true", "max_steps=3", "log.images=4"], intended, [*LONGER, *RATES]
     told = in_copies(finished, options, tmp_path, *others)
     (new, *_), _, (run, *_) = told
     assert [code for _, code, _ in told] == [0, 0, 0], told

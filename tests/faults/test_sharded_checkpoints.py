@@ -119,7 +119,7 @@ def test_a_run_goes_on_sharded_and_whole_in_turn_on_any_number_of_ranks(options,
     run, whole = tmp_path / "run", tmp_path / "whole"
     # The newest checkpoint, which gets damaged, is not to be the best one, too.
     options = [*options, "checkpoint.every_steps=2", "checkpoint.best=false"]
-    options += ["model.kwargs.batch_norm=false", "log.images=0"]
+    options += ["model.kwargs.batch_norm=false"]
 
     def go_on(script: str, last_step: int, *, num_ranks: int = 2, code: int = 0) -> str:
         more = [*options, "resume=auto", f"max_steps={last_step}"]
