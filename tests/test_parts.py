@@ -69,7 +69,8 @@ follow_imports = "normal"
 
 
 def problems(project: Path, template: Path, with_packages: bool = False) -> list[str]:
-    """What ruff, mypy and readers of a project would find wrong, also in its use of packages."""
+    """What ruff, mypy and readers of a project would find wrong; `with_packages`, mypy reads the
+    types of packages, too."""
     files = {folder: set(git(folder, "ls-files").splitlines()) for folder in (template, project)}
     found = mentions(project, sorted(files[template] - files[project]))
     cache, config = (template.with_name(name) for name in ("mypy", "mypy.toml"))
