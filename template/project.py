@@ -27,12 +27,10 @@ from template.parts import TEMPLATE, cut, left_out, listing, parts_table, refuse
 NAME = "distributed-training-template"
 MESSAGE = "Template at "
 PARTS, SCRIPT = "Parts: ", "Script: "
-# What measures, shows or makes the template, the published experiments, and the tests of these.
+# What measures, shows or makes the template, and the published experiments.
 LEFT_OUT = [
     *("template", "benchmarks", "conf/experiment"),
     *("SCALING.md", "docs/benchmarks.md", "docs/experiments.md", "docs/side_by_side.svg"),
-    *("tests/test_guide.py", "tests/test_project.py"),
-    *("tests/test_parts.py", "tests/every_part.py"),
 ]
 # Git sets these in hooks; they would point git to the hook's repository.
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
@@ -163,7 +161,7 @@ def export(name: str, chosen: set[str], files: Path) -> None:
 
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
     pyproject = (files / "pyproject.toml").read_text()
-    of_the_template = r'^(description|bench) = .*\n|, "benchmarks[^"]*"'
+    of_the_template = r'^(description|bench) = .*\n|, "(benchmarks|template)[^"]*"'
     pyproject = re.sub(of_the_template, "", pyproject, flags=re.MULTILINE)
     (files / "pyproject.toml").write_text(pyproject.replace(f'"{NAME}"', f'"{package}"'))
 

@@ -15,10 +15,10 @@ test-merges: setup  ## run, of the slow tests, the merges of all techniques and 
 		tests/test_side_by_side.py tests/faults/test_exact_resume.py
 
 test-projects: setup  ## make the core and one other project, by the day, and run their tests
-	$(BIN)/python -m pytest -s -k tests_of_a_project tests/every_part.py
+	$(BIN)/python -m pytest -s -k tests_of_a_project template/tests/every_part.py
 
 test-parts: setup  ## for each part, make a project without it, check it and train
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 -k without_a_part tests/every_part.py
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 -k without_a_part template/tests/every_part.py
 
 parts:  ## list the parts of a project
 	@$(PYTHON) -m template.project --list

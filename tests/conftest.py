@@ -17,7 +17,6 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 
 
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
-    "test_a_project_of_some_parts_is_whole",
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
     "test_export.py",
     "test_predict.py",

@@ -15,8 +15,8 @@ import pytest
 
 from compose import allowed_sets
 from template.side_by_side import PICTURE, draw
+from template.tests.test_project import clone_template, made
 from tests.helpers import REPOSITORY, SCRIPTS, has_ranks, run_all, summary_of, values_of
-from tests.test_project import clone_template, made
 
 GUIDE = (REPOSITORY / "GUIDE.md").read_text()
 PAGES = {path.stem: path.read_text() for path in (REPOSITORY / "docs/own_data").glob("*.md")}

@@ -11,9 +11,9 @@ import pytest
 
 from template.parts import listing, owner_of, read_parts, with_needs
 from template.project import LEFT_OUT, git
+from template.tests.test_project import clone_template, made
 from tests.helpers import REPOSITORY, run_all
 from tests.images import make_photos
-from tests.test_project import clone_template, made
 
 PARTS, TOGETHER = read_parts()
 GUIDE = (REPOSITORY / "GUIDE.md").read_text()
@@ -101,6 +101,7 @@ def test_every_path_of_a_part_is_there_and_in_one_part_only() -> None:
         assert set("|".join(names).split("|")) <= PARTS.keys() | {"scripts"}, path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("names", ["core", WITHOUT_IT, MERGED[0]])
 def test_a_project_of_some_parts_is_whole(names: str, template: Path, project_of) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from launch import rendezvous
 from template.parts import with_needs
+from template.tests.test_parts import PARTS, SETS, problems
+from template.tests.test_project import clone_template, made
 from tests.helpers import free_port, run_all, start_process
-from tests.test_parts import PARTS, SETS, problems
-from tests.test_project import clone_template, made
 from tests.torchrun import TWO_RANKS, Torchrun
 
 OF_THE_DAY = SETS[1 + date.today().toordinal() % (len(SETS) - 1)]
