@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -61,9 +60,11 @@ def _worker_context(module: str) -> ForkServerContext:
     DALI or TensorBoard). The fork server starts here, and imports `module` in the background, as
     well as the script, which each worker would import otherwise.
     """
+    import __main__  # the script that runs now
+
     context = multiprocessing.get_context("forkserver")
     # By its name, because Python before 3.12.8 does not import `__main__` there.
-    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "__main__").stem
+    script = Path(getattr(__main__, "__file__", None) or "__main__").stem
     context.set_forkserver_preload([script, module])
     resource_tracker.ensure_running()  # it would unblock signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)  # the server inherits it
