@@ -9,9 +9,8 @@ import pytest
 
 from loaders.class_counts import class_counts
 from loaders.index import Index
-from loaders.read import read_image
 from tests.helpers import refused
-from tests.images import index_of, loaders_of, save
+from tests.images import PLAIN, index_of, loaders_of, reading, save
 
 NUM_IMAGES = 12
 NAMES = ["cat", "dog", "cow", "dog"] * 3
@@ -22,7 +21,7 @@ PAIR, AUTO = "data.label_columns=[a,b]", "data.label_kind=auto"
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
     """NUM_IMAGES images, of which each shows its number."""
-    root = tmp_path_factory.mktemp("images")
+    root = tmp_path_factory.mktemp("data") / "images"
     for number in range(NUM_IMAGES):
         save(root / path_of(number), np.full((16, 16, 3), 20 * number, np.uint8))
     return root
@@ -35,14 +34,13 @@ def path_of(number: int) -> str:
 def write(tmp_path: Path, header: str, labels: list[str]) -> Path:
     """A table of the first images with these cells behind the path."""
     lines = [header, *(f"{path_of(number)},{cells}" for number, cells in enumerate(labels))]
-    (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return tmp_path / "labels.csv"
+    (table := tmp_path / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return table
 
 
 def options_of(images: Path, table: Path, *overrides: str) -> list[str]:
-    options = ["data=table", f"data.root={images}", f"data.table={table}", "data.val_count=4"]
-    options += [f"data.cache_dir={table.parent / 'cache'}", "data.crop=[16,16]", "data.resize=null"]
-    return [*options, "data.mean=null", "data.std=null", "global_batch_size=4", *overrides]
+    options = ["data=table", f"data.table={table}", *reading(images), *PLAIN]
+    return [*options, "data.val_count=4", "data.crop=[16,16]", "global_batch_size=4", *overrides]
 
 
 def labels_by_number(index: Index) -> dict[int, list]:
@@ -66,9 +64,9 @@ def table_with(columns: dict[str, list[Any]], form: str, tmp_path: Path) -> Path
         rows = zip(*columns.values(), strict=True)
         return write(tmp_path, f"path,{','.join(columns)}", [",".join(map(text, r)) for r in rows])
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    paths = [path_of(number) for number in range(NUM_IMAGES)]
-    parquet.write_table(pyarrow.table({"path": paths, **columns}), tmp_path / "labels.parquet")
-    return tmp_path / "labels.parquet"
+    columns["path"] = [path_of(number) for number in range(NUM_IMAGES)]
+    parquet.write_table(pyarrow.table(columns), table := tmp_path / "labels.parquet")
+    return table
 
 
 def text(cell: Any) -> str:
@@ -99,19 +97,16 @@ def test_cells_become_classes_several_labels_or_numbers(
     target: Any = loader.index.target
     assert ",".join(target.names if target.kind == "numbers" else target.classes) == names
     by_number = labels_by_number(loader.index) | labels_by_number(other.index)
-    assert (len(loader.index), len(other.index)) == (8, 4)
     assert by_number == {n: expected[n % len(expected)] for n in range(NUM_IMAGES)}
     if target.kind != "numbers":  # part: loss_weights
         labels = [label for several in labels_by_number(loader.index).values() for label in several]
         assert class_counts(loader.index).tolist() == [labels.count(c) for c in target.classes]
-    about = loader.info.description[0]
-    assert all(part in about for part in ["8 training", "4 validation", names.replace(",", ", ")])
+    assert names.replace(",", ", ") in loader.info.description[0]
 
 
 @pytest.mark.parametrize(
     ("splits", "name"),
     [
-        (["train", "train", "train", "val"], "val"),
         (["train", "train", "train", "test"], "test"),
         (["train", "val", "test", "train"], "val"),  # of test and val, val is used
     ],
@@ -138,30 +133,26 @@ def test_quotes_byte_order_marks_and_blank_lines_are_read(images: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("header", "good", "line", "wrong", "overrides", "shown"),
+    ("header", "good", "wrong", "overrides", "shown"),
     [
-        ("path,label", "", 2, "", [], ["12 empty", "line 2", "line 7", "6 more"]),
-        ("path,label,split", "a,train", 4, "b,valid", [], ["line 4 (valid)", "train, val, test"]),
-        ("path,label,split", "a,train", 4, "b,val", [], ["validation", "line 4 (b)"]),
-        ("path,label,split", "a;b,train", 4, "a;x;y,val", [], ["line 4 (x;y)"]),
-        ("path,label", "0.5", 7, "n/a", [], ["line 7 (n/a)", "data.label_kind"]),
+        ("path,label", "", "", [], ["12 empty", "line 2", "line 7", "6 more"]),
+        ("path,label,split", "a,train", "b,valid", [], ["line 6 (valid)", "train, val, test"]),
+        ("path,label,split", "a,train", "b,val", [], ["validation", "line 6 (b)"]),
+        ("path,label,split", "a;b,train", "a;x;y,val", [], ["line 6 (x;y)"]),
+        ("path,label", "0.5", "n/a", [], ["line 6 (n/a)", "data.label_kind"]),
+        ("path,a,b", "1,0", "2,0", [PAIR, "data.label_kind=several"], ["cells of a", "line 6 (2)"]),
+        ("path,label", "a", "b,c", [], ["2 cells", "line 6 (3)", "quotes"]),
         (
-            *("path,a,b", "1,0", 6, "2,0", [PAIR, "data.label_kind=several"]),
-            ["cells of a", "line 6 (2)"],
-        ),
-        ("path,label", "a", 6, "b,c", [], ["2 cells", "line 6 (3)", "quotes"]),
-        ("file,label", "a", 6, "b", [], ["path", "file, label", "data.path_column"]),
-        (
-            *("path,label", "a", 6, "b", ["data.label_columns=[name,label]"]),
-            ["name", "path, label", "data.label_columns"],
+            "file,label",
+            "a",
+            "b",
+            ["data.label_columns=[name]"],
+            ["column path, name", "file, label"],
         ),
     ],
 )
-def test_wrong_lines_are_named(
-    header: str, good: str, line: int, wrong: str, overrides, shown, images: Path, tmp_path
-) -> None:
-    cells = [good] * NUM_IMAGES
-    cells[line - 2] = wrong
+def test_wrong_lines_are_named(header, good, wrong, overrides, shown, images, tmp_path) -> None:
+    cells = [good] * 4 + [wrong] + [good] * 7
     with refused(*shown):
         index_of(*options_of(images, write(tmp_path, header, cells), *overrides))
 
@@ -187,6 +178,5 @@ def test_a_root_may_be_written_in_any_way(images: Path, tmp_path, monkeypatch) -
     monkeypatch.chdir(images)
     for root in (".", "./", f"../{images.name}", f".//../{images.name}", f"{images}//."):
         index = index_of(*options, f"data.root={root}")[0]
-        assert np.array_equal(read_image(index, 3), read_image(expected, 3))
         assert [*map(os.path.realpath, index.files[0])] == [*expected.files[0]]
         assert index.fingerprint == expected.fingerprint
