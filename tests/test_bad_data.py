@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import tifffile
 
 from loaders.index import BadFileError
 from loaders.limits import LimitError
-from tests.helpers import ENVIRONMENT, FORKSERVER, REPOSITORY, answers_to, refused
+from tests.helpers import FORKSERVER, REPOSITORY, answers_to, refused
 from tests.images import index_of, loaders_of, make_photos, photos_in, rot, save, smooth
 
 # name of a way to read files -> the overrides that choose it
@@ -138,25 +137,21 @@ def run_out_of_file_handles(options: list[str]) -> None:
 def test_too_many_open_files_name_the_setting_and_are_not_the_files_fault(way, tmp_path) -> None:
     root = make_photos(tmp_path / "photos", 8)
     options = photos_in(root, "data.on_error=skip", *WAYS[way])
-    with ProcessPoolExecutor(1, FORKSERVER) as pool, pytest.raises(LimitError) as error:
+    fix = "Too many open files.*ulimit -n 65536.*loader.num_workers"
+    with ProcessPoolExecutor(1, FORKSERVER) as pool, pytest.raises(LimitError, match=fix):
         pool.submit(run_out_of_file_handles, options).result()
-    for part in ("Too many open files", "ulimit -n 65536", "loader.num_workers"):
-        assert part in str(error.value)
 
 
 def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
-    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-Ur", "--mount"]
-    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*namespace, "sh", "-c", mount], capture_output=True).returncode
-    ):
+    user = [] if os.geteuid() == 0 else ["-Ur"]
+    mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    command = ["env", "unshare", *user, "--mount", "sh", "-c", mount, "sh", sys.executable, "-c"]
+    if subprocess.run([*command, ""], capture_output=True).returncode:  # of env: no unshare
         pytest.skip("this machine does not allow a /dev/shm of one's own")
     program = "from tests.images import loaders_of\n"
     program += "list(loaders_of('global_batch_size=2000', 'loader.num_workers=1')[0])"
-    command = ["sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", program]
-    options: Any = {"cwd": REPOSITORY, "env": {**os.environ, **ENVIRONMENT}, "timeout": 120}
-    result = subprocess.run([*namespace, *command], capture_output=True, text=True, **options)
+    options: Any = {"cwd": REPOSITORY, "capture_output": True, "text": True, "timeout": 120}
+    result = subprocess.run([*command, program], **options)
     assert result.returncode == 1
     for part in ("--shm-size=8g", "loader.num_workers=0"):
         assert part in result.stderr
