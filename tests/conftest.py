@@ -67,10 +67,11 @@ def _no_process_is_left() -> Iterator[None]:
 @pytest.fixture
 def web() -> Iterator[Any]:
     """A server of files in memory: `tests.servers.WebServer`."""
-    from tests.servers import web_server
+    from tests.servers import WebServer
 
-    with web_server() as server:
-        yield server
+    server = WebServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture
