@@ -29,7 +29,7 @@ DATA_START = 128
 
 
 class Harmful:
-    """Pickled, what creates a file where it is read."""
+    """Pickled, what creates a file in the working directory where it is read."""
 
     def __reduce__(self) -> Any:
         return Path.touch, (Path("harm"),)
@@ -165,4 +165,3 @@ def test_no_damage_writes_elsewhere_or_runs_code(kind: str, folder, web, monkeyp
     for text in refusals:
         assert any(name in text for name in (str(folder), web.url, "photos/"))
         assert len(text.splitlines()) == 1
-    assert not (folder / "harm").exists()
