@@ -169,7 +169,7 @@ def test_a_file_that_changed_or_is_gone_is_named_at_start_or_when_it_is_read(pho
     both = loaders_of(*options, "data.check_files=false")  # looks at no file
     hidden.rename(photos)
     for loader in both:
-        with pytest.raises(BadFileError, match=f"{photos}.* (has changed|No such file)"):
+        with pytest.raises(BadFileError, match=f"{photos}.*(has changed|No such file)"):
             list(loader)
 
 
