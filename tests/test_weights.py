@@ -10,37 +10,31 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
 from models.finetune import fitting_weights, initial_weights
 from runtime.finetune import start_from
 from runtime.group import SingleProcess
 from tests.helpers import checkpoint_of, has_ranks, make_config, refused, run_all, train
-from tests.images import make_photos
+from tests.images import make_photos, photos_in
 
-TINY = ["model.kwargs.width=8", "optimizer.warmup_epochs=0", "epochs=1"]
-STEPS = [*TINY, "global_batch_size=100", "log.images=0"]
-
-
-def small(*overrides: str, in_channels: int = 1, num_classes: int = 10) -> nn.Module:
-    return started(make_config(*TINY, *overrides), in_channels, num_classes)
+SHORT = ["optimizer.warmup_epochs=0", "epochs=1", "log.images=0", "data.crop=[12,12]"]
 
 
-def started(cfg: Config, in_channels: int, num_classes: int) -> nn.Module:
+def started(*overrides: str, in_channels: int = 1, num_classes: int = 10) -> nn.Module:
     """A model with what fits of `model.weights`."""
-    model = build_model(cfg.model, in_channels, num_classes)
-    if cfg.model.weights is not None:
-        saved, _ = initial_weights(cfg.model, in_channels)
-        fitting = fitting_weights(model, cfg.model, saved)
-        model.load_state_dict(model.state_dict() | fitting)
+    cfg = make_config(*overrides).model
+    model = build_model(cfg, in_channels, num_classes)
+    if cfg.weights is not None:
+        saved, _ = initial_weights(cfg, in_channels)
+        model.load_state_dict(model.state_dict() | fitting_weights(model, cfg, saved))
     return model
 
 
 @pytest.fixture
 def saved(tmp_path) -> tuple[Path, dict[str, Tensor]]:
     """A file of weights, and what is in it."""
-    weights = small().state_dict()
+    weights = started().state_dict()
     for value in weights.values():
         if value.is_floating_point():
             value.copy_(torch.rand_like(value))
@@ -58,79 +52,74 @@ def test_weights_come_from_files_checkpoints_and_runs(saved, tmp_path) -> None:
         tmp_path / "plain.pt": weights,
         tmp_path / "checkpoint.pt": {"model": weights, "step": 3},
         tmp_path / "wrapped.pt": {f"module.{name}": value for name, value in weights.items()},
-        newest / "step-00000002.pt": {"model": small().state_dict()},
+        newest / "step-00000002.pt": {"model": started().state_dict()},
         newest / "step-00000010.pt": {"model": weights},
     }
     for file, content in files.items():
         torch.save(content, file)
     for source in (path, *tmp_path.glob("*.pt"), best.parent, newest.parent):
-        found = small(f"model.weights={source}").state_dict()
+        found = started(f"model.weights={source}").state_dict()
         assert all(torch.equal(value, weights[name]) for name, value in found.items()), source
 
 
 def test_a_head_of_another_size_starts_fresh_and_two_lines_say_so(saved, caplog) -> None:
     path, weights = saved
     with caplog.at_level(logging.INFO):
-        model = small(f"model.weights={path}", num_classes=3)
+        model = started(f"model.weights={path}", num_classes=3)
     for name, value in model.state_dict().items():
         assert torch.equal(value, weights[name]) != name.startswith("classifier"), name
     first, second = caplog.messages
     assert first.endswith("12 of 14 parameter tensors are loaded")
-    assert second.endswith("classifier.weight (3x16), classifier.bias (3) starts fresh")
+    assert second.endswith("classifier.weight (3x64), classifier.bias (3) starts fresh")
 
 
 def test_the_first_convolution_is_adapted_to_other_channels(saved, caplog) -> None:
     path, _ = saved
     images = torch.rand(4, 1, 16, 16)
-    one = small(f"model.weights={path}").eval()
+    one = started(f"model.weights={path}").eval()
     with caplog.at_level(logging.INFO):
-        several = small(f"model.weights={path}", in_channels=3).eval()
+        several = started(f"model.weights={path}", in_channels=3).eval()
     assert "is adapted from 1 to 3 channels" in caplog.messages[0]
     # Alike in all channels, an image has the same response.
     torch.testing.assert_close(several(images.expand(-1, 3, -1, -1)), one(images))
     save_file(several.state_dict(), path)
-    back = small(f"model.weights={path}").eval()
+    back = started(f"model.weights={path}").eval()
     torch.testing.assert_close(back(images), one(images))
 
 
-def test_what_does_not_fit_and_what_a_model_does_not_have_is_refused(saved) -> None:
+def test_what_holds_no_weights_or_none_that_fit_is_refused(saved, tmp_path) -> None:
     path, _ = saved
-    names = ("classifier.weight (10x16)", "features.0.0.weight (8x1x3x3)")
+    names = ("classifier.weight (10x64)", "features.0.0.weight (8x1x3x3)")
     with refused("nothing fits model=small_cnn", *names):
-        small(f"model.weights={path}", "model.kwargs.width=16")
-    for override in ("model.weights=imagenet", "model.freeze=all"):
-        with refused(override):
-            small(override)
-
-
-def test_files_that_hold_no_weights_are_named(tmp_path) -> None:
+        started(f"model.weights={path}", "model.kwargs.width=16")
     missing, noise, empty, folder = (tmp_path / f"{n}.pt" for n in range(4))
     noise.write_bytes(b"noise")
     torch.save({}, empty)
     folder.mkdir()
-    for path in (missing, noise, empty, folder):
-        with refused(str(path)):
-            small(f"model.weights={path}")
+    for source in (missing, noise, empty, folder, "imagenet"):
+        with refused(str(source)):
+            started(f"model.weights={source}")
+    with refused("model.freeze=all"):
+        started("model.freeze=all")
 
 
 @pytest.mark.usefixtures("no_downloads")
 def test_imagenet_weights_are_loaded_from_their_place_or_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     resnet18 = ["model=torchvision", "model.arch=resnet18"]
-    cfg = make_config(*resnet18, "model.weights=imagenet")
     place = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
     with refused(str(place), f"https://download.pytorch.org/models/{place.name}"):
-        initial_weights(cfg.model, 3)
+        started(*resnet18, "model.weights=imagenet")
     place.parent.mkdir(parents=True, exist_ok=True)
-    whole = build_model(make_config(*resnet18).model, 3, 1000).state_dict()
+    whole = started(*resnet18, in_channels=3, num_classes=1000).state_dict()
     torch.save(whole, place)
-    own = started(cfg, 1, 10).state_dict()
+    own = started(*resnet18, "model.weights=imagenet").state_dict()
     assert torch.equal(own["layer4.1.conv2.weight"], whole["layer4.1.conv2.weight"])
     torch.testing.assert_close(own["conv1.weight"], whole["conv1.weight"].sum(1, keepdim=True))
 
 
 def test_a_frozen_backbone_stays_in_evaluation_mode_also_in_a_copy() -> None:
-    model = build_model(make_config(*TINY, "model.freeze=backbone").model, 1, 10)
+    model = started("model.freeze=backbone")
     copied = copy.deepcopy(model)  # such as an average of the weights
     model.train()
     copied.eval()
@@ -146,7 +135,7 @@ def test_scripts_need_no_new_line_to_train_the_head_only(script: str, saved, tmp
     """The statistics of BatchNorm stay as they are, too."""
     path, before = saved
     run = tmp_path / "head"
-    head = [*STEPS, f"model.weights={path}", "model.freeze=backbone", "resume=auto"]
+    head = [*SHORT, f"model.weights={path}", "model.freeze=backbone", "resume=auto"]
     commands = [
         [script, f"output_dir={run}", *head, "max_steps=4"],
         [script, f"output_dir={run}", *head, "max_steps=6", "model.weights=nothing"],  # not read
@@ -161,17 +150,15 @@ def test_scripts_need_no_new_line_to_train_the_head_only(script: str, saved, tmp
 
 
 def test_a_head_for_other_classes_starts_fresh_although_its_size_fits(tmp_path, caplog) -> None:
-    data = ["data=imagefolder", "data.resize=null", "data.crop=40", f"data.cache_dir={tmp_path}"]
-    data += [*STEPS, "global_batch_size=4", "data.val_count=3"]
     roots = [make_photos(tmp_path / name, 12) for name in ("first photos", "others")]
     (roots[1] / "c").rename(roots[1] / "d")
-    train("train.py", tmp_path / "first", *data, "max_steps=2", f"data.root={roots[0]}")
+    options = [*SHORT, "data.val_count=3"]
+    train("train.py", tmp_path / "run", *photos_in(roots[0], *options, "max_steps=2"))
     caplog.set_level(logging.INFO)
     for root in roots:
-        weights = f"model.weights={tmp_path / 'first'}"
-        cfg = make_config(*data, f"data.root={root}", weights)
+        cfg = make_config(*photos_in(root, *options, f"model.weights={tmp_path / 'run'}"))
         loader, _ = build_loaders(cfg, torch.device("cpu"))
         start_from(cfg, build_model(cfg.model, 3, 3), loader, SingleProcess())
     said = [message for message in caplog.messages if "model.weights" in message]
     assert [message.split(": ")[1][:8] for message in said[::2]] == ["14 of 14", "12 of 14"]
-    assert said[3].endswith("classifier.weight (3x16), classifier.bias (3) starts fresh")
+    assert said[3].endswith("classifier.weight (3x64), classifier.bias (3) starts fresh")
