@@ -2,48 +2,41 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conf.errors import UserError
 from conf.schema import ModelConfig
 from models import build_model
 from models.finetune import first_convolution, head_of, is_in
+from tests.helpers import refused
 
 
-def build(name: str, in_channels: int, num_outputs: int, **kwargs: Any) -> Any:
+def build(
+    name: str, in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: Any
+) -> Any:
     """The model, built as a script builds it."""
-    return build_model(ModelConfig(name=name, kwargs=kwargs), in_channels, num_outputs)
+    return build_model(ModelConfig(name=name, arch=arch, kwargs=kwargs), in_channels, num_outputs)
 
 
-def check_contract(
-    name: str,
-    num_outputs: int,
-    shape: tuple[int, ...],
-    head: str,
-    accepted: str,
-    *refused: tuple[str, Any],
-) -> None:
-    """All keyword arguments, some refused values and the layer that is replaced for other outputs
-    are as given; the memory format changes no result for an input of shape (C, H, W)."""
-    with pytest.raises(UserError, match=f"widht.*, {accepted}$"):
-        build(name, shape[0], num_outputs, widht=8)
-    for key, value in refused:
-        with pytest.raises(UserError) as error:
-            build(name, shape[0], num_outputs, **{key: value})
-        assert f"{key}={value}" in str(error.value)
+def check_contract(name: str, head: str, accepted: str, *wrong: tuple[str, Any]) -> None:
+    """The layer that is replaced for other outputs, keyword arguments and wrong values are as
+    given; the memory format changes no result."""
+    with refused("widht", f"it takes only in_channels, num_outputs, {accepted}"):
+        build(name, 3, 3, widht=8)
+    for key, value in wrong:
+        with refused(f"{key}={value}"):
+            build(name, 3, 3, **{key: value})
 
     models = []
     for channels_last in (False, True):
         torch.manual_seed(0)
         cfg = ModelConfig(name=name, channels_last=channels_last)
-        models.append(build_model(cfg, shape[0], num_outputs).eval())
+        models.append(build_model(cfg, 3, 3).eval())
         weights = [parameter for parameter in models[-1].parameters() if parameter.ndim == 4]
         formats = {w.is_contiguous(memory_format=torch.channels_last) for w in weights}
         assert (formats == {True}) == channels_last
-    inputs = torch.rand(2, *shape)
+    inputs = torch.rand(2, 3, 16, 24)
     torch.testing.assert_close(models[1](inputs), models[0](inputs), rtol=1e-3, atol=1e-4)
     assert head_of(models[0]) == (head,)  # part: finetune
     assert first_convolution(models[0]) in models[0].state_dict()  # part: finetune
@@ -63,6 +56,20 @@ def check_family(name: str, arch: str, size: int) -> None:
     assert outputs
     assert outputs <= learning
     assert all(is_in(name, head_of(model)) for name in learning)
+
+
+# part: torchvision|timm
+def check_refusals(name: str, *others: str) -> None:
+    """Architectures, `others` among them, and arguments that the library does not have are refused
+    with the nearest ones."""
+    with refused("model.arch=resnet_18 is unknown (did you mean resnet18?); use one of resnet18, "):
+        build(name, 3, 7, arch="resnet_18")
+    for arch in (None, *others):
+        with refused(f"model.arch={arch}"):
+            build(name, 3, 7, arch=arch)
+    for kwargs in ({"widht": 8}, {"num_classes": 3}):
+        with refused(f"model.kwargs={kwargs} does not fit model.arch=resnet18"):
+            build(name, 3, 7, arch="resnet18", **kwargs)
 
 
 def check_learning(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:

@@ -1,17 +1,16 @@
 """timm's models, their heads and their pretrained weights."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from conf.errors import UserError
 from conf.schema import ModelConfig
 from models import build_model
 from models.finetune import fitting_weights, initial_weights
-from tests.model_contract import check_family
+from tests.helpers import refused
+from tests.model_contract import build, check_family, check_refusals
 
 timm = pytest.importorskip("timm")
 
@@ -22,40 +21,27 @@ SEVERAL_FAMILIES = (
 )
 
 
-def config(arch: str | None, **settings: Any) -> ModelConfig:
-    return ModelConfig(name="timm", arch=arch, channels_last=True, **settings)
-
-
 @pytest.mark.parametrize("arch", SEVERAL_FAMILIES)
 def test_families_take_other_channels_and_outputs_and_train_their_head_alone(arch: str) -> None:
     check_family("timm", arch, timm.models.get_pretrained_cfg_value(arch, "input_size")[-1])
 
 
-@pytest.mark.parametrize(
-    ("arch", "kwargs", "message"),
-    [
-        ("resnet_18", {}, r"model.arch=resnet_18 .*did you mean resnet18\?"),
-        ("resnet18.mine", {}, "model.arch=resnet18.mine"),
-        (None, {}, "model.arch=None"),
-        ("test_resnet", {"widht": 8}, "model.kwargs.*widht"),
-        ("test_resnet", {"num_classes": 3}, "model.kwargs.*num_classes"),
-        ("test_vit", {"img_size": -1}, "model.kwargs.*-1"),
-    ],
-)
-def test_what_timm_does_not_take_is_refused(
-    arch: str, kwargs: dict[str, Any], message: str
+def test_what_timm_does_not_take_is_refused() -> None:
+    check_refusals("timm", "resnet18.mine")
+    with refused("model.kwargs={'img_size': -1}"):
+        build("timm", 3, 7, arch="test_vit", img_size=-1)
+
+
+def test_pretrained_weights_are_named_if_missing_and_fit_other_sizes_channels_and_outputs(
+    tmp_path: Path,
 ) -> None:
-    with pytest.raises(UserError, match=message) as raised:
-        build_model(config(arch, kwargs=kwargs), 3, 7)
-    assert len(str(raised.value)) < 500  # not all of its names
-
-
-def test_pretrained_weights_fit_other_sizes_channels_and_outputs(tmp_path: Path) -> None:
+    file = tmp_path / "vit.safetensors"  # what timm would download
+    kwargs = {"pretrained_cfg_overlay": {"file": str(file)}, "img_size": 96}
+    cfg = ModelConfig(name="timm", arch="test_vit", kwargs=kwargs, weights="imagenet")
+    with refused("model.weights=imagenet", "test_vit"):
+        initial_weights(cfg, 3)
     whole = timm.create_model("test_vit").state_dict()
-    save_file(whole, tmp_path / "vit.safetensors")
-    # What timm would download.
-    kwargs = {"pretrained_cfg_overlay": {"file": str(tmp_path / "vit.safetensors")}, "img_size": 96}
-    cfg = config("test_vit", kwargs=kwargs, weights="imagenet")
+    save_file(whole, file)
     for channels in (3, 5):
         weights, facts = initial_weights(cfg, channels)
         model = build_model(cfg, channels, 7)
@@ -65,10 +51,3 @@ def test_pretrained_weights_fit_other_sizes_channels_and_outputs(tmp_path: Path)
         model.load_state_dict(model.state_dict() | fitting)
         assert torch.equal(model.get_parameter("norm.weight"), whole["norm.weight"])
         assert model(torch.rand(2, channels, 96, 96)).shape == (2, 7)
-
-
-def test_pretrained_weights_that_cannot_be_had_are_named(tmp_path: Path) -> None:
-    kwargs = {"pretrained_cfg_overlay": {"file": str(tmp_path / "nothing.pth")}}
-    cfg = config("test_vit", kwargs=kwargs, weights="imagenet")
-    with pytest.raises(UserError, match=r"model\.weights=imagenet.*test_vit"):
-        initial_weights(cfg, 3)
