@@ -25,7 +25,6 @@ def batch(num_images: int = 12) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("loss", ["mse", "l1"])
 def test_it_keeps_the_contract(loss: str, device: str) -> None:
-    check_contract(regression(loss), *batch(), device)
     check_contract(regression(loss, labels=batch()[1]), *batch(), device)
 
 

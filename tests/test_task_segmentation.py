@@ -7,16 +7,8 @@ import torch
 from torch import Tensor
 
 from loaders.targets import Masks
-from tests.helpers import DEVICES
-from tests.task_contract import (
-    build,
-    check_class_weights,
-    check_contract,
-    check_refused,
-    metrics_of,
-    names,
-    random,
-)
+from tests.helpers import DEVICES, refused
+from tests.task_contract import build, check_contract, check_weights, metrics_of, names, random
 
 
 def segmentation(num_classes: int = 4, **options: Any) -> Any:
@@ -39,13 +31,14 @@ def test_it_keeps_the_contract(options: dict[str, Any], device: str) -> None:
 
 
 def test_an_unknown_loss_is_refused() -> None:
-    check_refused(segmentation, ("loss", "bce"))
+    with refused("task.loss=bce"):
+        segmentation(loss="bce")
 
 
 # part: loss_weights
 def test_a_weight_multiplies_the_loss_of_its_class() -> None:
     pixels = torch.zeros(1, 3, 1, 2)
-    check_class_weights(segmentation, lambda c: (pixels, torch.tensor([[[c, 255]]])))
+    check_weights(segmentation, lambda c: (pixels, torch.tensor([[[c, 255]]])))
 
 
 def test_miou_and_accuracy_are_those_of_scikit_learn_without_classes_that_are_absent() -> None:

@@ -21,8 +21,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_targets_of_another_kind_are_refused_with_the_tasks_that_fit(name: str) -> None:
-    images: Target = TargetImages()
-    other = LABELS if TASKS[name].target_kind != LABELS.kind else images
+    other: Target = LABELS if TASKS[name].target_kind != LABELS.kind else TargetImages()
     fitting = [task for task in TASKS if TASKS[task].target_kind == other.kind]
     with refused(f"task={name}", other.kind, *fitting):
         build(name, "l1", other)
