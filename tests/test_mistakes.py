@@ -9,23 +9,18 @@ from tests.helpers import REPOSITORY, SCRIPTS, answers_to, train
 from tests.images import make_photos
 from tests.torchrun import TWO_RANKS, Torchrun
 
-# Commands, and what their messages name. PHOTOS is a folder of images, FOLDER the test's own.
+# Commands, and what their messages name. FOLDER is the test's own, with images in photos.
 # test_config.py has values out of their range, test_credentials.py bugs, which show a traceback.
 TABLE = [
-    ("train.py data.hflop=1", "data.hflip"),
     ("train.py data.crop=[24, 24]", "data.crop=[24,"),
-    ("train.py +model.kwargs.widht=8", "'widht'; it takes only in_channels, num_outputs, width"),
     ("train.py model.kwargs.widht=8", "+model.kwargs.widht="),
     ("train.py +epochs=2", "An item is already at 'epochs'"),
     ("train.py +epoch=3", "did you mean epochs?"),
     ("train.py lr=0.1", "optimizer.lr"),
     ("train.py optimizer.momentum=0.5", "optimizer.kwargs.momentum"),
-    ("train.py optimizer=adam", "adamw"),
     ("train.py model=vgg", "small_cnn"),
     ("train.py checkpoint=5", "checkpoint"),
-    ("train.py data.crop=[24,24", "data.crop=[24,24"),
     ("train.py epochs", "epochs="),
-    ("train.py output_dir=ä", "output_dir=ä"),
     ("train.py data.root=http://host/data?key=a=b", "'data.root=\"VALUE\"'"),
     ("train.py epochs=many", "epochs: Value 'many'"),
     ("train.py data.mean=0.5", "data.mean"),
@@ -36,48 +31,36 @@ TABLE = [
     ("train.py resume=auto overwrite=true", "resume=auto"),
     ("train.py data.mean=[0.1,0.2]", "data.mean has 2 values but the images of mnist_mini/train"),
     ("train.py data.mixup=1 global_batch_size=63", "multiple of 2, twice world_size=1; use 64"),
-    ("train.py data.crop=40", "images of mnist_mini/train are smaller than the crop"),
-    ("train.py data.layout=foo", "data.layout=foo"),
     ("train.py loader=packed loader.pack=nowhere", "loader.pack=nowhere"),
     ("train.py log.to=[tensorbord]", "log.to=tensorbord"),
     ("train.py global_batch_size=20000", "fewer than global_batch_size=20000"),
-    ("train.py task.loss=mse", "task.loss=mse is unknown; use one of cross_entropy"),
     ("train.py model=nafnet", "model=nafnet returns images of 1 channels"),
     ("train.py device=cuda", "number of visible GPUs is 0; use device=cpu"),
     ("train_accumulate.py accumulate_steps=3", "accumulate_steps=3"),
     ("train_dp.py model.compile=true", "model.compile=true"),
     ("train_ddp.py", "torchrun"),
-    ("train_fsdp.py", "torchrun"),
     ("train.py data=imagefolder data.root=nowhere", "data.root=nowhere is not a folder; set"),
-    ("train.py data=imagefolder data.root=PHOTOS/a", "has no class folders"),
-    ("train.py data=cells data.root=PHOTOS", "cannot be used"),
-    ("train.py data=pairs data.root=PHOTOS", "PHOTOS/input is not a folder"),
+    ("train.py data=imagefolder data.root=FOLDER/photos/a", "has no class folders"),
+    ("train.py data=cells data.root=FOLDER/photos", "cannot be used"),
+    ("train.py data=pairs data.root=FOLDER/photos", "FOLDER/photos/input is not a folder"),
     ("train.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
     ("train.py output_dir=FOLDER/a_file", "output_dir=FOLDER/a_file"),
-    (
-        "train.py data=imagefolder data.root=PHOTOS data.index=PHOTOS",
-        "PHOTOS is not an index; make one",
-    ),
-    ("train.py --epochs=3", "unrecognized arguments: --epochs=3"),
-    ("train.py epochs=2 -m seed=1,2", "unrecognized arguments: seed=1,2"),
+    ("train.py data.index=FOLDER", "data.index=FOLDER is not an index; make one if"),
     ("-m loaders.check data=imagefolder", "data.root is not set"),
-    ("-m loaders.check data=imagefolder data.root=nowhere", "data.root=nowhere is not a folder"),
     ("-m loaders.check --out=x", "--out=x"),
-    ("-m loaders.pack data=imagefolder data.root=PHOTOS", "out="),
+    ("-m loaders.pack", "out="),
     ("-m loaders.pack data.crop=[1, 2] out=FOLDER", "data.crop=[1, 2]"),
-    ("-m loaders.index data=imagefolder data.root=PHOTOS", "out="),
-    ("-m loaders.index data=imagefolder data.root=PHOTOS out=PHOTOS", "PHOTOS holds no index"),
+    ("-m loaders.index", "out="),
+    ("-m loaders.index out=FOLDER", "FOLDER holds no index"),
     ("-m loaders.index data.layout=foo out=FOLDER/new", "data.layout=foo"),
-    ("compose.py dp ddp", "dp does not combine with ddp"),  # part: dp ddp
     ("compose.py ddp amp fsdp", "ddp does not combine with fsdp"),  # part: ddp amp fsdp
     ("compose.py ddp ddp", "names ddp twice"),  # part: ddp
     ("compose.py tpu", "unknown technique tpu; use some of "),
     ("runs.py nowhere", "nowhere is not a folder"),
-    ("runs.py PHOTOS", "there are no runs below PHOTOS"),
+    ("runs.py FOLDER/photos", "there are no runs below FOLDER/photos"),
     ("runs.py a b", "a b"),
     ("runs.py a by=loss", "by=loss"),
     ("sweep.py", "script="),
-    ("sweep.py train.py", "train.py is not key=value"),
     ("sweep.py script=nowhere.py", "script=nowhere.py"),
     ("sweep.py script=train.py jobs=0", "jobs=0"),
     ("sweep.py script=train.py trials=two", "trials=two"),
@@ -86,17 +69,12 @@ TABLE = [
     ("sweep.py script=train.py lr=interval(0,1) out=FOLDER", "lr=interval(0,1)"),
 ]
 # Of the published experiments, which a project made of the template does not have.
-OF_EXPERIMENTS = [
-    ("train.py experiment=cell", "did you mean cells?"),
-    ("-m benchmarks.generate nothing --root FOLDER --size 9", "invalid choice: 'nothing'"),
-    ("-m benchmarks.generate cells --root FOLDER --size 1", "size=1 is too small for cells"),
-]
 if (REPOSITORY / "conf" / "experiment").is_dir():
-    TABLE += OF_EXPERIMENTS
-
-
-HAVE_BEGUN = {"train.py resume=nowhere.pt", "train_dp.py model.compile=true"}
-OF_TECHNIQUES = ["accumulate_steps=2", "amp.dtype=float16", "ema.decay=0.5"]
+    TABLE += [
+        ("train.py experiment=cell", "did you mean cells?"),
+        ("-m benchmarks.generate nothing --root FOLDER --size 9", "invalid choice: 'nothing'"),
+        ("-m benchmarks.generate cells --root FOLDER --size 1", "size=1 is too small for cells"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -107,29 +85,26 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def filled(text: str, folder: Path) -> str:
-    return text.replace("PHOTOS", str(folder / "photos")).replace("FOLDER", str(folder))
-
-
 @pytest.fixture(scope="module")
 def told(folder: Path) -> dict[str, tuple[int, str]]:
     """Exit code and prints of each mistake of the table."""
-    commands = [shlex.split(filled(line, folder)) for line, _ in TABLE]
+    commands = [shlex.split(line.replace("FOLDER", str(folder))) for line, _ in TABLE]
     for number, command in enumerate(commands):
         if command[0] in SCRIPTS and "output_dir" not in TABLE[number][0]:
             command.append(f"output_dir={folder / 'runs' / str(number)}")
-    answers = answers_to(commands, folder)
-    return {line: answer for (line, _), answer in zip(TABLE, answers, strict=True)}
+    return {
+        line: (code, text.replace(str(folder), "FOLDER"))
+        for (line, _), (code, text) in zip(TABLE, answers_to(commands, folder), strict=True)
+    }
 
 
 # part: scripts
 @pytest.mark.parametrize(("line", "message"), TABLE)
-def test_a_mistake_ends_in_a_few_lines_with_the_fix(line: str, message: str, told, folder) -> None:
+def test_a_mistake_ends_in_a_few_lines_with_the_fix(line: str, message: str, told) -> None:
     code, text = told[line]
-    assert filled(message, folder) in text
+    assert message in text
     assert "Traceback" not in text
-    if "unrecognized" not in message:  # Hydra's own parser shows all options first
-        assert len(text.strip().splitlines()) <= 3, text
+    assert len(text.strip().splitlines()) <= 3, text
     assert code == 2, text
 
 
@@ -137,14 +112,15 @@ def test_a_mistake_ends_in_a_few_lines_with_the_fix(line: str, message: str, tol
 @pytest.mark.usefixtures("told")
 def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
     left = {TABLE[int(path.name)][0] for path in (folder / "runs").glob("*")}
-    assert left <= HAVE_BEGUN
+    assert left <= {"train.py resume=nowhere.pt", "train_dp.py model.compile=true"}
 
 
 # part: scripts
 def test_a_key_of_another_technique_is_named_and_an_int_is_a_square_crop(tmp_path) -> None:
+    of_techniques = ["accumulate_steps=2", "amp.dtype=float16", "ema.decay=0.5"]
     options = ["data.resize=30", "data.crop=24", "max_steps=1", "optimizer.warmup_epochs=0"]
-    printed = train("train.py", tmp_path / "run", *options, *OF_TECHNIQUES)
-    assert all(f"{key} has no effect" in printed for key in OF_TECHNIQUES)
+    printed = train("train.py", tmp_path / "run", *options, *of_techniques)
+    assert all(f"{key} has no effect" in printed for key in of_techniques)
     assert "distributed" not in printed
     assert "Traceback" not in printed
 
@@ -159,10 +135,8 @@ UNDER_TORCHRUN = [
 
 @pytest.mark.parametrize(("line", "message"), UNDER_TORCHRUN)
 def test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts(line, message, tmp_path):
-    is_first = line == UNDER_TORCHRUN[0][0]  # with Pythons that really start
-    launcher = [*TWO_RANKS, "--max-restarts=3"]
-    command = [*launcher, *line.split(), f"output_dir={tmp_path / 'run'}"]
-    with Torchrun(command, REPOSITORY, tmp_path / "prints", is_forked=not is_first) as torchrun:
+    command = [*TWO_RANKS, "--max-restarts=3", *line.split(), f"output_dir={tmp_path / 'run'}"]
+    with Torchrun(command, REPOSITORY, tmp_path / "prints") as torchrun:
         assert torchrun.wait() != 0
         text = torchrun.text()
     assert text.count(message) == 1, text

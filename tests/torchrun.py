@@ -14,7 +14,6 @@ import psutil
 from tests.helpers import ENVIRONMENT, print_to, start_process, wait_for
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
-FORKED = ["--run-path", "--start-method=fork"]
 
 
 class Torchrun(AbstractContextManager["Torchrun"]):
@@ -90,7 +89,7 @@ def _agent(
         from launch import elastic_torchrun
 
         main = elastic_torchrun.main
-    main([*FORKED, *arguments])
+    main(["--run-path", "--start-method=fork", *arguments])
 
 
 def _reset_signals() -> None:
