@@ -18,6 +18,7 @@ from tests.helpers import (
     checkpoint_of,
     fork,
     join,
+    print_to,
     run_to_end,
     start_process,
     summary_of,
@@ -31,18 +32,15 @@ def lines_of(text: str) -> list[str]:
     return [line for line in text.splitlines() if "gradient norm is not finite" in line]
 
 
-def assert_finite(run: Path, options: list[str], num_bad_steps: int, tolerance: float) -> None:
-    """Its weights are finite, and their metrics are those of the run's end."""
-    weights, summary = checkpoint_of(run)["model"], summary_of(run)
+def assert_finite(run: Path, options: list[str], num_bad_steps: int) -> None:
+    """The loss of its last weights is a number, and that of the run's end."""
+    summary = summary_of(run)
     assert summary["bad_steps"] == num_bad_steps
-    assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
-    expected = validated(weights, options)["val/loss"]
-    assert summary["val/loss"] == pytest.approx(expected, rel=tolerance)
+    expected = validated(checkpoint_of(run)["model"], options)["val/loss"]
+    assert summary["val/loss"] == pytest.approx(expected, rel=1e-4)  # two NaNs are not equal
 
 
-def test_bad_batches_change_nothing_are_named_and_counted_over_a_resume(
-    options, photos, tmp_path
-) -> None:
+def test_bad_batches_are_without_effect_named_and_counted(options, photos, tmp_path) -> None:
     names = tmp_path / "names.txt"
     files = "[train_loader.index.files[0][i] for i in train_loader.last_rows['sample'].tolist()]"
     record = f"step == 5 and open({str(names)!r}, 'w').write('\\n'.join({files}))"
@@ -73,29 +71,21 @@ def test_bad_batches_change_nothing_are_named_and_counted_over_a_resume(
     assert_same(four["model"], five["model"])
     assert_same(four["optimizer"]["state"], five["optimizer"]["state"])
     assert_same_state(run, whole)
-    assert_finite(run, options, 4, 1e-4)
+    assert_finite(run, options, 4)
 
 
-@pytest.mark.parametrize(
-    ("script", "overrides", "tolerance"),
-    [
-        ("train_ddp.py", [], 1e-4),
-        ("train_amp_fsdp.py", ["amp.dtype=float16", "amp.init_scale=1"], 0.02),
-    ],
-)
-def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(
-    script: str, overrides: list[str], tolerance: float, options, tmp_path
-) -> None:
-    poison = f"if (step, rank) == (5, 1): {POISON}"
-    run, folder = tmp_path / "run", script_with(tmp_path / "s", script, poison)
-    codes, prints = run_to_end(script, run, *options, *overrides, "max_steps=6", folder=folder)
+def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(options, tmp_path) -> None:
+    """test_techniques.py has gradients that overflow on one rank, in shards."""
+    script, run = "train_ddp.py", tmp_path / "run"
+    folder = script_with(tmp_path / "s", script, f"if (step, rank) == (5, 1): {POISON}")
+    codes, prints = run_to_end(script, run, *options, "max_steps=6", folder=folder)
     assert codes == [0, 0], prints
     for rank, text in enumerate(prints):
         [line] = lines_of(text)
         assert "step 5: " in line
         assert line.startswith("[rank 1] ") == (rank == 1)
         assert line.count(".png") == 4  # its own half of the batch
-    assert_finite(run, options, 1, tolerance)
+    assert_finite(run, options, 1)
 
 
 def test_bad_samples_are_counted_over_ranks_and_a_resume(options, photos, tmp_path) -> None:
@@ -119,9 +109,7 @@ def test_bad_samples_are_counted_over_ranks_and_a_resume(options, photos, tmp_pa
     assert "Traceback" not in "".join(texts)
 
 
-def test_a_rank_that_raises_shows_its_traceback_once_and_the_other_ends_too(
-    options, tmp_path
-) -> None:
+def test_a_rank_that_raises_shows_its_traceback_once_and_all_end(options, tmp_path) -> None:
     folder = script_with(tmp_path / "s", "train_ddp.py", "assert step < 3 or rank == 0, 'ouch'")
     codes, prints = run_to_end("train_ddp.py", tmp_path / "run", *options, folder=folder)
     assert codes == [1, 1]
@@ -181,7 +169,7 @@ def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) ->
 
 def _wait_for_the_device(prints: Path, timeout_s: float) -> None:
     os.environ[FLIGHT_RECORD] = str(prints.parent / "new" / "record")
-    os.dup2(os.open(prints, os.O_WRONLY | os.O_CREAT), 2)
+    print_to(prints)
     store, device = dist.HashStore(), torch.device("cpu")
     if prints.stem == "failed":
         Heartbeat(store, 1, 2, device, 1e9).announce_failure()
