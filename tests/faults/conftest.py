@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults import NUM_TRAIN
 from tests.helpers import train
-from tests.images import digit_folders
+from tests.images import digit_folders, photos_in
 
 
 @pytest.fixture(scope="session")
@@ -14,28 +14,16 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def options(photos, tmp_path_factory) -> list[str]:
+def options(photos) -> list[str]:
     """A small run with augmentation on: two epochs of eight steps."""
-    return [
-        "data=imagefolder",
-        f"data.root={photos}",
-        f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
-        "data.resize=null",
-        "data.crop=[24,24]",
-        "data.random_crop=true",
-        "data.hflip=0.5",
-        "model=small_cnn",
-        "model.kwargs.width=8",
-        "global_batch_size=8",
-        "epochs=2",
-        "log.every_steps=1",
-        "log.images=0",
-    ]
+    crops = ["data.crop=[24,24]", "data.random_crop=true", "data.hflip=0.5"]
+    small = ["model.kwargs.width=8", "global_batch_size=8", "epochs=2"]
+    return photos_in(photos, *crops, *small, "log.every_steps=1", "log.images=0")
 
 
 @pytest.fixture(scope="session")
 def finished(options, tmp_path_factory) -> Path:
-    """Output folder of a run of `train.py` that kept its last three steps."""
+    """Output folder of a run of `train.py` that kept its last four checkpoints."""
     run = tmp_path_factory.mktemp("finished") / "run"
-    train("train.py", run, *options, "checkpoint.every_steps=1", "checkpoint.keep=3")
+    train("train.py", run, *options, "checkpoint.every_steps=5", "checkpoint.keep=4")
     return run

@@ -1,8 +1,5 @@
 """Checkpoints in shards, written by all ranks while they train; precision of gathered weights."""
 
-import json
-from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,17 +9,9 @@ from torch import nn
 
 from runtime.amp import gather_in
 from runtime.distributed import shard
-from runtime.run_dir import lock_run_dir
 from runtime.whole import make_whole
-from tests.faults import (
-    NUM_STEPS,
-    assert_same_state,
-    flip_byte,
-    script_with,
-    step_file,
-    steps_saved,
-)
-from tests.helpers import answers_to, checkpoint_of, run_to_end, train, values_of, weights_differ_by
+from tests.faults import NUM_STEPS, assert_same_state, script_with, step_file, steps_saved
+from tests.helpers import checkpoint_of, run_to_end, train, values_of, weights_differ_by
 
 SCRIPT = "train_fsdp.py"
 
@@ -32,10 +21,9 @@ def script_that_writes(folder: Path, *lines: str) -> Path:
     return script_with(
         folder,
         SCRIPT,
-        "if step == 1 and 'real' not in globals():",
+        "if step == 1:",
         "    from torch.distributed.checkpoint import FileSystemWriter",
         "    counted, real = [], FileSystemWriter.write_data",
-        "    globals()['real'] = real",
         "    def write_data(*arguments):",
         "        counted.append(1)",
         "        count = len(counted)",
@@ -54,37 +42,28 @@ def assert_all_shards_are_named(run: Path) -> None:
 FULL = "raise OSError(28, 'No space left on device')"
 
 
-def test_training_goes_on_while_shards_are_written_and_if_one_rank_cannot(
-    options, tmp_path
-) -> None:
+def test_training_goes_on_while_shards_are_written_or_cannot_be(options, tmp_path) -> None:
     """The write of step 4 ends once step 8 has begun; the file that names its shards follows. In
     the first write of step 8, the disk of a rank is full."""
-    run, seen = tmp_path / "run", tmp_path / "seen.json"
-    named = run / "checkpoints" / "step-00000004.pt"
+    run = tmp_path / "run"
     folder = script_that_writes(
         tmp_path / "s",
-        "import json",
-        "end = time.monotonic() + 120",
         "before = run.step_number",
-        "while count == 1 and run.step_number < 7 and time.monotonic() < end: time.sleep(0.01)",
-        f"facts = [before, run.step_number, os.path.exists({str(named)!r})]",
-        f"count > 1 or rank or open({str(seen)!r}, 'w').write(json.dumps(facts))",
+        "while count == 1 and run.step_number < 7: time.sleep(0.01)",
+        f"is_named = os.path.exists({str(step_file(run, 4))!r})",
+        "assert count > 1 or (before < 7 and not is_named)",  # or there would be no step 4
         f"if (rank, count) == (1, 2): {FULL}",
     )
     overrides = ["checkpoint.every_steps=4", "checkpoint.keep=9", "checkpoint.on_error=warn"]
     text = train(SCRIPT, run, *options, *overrides, folder=folder)
-    before, after, is_named = json.loads(seen.read_text())
-    assert before < after == 7
-    assert not is_named
-    assert "step-00000008.pt could not be written" in text
+    [line] = [line for line in text.splitlines() if "could not be written" in line]
+    assert "step-00000008.pt" in line
     assert steps_saved(run) == [4, 8, 12, 16]  # step 8 once more, with its validation
     assert_all_shards_are_named(run)
 
 
-def test_a_rank_that_cannot_write_or_is_killed_meanwhile_ends_all_and_no_file_names_its_shards(
-    options, tmp_path
-) -> None:
-    run, shards = tmp_path / "run", tmp_path / "run" / "checkpoints"
+def test_shards_that_are_not_all_written_are_named_by_no_file(options, tmp_path) -> None:
+    run = tmp_path / "run"
     overrides = [*options, "checkpoint.every_steps=2", "resume=auto"]
     folder = script_that_writes(tmp_path / "full", f"if rank == 1: {FULL}")
     codes, [text, _] = run_to_end(SCRIPT, run, *overrides, folder=folder)
@@ -98,7 +77,7 @@ def test_a_rank_that_cannot_write_or_is_killed_meanwhile_ends_all_and_no_file_na
     codes, prints = run_to_end(SCRIPT, run, *overrides, folder=folder)
     assert codes == [1, 9], prints
     assert steps_saved(run) == [2]
-    assert len(list(shards.glob("shards-*"))) == 2
+    assert len(list(run.glob("checkpoints/shards-*"))) == 2
 
     printed = train(SCRIPT, run, *overrides)
     assert "step-00000002.pt: step 2" in printed
@@ -106,12 +85,6 @@ def test_a_rank_that_cannot_write_or_is_killed_meanwhile_ends_all_and_no_file_na
     train(SCRIPT, tmp_path / "whole", *options)
     assert checkpoint_of(run)["step"] == NUM_STEPS
     assert_same_state(run, tmp_path / "whole")
-
-    lock_run_dir(run)  # as a run does that is still going
-    [(code, text)] = answers_to([["-m", "runtime.whole", f"run={run}"]], tmp_path)
-    assert code == 2, text
-    assert str(run) in text
-    assert_all_shards_are_named(run)
 
 
 def test_a_run_goes_on_sharded_and_whole_in_turn_on_any_number_of_ranks(options, tmp_path) -> None:
@@ -127,12 +100,11 @@ def test_a_run_goes_on_sharded_and_whole_in_turn_on_any_number_of_ranks(options,
         assert codes == [code] * num_ranks, prints
         return prints[0]
 
-    go_on("train.py", 3, num_ranks=1)
-    assert "step-00000003.pt: step 3" in go_on(SCRIPT, 7)
+    go_on(SCRIPT, 7)
     assert_all_shards_are_named(run)
     newest = run / "checkpoints" / torch.load(step_file(run, 7))["shards"]["folder"]
     damaged = max(newest.iterdir())
-    flip_byte(damaged)
+    damaged.write_bytes(damaged.read_bytes()[::-1])
     printed = go_on(SCRIPT, 9, num_ranks=1)
     assert f"wrong checksum of {newest.name}/{damaged.name}" in printed
     assert "step-00000006.pt: step 6" in printed
@@ -153,25 +125,25 @@ def test_a_run_goes_on_sharded_and_whole_in_turn_on_any_number_of_ranks(options,
 
 def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm() -> None:
     """Autocast would keep a copy of all gathered weights until backward has used them."""
-    seen: dict[str, torch.dtype] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        return lambda module, _: seen.update({name: next(module.parameters()).dtype})
-
     norm = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
-    layers = {"norm": norm, "first": nn.Linear(8, 8), "second": nn.Linear(8, 8)}
-    model = nn.Sequential(OrderedDict(layers))
+    model = nn.Sequential(norm, nn.Linear(8, 8), nn.Linear(8, 8))
+    seen: list[torch.dtype] = []
+
+    def note(block: nn.Module, inputs: object) -> None:
+        seen.append(next(block.parameters()).dtype)
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         gather_in(model, torch.bfloat16)
         shard(model, torch.device("cpu"))
-        for name, child in model.named_children():
-            child.register_forward_pre_hook(note(name))
+        for block in model:
+            block.register_forward_pre_hook(note)
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(torch.rand(4, 1, 3, 3)).float().square().mean()
         loss.backward()
     finally:
         dist.destroy_process_group()
-    low, full = torch.bfloat16, torch.float32
-    assert seen == {"norm": full, "first": low, "second": low}
-    assert all(p.grad is not None and p.grad.dtype == p.dtype == full for p in model.parameters())
+    assert seen == [torch.float32, torch.bfloat16, torch.bfloat16]
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == parameter.dtype == torch.float32

@@ -12,31 +12,26 @@ RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
 WORKERS = "import psutil, tests.helpers; workers = tests.helpers.workers_of(psutil.Process()); "
 
 
-def test_each_signal_saves_the_last_step_and_the_resumed_run_has_the_same_bits(
-    options, finished, tmp_path
-) -> None:
+def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished, tmp_path) -> None:
     """One in step 3, 6 and the last, validated later; workers ignore those that all get in 4."""
     run, options = tmp_path / "run", [*options, "resume=auto"]
     signals = {3: signal.SIGTERM, 6: signal.SIGUSR1, NUM_STEPS: signal.SIGINT}
     more = {step: list[str]() for step in signals}
     more[6] = ["loader.num_workers=1"]  # part: workers
-    lines = [
-        line
-        for step, number in signals.items()
-        for line in hit(tmp_path / f"hit{step}", step, 0, f"os.kill(os.getpid(), {number:d})")
-    ]
+    lines = list[str]()
+    for step, number in signals.items():
+        lines += hit(step, 0, f"os.kill(os.getpid(), {number:d})")
     # part: workers
     kills = "; ".join(f"kill -{number:d} {{w.pid}}" for number in signals.values())
     send = f"{WORKERS}[w] = workers; os.system(f'{kills}')"  # a SIGTERM of its own would end it
-    lines += hit(tmp_path / "workers", 4, 0, send)
+    lines += hit(4, 0, send)
 
     folder = script_with(tmp_path / "s", "train.py", *lines)
     for step in signals:
         codes, [text] = run_to_end("train.py", run, *options, *more[step], folder=folder)
         assert codes == [EXIT_CODE], text
         assert checkpoint_of(run)["step"] == step
-        line = f"stopped by a signal: saved at step {step}; continue with output_dir={run}"
-        assert line in text
+        assert f"by a signal: saved at step {step}; continue with output_dir={run}" in text
         assert (run / REQUEUE_MARKER).exists()
         assert not (run / "summary.json").exists()
     train("train.py", run, *options)
@@ -58,42 +53,41 @@ def test_a_second_ctrl_c_stops_at_once(options, tmp_path) -> None:
     assert steps_saved(run)[-1] == 2
 
 
-def test_processes_that_are_killed_or_signalled_end_together_and_the_run_has_the_same_bits(
-    options, tmp_path
-) -> None:
+def test_killed_and_signalled_processes_end_together_and_go_on(options, tmp_path) -> None:
     """A worker is killed in step 2, a rank in step 6, torchrun or the rank itself in others."""
     run, whole, folder = (tmp_path / name for name in ("run", "whole", "s"))
-    kill_one = f"{WORKERS}workers[0].kill()"
-    lines = ["from runtime import preemption", *hit(folder / "2", 2, 1, kill_one)]
-    asks = {4: "getppid(), SIGKILL", 8: "getppid(), SIGTERM", 10: "getpid(), SIGTERM"}
-    for step, what in {6: "getpid(), SIGKILL", **asks, 12: "getpid(), SIGKILL"}.items():
-        process, _, name = what.partition(", ")
-        kill = f"os.kill(os.{process}, {getattr(signal, name):d})"
-        lines += hit(folder / str(step), step, int(step != 6), kill)
+    lines = ["import signal", "from runtime import preemption"]
+    lines += hit(2, 1, f"{WORKERS}workers[0].kill()")
+    for step, rank, process_and_signal in [
+        (4, 1, "os.getppid(), signal.SIGKILL"),
+        (6, 0, "os.getpid(), signal.SIGKILL"),
+        (8, 1, "os.getppid(), signal.SIGTERM"),
+        (10, 1, "os.getpid(), signal.SIGTERM"),
+        (12, 1, "os.getpid(), signal.SIGKILL"),
+    ]:
+        lines += hit(step, rank, f"os.kill({process_and_signal})")
         lines += ["    while not preemption.is_requested(): time.sleep(0.01)"]
     path = script_with(folder, SCRIPT, *lines) / SCRIPT
     # Linux sends nothing to a rank whose torchrun dies, unless asked: torch asks where it forks.
     path.write_text(f"import ctypes\n\nctypes.CDLL(None).prctl(1, 0)\n{path.read_text()}")
     frequent = [*options, "checkpoint.every_steps=1", "resume=auto"]
 
-    def run_until(step: int, launcher: list[str], *more: str, is_forked: bool = True) -> str:
+    def run_until(step: int, *command: str, is_forked: bool = True) -> str:
         """Run until this step or the next is saved, and no process is left."""
-        command = [*launcher, SCRIPT, f"output_dir={run}", *frequent, *more]
-        prints = tmp_path / f"{step}.txt"
-        with Torchrun(command, folder, prints, is_forked=is_forked) as torchrun:
+        arguments = [*command, f"output_dir={run}", *frequent]
+        with Torchrun(arguments, folder, tmp_path / str(step), is_forked=is_forked) as torchrun:
             assert torchrun.wait() != 0, torchrun.text()
         assert steps_saved(run)[-1] in (step, step + 1), torchrun.text()
         return torchrun.text()
 
-    workers_and_torchrun = run_until(4, RESTARTED, "loader.num_workers=1")
-    assert workers_and_torchrun.count("resumed from") == 1
-    rank_and_torchrun = run_until(8, RESTARTED, "loader.num_workers=1")
-    assert rank_and_torchrun.count("resumed from") == 2
-    for text in (workers_and_torchrun, rank_and_torchrun, run_until(10, TWO_RANKS)):
-        assert text.count("stopped by a signal: saved at step") == 1, text
+    with_workers = [SCRIPT, "loader.num_workers=1"]
+    texts = [run_until(4, *RESTARTED, *with_workers), run_until(8, *RESTARTED, SCRIPT)]
+    texts += [run_until(10, *TWO_RANKS, SCRIPT)]
+    assert [text.count("resumed from") for text in texts] == [1, 2, 1]
+    assert [text.count("stopped by a signal: saved at step") for text in texts] == [1, 1, 1]
     assert (run / REQUEUE_MARKER).exists()
     # A torchrun that forks its ranks names any of those that have ended.
-    text = run_until(11, TWO_RANKS, is_forked=False)
+    text = run_until(11, *TWO_RANKS, *with_workers, is_forked=False)
     assert steps_saved(run)[-1] == 11
     assert "[rank 0] stops, because another rank has:" in text
     assert "rank      : 1 (local_rank: 1)" in text  # torchrun's summary
