@@ -98,7 +98,8 @@ def workshop(tmp_path_factory) -> Path:
     """A folder like the repository with the scripts of all sets, and a run of two steps of each."""
     folder = folder_with(tmp_path_factory.mktemp("workshop"), "train.py")
     before = folder / "runs" / "baseline"
-    alone, in_ranks = [["train.py", *TINY, "max_steps=2", f"output_dir={before}"]], []
+    alone = [["train.py", *TINY, "max_steps=2", f"output_dir={before}"]]
+    in_ranks: list[list[str]] = []
     for number, names in enumerate(STEP_BY_STEP, start=2):
         name = "_".join(names)
         (folder / f"train_{name}.py").write_text(compose(list(names)))
