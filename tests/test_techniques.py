@@ -1,7 +1,6 @@
 """What each technique promises: what it computes, what it saves, and what it sends."""
 
 import json
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,12 +34,11 @@ from tests.helpers import (
 )
 from tests.images import digit_folders
 
-PER_EPOCH = 8
-SGD, ADAMW = ["optimizer=sgd", "optimizer.lr=0.02"], ["optimizer=adamw"]
+OPTIMIZERS = {"sgd": ["optimizer=sgd", "optimizer.lr=0.02"], "adamw": ["optimizer=adamw"]}
 FLOAT16 = "amp.dtype=float16"
 PLAIN = ["model.kwargs.batch_norm=false"]
 """BatchNorm depends on the parts into which a batch is split."""
-TWENTY = [*PLAIN, "max_steps=20"]
+TEN = [*PLAIN, "max_steps=10"]
 
 
 @pytest.fixture(scope="module")
@@ -57,83 +55,70 @@ def data(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(data, tmp_path_factory):
-    """Output folder of a run with these overrides, each made when first asked for."""
-    folders: dict[tuple[str, ...], Path] = {}
-
-    def folder_of(script: str, *overrides: str) -> Path:
-        key = (script, *overrides)
-        if key not in folders:
-            folder = tmp_path_factory.mktemp("runs")
-            here = folder_with(folder / "s", script)
-            train(script, folder / "run", *data, *overrides, folder=here)
-            folders[key] = folder / "run"
-        return folders[key]
-
-    return folder_of
-
-
-ACCUMULATING = ["accumulate_steps=4"]
+def baselines(data, tmp_path_factory) -> Path:
+    """Folder with a run of ten steps of `train.py` with each optimizer."""
+    folder = tmp_path_factory.mktemp("baselines")
+    options = ["train.py", *data, *TEN]
+    rows = OPTIMIZERS.items()
+    run_all([[*options, *row, f"output_dir={folder / name}"] for name, row in rows], folder)
+    return folder
 
 
 @pytest.mark.parametrize(
     ("script", "optimizer", "options", "of_weights", "of_values"),
     [
-        ("train.py", SGD, ["loader=dali"], 1e-6, 1e-6),
-        ("train_dp.py", SGD, [], 1e-12, 1e-12),
-        ("train_ddp.py", SGD, [], 1e-5, 1e-4),
-        ("train_fsdp.py", SGD, [], 1e-5, 1e-4),
-        ("train_fsdp.py", ADAMW, [], 1e-3, 1e-4),
-        ("train_fsdp.py", SGD, ["model.channels_last=true"], 1e-5, 1e-4),
-        ("train_accumulate.py", SGD, ACCUMULATING, 1e-5, 1e-4),
-        ("train_ddp_accumulate.py", SGD, ACCUMULATING, 1e-5, 1e-4),
-        ("train_fsdp_accumulate.py", SGD, ACCUMULATING, 1e-5, 1e-4),
+        ("train_dp.py", "sgd", [], 1e-12, 1e-12),
+        ("train_ddp.py", "sgd", [], 1e-5, 1e-4),
+        ("train_fsdp.py", "sgd", ["model.channels_last=true"], 1e-5, 1e-4),
+        ("train_fsdp.py", "adamw", [], 1e-3, 1e-4),
+        ("train_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+        ("train_ddp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+        ("train_fsdp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
         # The norms of gradients differ most.
-        ("train_amp.py", SGD, ["amp.dtype=bfloat16"], 2e-2, 0.1),
-        ("train_amp.py", SGD, [FLOAT16, "amp.init_scale=256"], 2e-2, 0.1),
+        ("train_amp.py", "sgd", ["amp.dtype=bfloat16"], 2e-2, 0.1),
+        ("train_amp.py", "sgd", [FLOAT16, "amp.init_scale=256"], 2e-2, 0.1),
     ],
 )
 def test_ranks_and_parts_of_a_batch_train_like_one_process_on_the_whole(
-    script, optimizer, options, of_weights, of_values, runs
+    script, optimizer, options, of_weights, of_values, baselines, data, tmp_path
 ) -> None:
     """Up to these tolerances; and each sample is validated once: one of two ranks has one more."""
-    one = runs("train.py", *TWENTY, *optimizer)
-    other = runs(script, *TWENTY, *optimizer, *options)
+    one, other = baselines / optimizer, tmp_path / "run"
+    overrides = [*data, *TEN, *OPTIMIZERS[optimizer], *options]
+    train(script, other, *overrides, folder=folder_with(tmp_path / "s", script))
     assert weights_differ_by(other, one) < of_weights
     for tag in ("train/loss", "train/grad_norm", "train/lr", "val/loss", "val/top1"):
         assert values_of(other, tag) == pytest.approx(values_of(one, tag), abs=of_values), tag
-    assert checkpoint_of(other)["step"] == summary_of(other)["steps"] == 20
+    assert checkpoint_of(other)["step"] == summary_of(other)["steps"] == 10
     assert summary_of(other)["world_size"] == 1 + has_ranks(script)
 
 
 @contextmanager
 def count_collectives(script: str) -> Iterator[None]:
-    """A line more in a file of this rank: how often the script called each collective."""
+    """Print at last how often the script called each collective, as JSON."""
     with profile(activities=[ProfilerActivity.CPU]) as calls:
         yield
     counts = {e.key: e.count for e in calls.key_averages() if e.key.startswith("c10d::")}
-    with Path(f"collectives-{os.environ['RANK']}").open("a") as file:
-        print(json.dumps(counts), file=file)
+    print(json.dumps(counts))
 
 
 @pytest.mark.parametrize("script", ["train_ddp_accumulate.py", "train_fsdp_accumulate.py"])
 def test_gradients_travel_once_in_each_optimizer_step(script: str, data, tmp_path) -> None:
-    folder = folder_with(tmp_path / "s", script)
-    options = [script, *data, *PLAIN, "max_steps=2"]
+    folder, options = folder_with(tmp_path / "s", script), [*data, *PLAIN, "max_steps=2"]
     commands = [
-        [*options, f"accumulate_steps={n}", f"output_dir={tmp_path / str(n)}"] for n in (1, 4)
+        [script, *options, f"accumulate_steps={n}", f"output_dir={tmp_path / str(n)}"]
+        for n in (1, 4)
     ]
-    run_all(commands, tmp_path, 2, folder, count_collectives)
-    one, four = map(json.loads, (folder / "collectives-0").read_text().splitlines())
+    prints = run_all(commands, tmp_path, 2, folder, count_collectives)
+    one, four = (json.loads(printed.splitlines()[-1]) for printed in prints)
     gradients = "c10d::_reduce_scatter_base_" if "fsdp" in script else "c10d::allreduce_"
     assert one[gradients] >= 2
     for name in (gradients, "c10d::allreduce_"):
         assert four[name] == one[name]
 
 
-DECAY = 0.3
-EMA = [f"ema.decay={DECAY}", "checkpoint.every_steps=1", "checkpoint.keep=99", "max_steps=18"]
-EMA += ["optimizer.lr=0.02"]  # so that the average differs from the weights
+EMA = ["ema.decay=0.3", "checkpoint.every_steps=1", "checkpoint.keep=99", "max_steps=9"]
+EMA += ["global_batch_size=16", "optimizer.lr=0.02"]  # so that the average differs from the weights
 
 
 def average_of(state: dict) -> dict[str, Tensor]:
@@ -145,26 +130,27 @@ def average_of(state: dict) -> dict[str, Tensor]:
     ("script", "overrides"), [("train_ema.py", []), ("train_ema_fsdp.py", PLAIN)]
 )
 def test_the_average_is_what_is_evaluated_chosen_and_published(
-    script: str, overrides: list[str], runs, data
+    script: str, overrides: list[str], data, tmp_path
 ) -> None:
-    run = runs(script, *EMA, *overrides)
+    run, folder = tmp_path / "run", folder_with(tmp_path / "s", script)
+    train(script, run, *data, *EMA, *overrides, folder=folder)
     expected: dict[str, Tensor] = {}
-    states = [checkpoint_of(run, f"step-{step:08d}.pt") for step in range(1, 19)]
+    states = [checkpoint_of(run, f"step-{step:08d}.pt") for step in range(1, 10)]
     for n, state in enumerate(states):
-        decay = min(DECAY, (1 + n) / (10 + n)) if n else 0
+        decay = min(0.3, (1 + n) / (10 + n)) if n else 0
         for name, now in state["model"].items():
             average = decay * expected.get(name, now) + (1 - decay) * now
             expected[name] = average if now.is_floating_point() else now
         torch.testing.assert_close(average_of(state), expected, rtol=1e-4, atol=1e-6)
         assert state["ema"]["n_averaged"] == n + 1
 
-    ends = [PER_EPOCH, 2 * PER_EPOCH, 18]
+    ends = [4, 8, 9]  # of epochs
     by_hand = {end: validated(average_of(states[end - 1]), [*data, *overrides]) for end in ends}
     for tag in ("val/loss", "val/top1"):
         expected_values = {end: metrics[tag] for end, metrics in by_hand.items()}
         assert dict(scalars_of(run, tag)) == pytest.approx(expected_values, rel=1e-4)
     trained = validated(states[-1]["model"], [*data, *overrides])
-    assert abs(trained["val/loss"] - by_hand[18]["val/loss"]) > 1e-3
+    assert abs(trained["val/loss"] - by_hand[9]["val/loss"]) > 1e-3
 
     best = checkpoint_of(run, "best.pt")
     assert best["step"] == max(ends, key=lambda end: by_hand[end]["val/top1"])
@@ -195,22 +181,21 @@ def test_no_rank_holds_more_than_its_shards_and_a_block_when_a_model_is_sharded(
 
 def test_an_overflow_in_one_ranks_part_skips_the_step_on_all(data, tmp_path) -> None:
     """Of the gradients' parts, only one of rank 1 is infinite in step 3."""
-    script, indent = "train_fsdp_amp.py", " " * 12
+    script, run, indent = "train_fsdp_amp.py", tmp_path / "run", " " * 12
     overflow = f"{indent}if run.step_number == 2 and group.rank == 1:\n"
     overflow += f"{indent}    next(model.parameters()).grad.to_local().view(-1)[0] = float('inf')\n"
     folder = folder_with(tmp_path / "s", script)
     replace(folder / script, f"{indent}# clip\n", f"{overflow}{indent}# clip\n")
-    options = [script, *data, *PLAIN, FLOAT16, "amp.init_scale=256"]
-    runs = [tmp_path / steps for steps in "234"]
-    commands = [[*options, f"max_steps={run.name}", f"output_dir={run}"] for run in runs]
-    run_all(commands, tmp_path, 2, folder)
-    two, three, four = map(checkpoint_of, runs)
+    options = [*data, *PLAIN, FLOAT16, "amp.init_scale=256", "max_steps=4"]
+    train(script, run, *options, "checkpoint.every_steps=1", "checkpoint.keep=9", folder=folder)
+    two, three, four = (checkpoint_of(run, f"step-{step:08d}.pt") for step in (2, 3, 4))
     assert [state["scaler"]["scale"] for state in (two, three, four)] == [256, 128, 128]
     assert_same(two["model"], three["model"])
     assert_same(two["optimizer"]["state"], three["optimizer"]["state"])
-    assert weights_differ_by(*runs[1:]) > 1e-4
-    assert all(value.isfinite().all() for value in four["model"].values())
-    assert summary_of(runs[2])["bad_steps"] == 0
+    for name, weights in four["model"].items():
+        assert weights.isfinite().all()
+        assert not weights.equal(three["model"][name])
+    assert summary_of(run)["bad_steps"] == 0
 
 
 def test_a_loss_that_stays_nan_ends_the_run_when_the_scale_has_collapsed(data, tmp_path) -> None:
@@ -225,20 +210,15 @@ def test_a_loss_that_stays_nan_ends_the_run_when_the_scale_has_collapsed(data, t
     assert "max_bad_steps=3 in a row" in bad[2]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "first", "then"), [(SGD, "true", "false"), (ADAMW, "false", "true")]
-)
-def test_the_layout_of_the_weights_may_change_when_a_run_goes_on(
-    optimizer: list[str], first: str, then: str, data, tmp_path
-) -> None:
+def test_the_layout_of_the_weights_may_change_when_a_run_goes_on(baselines, data, tmp_path) -> None:
     """The optimizer's values stay with the weights that they belong to."""
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    options = ["train.py", *data, *PLAIN, *optimizer, "resume=auto"]
-    commands = [
-        [*options, f"output_dir={folder}", f"max_steps={last}", f"model.channels_last={layout}"]
-        for folder, last, layout in ((run, 6, first), (run, 7, then), (whole, 7, first))
-    ]
+    commands = []
+    for name, first, then in (("sgd", "true", "false"), ("adamw", "false", "true")):
+        options = ["train.py", *data, *TEN, *OPTIMIZERS[name], f"output_dir={tmp_path / name}"]
+        commands.append([*options, f"model.channels_last={first}", "max_steps=7"])
+        commands.append([*options, f"model.channels_last={then}", "resume=auto"])
     run_all(commands, tmp_path)
-    assert weights_differ_by(run, whole) < 1e-5
-    states = (checkpoint_of(path)["optimizer"]["state"] for path in (run, whole))
-    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
+    for name in OPTIMIZERS:
+        assert weights_differ_by(tmp_path / name, baselines / name) < 1e-5
+        states = (checkpoint_of(run / name)["optimizer"]["state"] for run in (tmp_path, baselines))
+        torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
