@@ -73,8 +73,8 @@ def test_any_class_of_torch_lowers_a_loss(name: str) -> None:
 def test_arguments_are_passed_on() -> None:
     options = ["optimizer=sgd", "optimizer.kwargs.momentum=0.5", "optimizer.weight_decay=0.25"]
     optimizer, _ = build_optimizer(make_config(*options), nn.Linear(2, 2), STEPS_PER_EPOCH)
-    facts = optimizer.defaults
-    assert (facts["momentum"], facts["nesterov"], facts["weight_decay"]) == (0.5, True, 0.25)
+    given = {"momentum": 0.5, "nesterov": True, "weight_decay": 0.25}
+    assert optimizer.defaults | given == optimizer.defaults
     cfg = make_config("+optimizer.kwargs.betas=[0.8,0.9]")
     optimizer, _ = build_optimizer(cfg, nn.Linear(2, 2), STEPS_PER_EPOCH)
     assert tuple(optimizer.defaults["betas"]) == (0.8, 0.9)
@@ -111,7 +111,6 @@ def test_norms_and_biases_can_do_without_weight_decay_and_a_backbone_has_its_own
         for group in optimizer.param_groups
         for p in group["params"]
     }
-    assert len(found) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
         rate, decay = found[id(parameter)]
         assert rate == pytest.approx(0.2 if name.startswith("3.") else 0.2 * scale), name
