@@ -47,9 +47,7 @@ def test_the_training_keeps_its_number_of_threads() -> None:
         (64, 64, 1, "150000 100000", 1),
     ],
 )
-def test_cpus_are_shared_by_ranks(
-    mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_path
-) -> None:
+def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     of_process = {0: set(range(mine)), os.getppid(): set(range(torchruns))}
     monkeypatch.setattr(os, "sched_getaffinity", of_process.__getitem__)
