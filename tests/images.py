@@ -39,9 +39,9 @@ def save_index(data: DataConfig, out: Path) -> None:
     write_index(dict(zip(SPLITS, build_index(data), strict=True)), data, out)
 
 
-def shard(data: DataConfig, out: Path, shard_mb: float = 0.02) -> None:
+def shard(data: DataConfig, out: Path) -> None:
     """Pack data in shards of a few samples."""
-    pack_shards(data, str(out), shard_mb, Part(1, 1))
+    pack_shards(data, str(out), 0.02, Part(1, 1))
 
 
 def smooth(number: int, height: int, width: int) -> np.ndarray:
@@ -56,9 +56,7 @@ def save(path: Path, image: np.ndarray | Image.Image, **options: Any) -> np.ndar
     """Write an image; its pixels in [0, 1] as Pillow reads them, as RGB."""
     path.parent.mkdir(parents=True, exist_ok=True)
     (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(path, **options)
-    upright = ImageOps.exif_transpose(Image.open(path))
-    assert upright
-    return np.asarray(upright.convert("RGB")) / np.float32(255)
+    return np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB")) / np.float32(255)
 
 
 def save_tiff(path: Path, image: np.ndarray, **options: Any) -> None:
@@ -124,10 +122,6 @@ def common(root: Path) -> list[str]:
     return reading(root, f"data.val_count={NUM_VAL}")
 
 
-BY_180 = (274, 3, 1, 3, True)
-"""The tag of a TIFF that is turned."""
-
-
 def turned(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x112] = orientation
@@ -175,11 +169,10 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 def photos(root: Path) -> Data:
     """JPEGs with any orientation, 0 and 9 too, and other forms of files, in three class folders."""
     data = Data(["data=imagefolder", *PLAIN])
-    for number in range(NUM_VAL + NUM_TRAIN):
-        image, turn = Image.fromarray(smooth(number, 45 + number, 80 - number)), number // 2
-        form, mode, options = OTHERS[turn] if number % 2 else JPEGS[turn % len(JPEGS)]
-        if number % 2 == 0:
-            options = options | {"exif": turned(turn % 10), "quality": 90}
+    for number, (form, mode, options) in enumerate(OTHERS + 3 * JPEGS):
+        image = Image.fromarray(smooth(number, 45 + number, 80 - number))
+        if number >= len(OTHERS):
+            options = options | {"exif": turned(number % 10), "quality": 90}
         name, label = f"bild-ä {number} {form}", f"class {number % 3}"
         path = root / label / name
         data.inputs[name], data.targets[name] = save(path, image.convert(mode), **options), label
@@ -192,11 +185,12 @@ def photos(root: Path) -> Data:
 
 def table(root: Path, labels: Sequence[str]) -> Data:
     """Images whose labels are in a CSV file."""
-    data, lines = Data(["data=table", f"data.table={root}.csv", *PLAIN]), ["path,label"]
+    data = Data(["data=table", f"data.table={root}.csv", *PLAIN])
     for number in range(NUM_VAL + NUM_TRAIN):
-        name, cell = f"{number}.png", labels[number % len(labels)]
-        data.inputs[name], data.targets[name] = save(root / name, smooth(number, 42, 44)), cell
-        lines.append(f"{name},{cell}")
+        name = f"{number}.png"
+        data.inputs[name] = save(root / name, smooth(number, 42, 44))
+        data.targets[name] = labels[number % len(labels)]
+    lines = ["path,label", *map(",".join, data.targets.items())]
     Path(f"{root}.csv").write_text("\n".join(lines))
     return data
 
@@ -219,6 +213,7 @@ def masks(root: Path) -> Data:
     """Masks of 8 and 16 bits, with palettes, as TIFFs and of one bit; some images are WebPs."""
     data = Data(["data=masks", f"data.ignore_index={IGNORED}", *PLAIN])
     (root / "masks").mkdir(parents=True)
+    types = {1: np.uint16, 4: np.uint16, 5: np.bool_}
     for number in range(NUM_VAL + NUM_TRAIN):
         random, height = np.random.default_rng(number), 40 + 4 * (number % 3)
         mask = random.choice([*CLASSES, IGNORED], (height // 4, 14)).astype(np.uint8)
@@ -229,16 +224,13 @@ def masks(root: Path) -> Data:
         image = np.stack([mask, mask, np.full_like(mask, number)], axis=-1)
         data.inputs[name] = save(root / "images" / name, image, lossless=True)
         data.targets[name] = mask.astype(np.int64)
-        deep = mask.astype(np.uint16) if form in (1, 4) else mask
-        if form in (3, 4):
-            options: dict[str, Any] = {"extratags": [BY_180]} if form == 3 else {}
-            deep = deep[::-1, ::-1] if form == 3 else deep
-            tifffile.imwrite(root / "masks" / f"{number}.tif", deep, **options)
-            continue
-        stored = Image.fromarray(deep.astype(bool) if form == 5 else deep)
+        stored = Image.fromarray(mask.astype(types.get(form, np.uint8)))
+        options: dict[str, Any] = {"tiffinfo": {0x112: 3}} if form == 3 else {}
         if form == 2:
             stored.putpalette([(37 * i) % 256 for i in range(768)])
-        stored.save(root / "masks" / f"{number}.png")
+        elif form == 3:
+            stored = stored.rotate(180)
+        stored.save(root / "masks" / f"{number}.{'tif' if form in (3, 4) else 'png'}", **options)
     return data
 
 
@@ -250,7 +242,7 @@ TIFFS: list[dict[str, Any]] = [
     {"compression": "lzma"},
     {"byteorder": ">"},
     {"photometric": "rgb"},  # the rest has three channels
-    {"photometric": "rgb", "extratags": [BY_180]},
+    {"photometric": "rgb", "extratags": [(0x112, 3, 1, 3, True)]},  # turned by 180 degrees
     {"photometric": "cielab"},
 ]
 
@@ -262,12 +254,8 @@ def cells(root: Path, channels: int, dtype: str, kinds: Sequence[dict[str, Any]]
         random, size = np.random.default_rng(number), (45, 48, channels)
         image = random.integers(0, largest, size, dtype=dtype, endpoint=True)
         name, label, kind = f"{number}.tif", "ab"[number % 2], kinds[number % len(kinds)]
-        stored = image[..., 0] if channels == 1 else image
-        if channels == 1 or "photometric" in kind:
-            kind = kind | {"planarconfig": None}
-        elif kind.get("planarconfig") == "separate":
-            stored = np.moveaxis(image, -1, 0)
-        save_tiff(root / label / name, stored, **kind)
+        stored = np.moveaxis(image, -1, 0) if "planarconfig" in kind else image
+        save_tiff(root / label / name, stored.squeeze(), **kind)
         data.inputs[name], data.targets[name] = image / np.float32(largest), label
     return data
 
