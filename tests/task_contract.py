@@ -83,15 +83,17 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
 
     for dtype in (torch.float16, torch.bfloat16):
         half = outputs.to(dtype)
-        assert torch.equal(task.sums(half, targets), task.sums(half.float(), targets))
+        for call in (task.loss, task.sums):
+            assert torch.equal(call(half, targets), call(half.float(), targets))
 
     # Tensors on the meta device have no values, which any `.item()` would ask for.
     assert task.sums(outputs.to("meta"), targets.to("meta")).device.type == "meta"
 
     other = outputs.mean(dim=(2, 3)) if outputs.ndim == 4 else outputs[..., None, None]
     for wrong in (torch.cat([outputs, outputs[:, :1]], dim=1), other):
-        with refused("outputs have shape"):
-            task.sums(wrong, targets)
+        for call in (task.loss, task.sums):
+            with refused("outputs have shape"):
+                call(wrong, targets)
 
     rows = [len(row) for row in task.table_rows(outputs)]  # part: predict
     assert rows == num_images * [len(task.columns)]  # part: predict

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.helpers import ENVIRONMENT, print_to, start_process, wait_for
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
@@ -38,11 +36,6 @@ class Torchrun(AbstractContextManager["Torchrun"]):
                 if os.readlink(f"/proc/{process}/fd/1") == os.path.realpath(self.prints):
                     ours.append(int(process))
         return ours
-
-    def rank(self, rank: int) -> psutil.Process:
-        """The process of a rank, unless it was forked; torchrun starts one after the other."""
-        ranks = psutil.Process(self.agent.pid).children()
-        return sorted(ranks, key=lambda process: process.pid)[rank]
 
     def wait(self) -> int:
         """The exit code, when no process is left; if some hang, it prints where they stand."""
