@@ -36,11 +36,14 @@ log = logging.getLogger(__name__)
 
 
 @pipeline_def
-def planned_images(reads, cut, resize, flip, grey, decoding):  # type: ignore[no-untyped-def]
-    """Decode rectangles of files, resize them with antialiasing and flip them.
+def planned_images(  # type: ignore[no-untyped-def]
+    reads, cut, decodes_regions, resize, flip, grey, decoding
+):
+    """Decode files, cut rectangles, resize them with antialiasing and flip them.
 
     Inputs by name: `files` (paths if `reads`, else contents); if `cut`, `start` and `shape` of the
-    rectangles; if `resize`, `size`; if `flip`, `mirror`.
+    rectangles; if `resize`, `size`; if `flip`, `mirror`. `decodes_regions` gives the same pixels
+    without decoding those outside of the rectangles; nvJPEG before 13.2 leaves it to the CPU.
     """
     encoded = fn.external_source(name="files", dtype=types.UINT8)
     if reads:
@@ -48,9 +51,12 @@ def planned_images(reads, cut, resize, flip, grey, decoding):  # type: ignore[no
     if cut:
         start = fn.external_source(name="start", dtype=types.INT32)
         shape = fn.external_source(name="shape", dtype=types.INT32)
+    if cut and decodes_regions:
         images = fn.decoders.image_slice(encoded, start, shape, axis_names="HW", **decoding)
     else:
         images = fn.decoders.image(encoded, **decoding)
+    if cut and not decodes_regions:
+        images = fn.slice(images, start, shape, axis_names="HW")
     if grey:  # the decoders' own conversion differs from Pillow's by up to 80 of 255
         images = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
     mirror = fn.external_source(name="mirror", dtype=types.INT32) if flip else 0
@@ -128,13 +134,12 @@ class DALILoader(ImageLoader):
         return PendingBatch(rows, by_dali, by_threads)
 
     def _is_readable(self, samples: np.ndarray) -> np.ndarray:
-        """Return a mask of the samples whose files are unchanged and are decoded by DALI to the
-        same pixels, (B,) bool."""
+        """Return a mask of the samples whose files DALI decodes to the same pixels, (B,) bool."""
         if not self.index.files or self.index.is_raw:
             return np.zeros(len(samples), bool)
         sides = self.index.headers[: len(self.factors)]
         is_alike = np.all([side["dali_reads"][samples] for side in sides], axis=0)
-        return is_alike & ~np.isin(samples, [*self.refused, *self.index.changed(samples)])
+        return is_alike & ~np.isin(samples, [*self.refused])
 
     def _files(self, sample: int) -> list[np.ndarray]:
         """Return the path of the file of each side, or its content if it lies in a shard.
@@ -144,7 +149,7 @@ class DALILoader(ImageLoader):
         """
         index, sides = self.index, range(len(self.factors))
         files = [
-            os.fsencode(index.files[side][sample])
+            os.fsencode(index.unchanged_path(sample, side))
             if index.shards is None
             else read_bytes(index, sample, side)
             for side in sides
@@ -264,6 +269,7 @@ class DALILoader(ImageLoader):
         pipeline = planned_images(
             index.shards is None,
             self.cuts,
+            self.device.type == "cpu",
             self.resizes,
             self.flips,
             self.in_channels == 1 and not index.keep_channels,
@@ -291,14 +297,15 @@ def pipeline_options(loader: ImageLoader, batch_size: int) -> dict[str, Any]:
 
 
 def decoding(cfg: Config, device: torch.device) -> dict[str, Any]:
-    """Return arguments of DALI's decoders with which the GPU gives the same pixels as the CPU."""
+    """Return arguments of DALI's decoders, with which a GPU decodes to a CPU's pixels, rounded
+    differently by up to 5 of 255."""
     if device.type != "cuda":
         return {"device": "cpu"}
     return {
         "device": "mixed",
         # The hardware decoder rounds differently, and the images it decodes vary from run to run.
         "hw_decoder_load": 0.0 if cfg.deterministic else cfg.loader.hw_decoder_load,
-        # The CPU's decoders interpolate subsampled colours by default, the GPU's do not.
+        # The CPU's decoders interpolate subsampled colours, the GPU's only if asked to.
         "jpeg_fancy_upsampling": True,
     }
 

@@ -111,6 +111,20 @@ class Index:
             return self.shards.order.tolist()
         return range(len(self))
 
+    def unchanged_path(self, sample: int, side: int) -> str:  # part: index|dali
+        """Return the path of a file.
+
+        Raises:
+            BadFileError: it has changed since it was indexed.
+            OSError, MemoryError: as `bad_file`.
+        """
+        path = self.files[side][sample]
+        try:
+            check_unchanged(path, self.headers[side][sample], os.stat(path))
+        except OSError as error:
+            raise self.bad_file(sample, side, error) from error
+        return path
+
     def changed(self, samples: np.ndarray) -> dict[int, str]:  # part: index|dali
         """Return, by sample, the reasons why samples are bad because a file has changed since it
         was indexed."""
@@ -120,10 +134,9 @@ class Index:
         for side in range(len(self.files)):
             for sample in samples.tolist():
                 try:
-                    path, header = self.files[side][sample], self.headers[side][sample]
-                    check_unchanged(path, header, os.stat(path))
-                except OSError as error:
-                    bad[sample] = str(self.bad_file(sample, side, error))
+                    self.unchanged_path(sample, side)
+                except BadFileError as error:
+                    bad[sample] = str(error)
         return bad
 
     def bad_file(self, sample: int, side: int, error: Exception) -> BadFileError:
