@@ -6,7 +6,7 @@ from dataclasses import Field, fields, is_dataclass
 from operator import attrgetter
 from typing import Any
 
-from conf.errors import UserError
+from conf.errors import UserError, check_utf8
 from conf.schema import Config
 
 
@@ -23,6 +23,8 @@ def check_ranges(cfg: Config) -> None:
     """Raise UserError for a value that is out of its range."""
     for key, field in keys_of():
         value, allowed = attrgetter(key)(cfg), field.metadata.get("allowed")
+        if isinstance(value, str):
+            check_utf8(key, value)
         is_optional = field.default is None
         if allowed and not (is_optional and value is None) and not allowed.contains(value):
             raise UserError(

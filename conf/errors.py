@@ -34,6 +34,14 @@ def first_few(names: Iterable[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def check_utf8(what: str, text: str) -> None:
+    """Raise UserError unless a text is UTF-8, as all files of a run are."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{what} {text!r} is not UTF-8; rename it") from None
+
+
 def shown(value: object, most: int = 60) -> str:
     """Return a value from a file, short enough for a message."""
     text = str(value)

@@ -2,8 +2,10 @@
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -36,6 +38,8 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
 def run_main(main: Callable[[], None]) -> None:
     """Call a script's `main`; errors of the command line end it as `entry_point` describes."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text
     if "TORCHELASTIC_RUN_ID" in os.environ:  # part: ranks
         from omegaconf import OmegaConf
 
