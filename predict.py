@@ -6,8 +6,9 @@
     torchrun --standalone --nproc_per_node=2 predict.py run=RUN data.root=PHOTOS out=predictions.csv
 
 Configuration, class names and best weights are the run's; any key can be changed, such as
-`loader=dali`, `device=cpu` or `data.crop=null`. The table has one row for each file, in the order
-of their names; for a file that cannot be read, its column `error` gives the reason.
+`loader=dali`, `device=cpu` or `data.crop=null`. The table has one row for each image, in the order
+of their names; for a file that cannot be read, its column `error` gives the reason. The last line
+counts the files whose endings are not those of images.
 """
 
 import csv
@@ -119,10 +120,9 @@ def main() -> None:
     if split:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))
-    print(
-        f"{len(lines)} samples, {sum(bool(line[-1]) for line in lines)} of them broken: {path}; "
-        f"weights {trained.weights_file}"
-    )
+    num_broken = sum(bool(line[-1]) for line in lines)
+    last = f"{len(lines)} samples, {num_broken} of them broken: {path}"
+    print("; ".join([last, f"weights {trained.weights_file}", *loader.info.description]))
 
 
 def image_file(name: str, root: str, out: Path) -> Path:

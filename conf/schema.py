@@ -138,7 +138,7 @@ class DataConfig:
     when the file is read."""
 
     val_fraction: float = key(0.1, BETWEEN_0_AND_1)
-    """Share of samples for validation, if there are no folders `train` and `val` (or `test`)."""
+    """Share of samples for validation, unless the data is split already, as by folders."""
 
     val_count: int | None = key(None, FROM_1)  # part: images
     """Number of samples used for validation, instead of `val_fraction`."""

@@ -26,7 +26,7 @@ from loaders.read import read_image
 
 
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:
-    """Decode all images that training and validation read.
+    """Decode all images that training and validation read, and print `Index.notes`.
 
     Returns:
         The number of files, and the reasons by path why files are broken; files in shards are
@@ -36,6 +36,8 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
         UserError: as `build_index`, for what does not concern single files.
     """
     indexes = open_splits(replace(data, on_error="skip"))
+    for line in indexes[0].notes:
+        print(line)
     problems = {path: reason for index in indexes for path, reason in index.left_out.items()}
     images = [
         (index, sample, side)

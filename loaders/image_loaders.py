@@ -66,7 +66,8 @@ def _describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[s
     cow, dog)`, and what may be wrong."""
     lines = [
         f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and "
-        f"{len(val_index):,} validation samples, {train_index.target.describe()}"
+        f"{len(val_index):,} validation samples, {train_index.target.describe()}",
+        *train_index.notes,
     ]
     moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]  # part: table
     if moved and train_index.target.kind == "numbers":  # part: table

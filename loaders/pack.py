@@ -87,6 +87,8 @@ def pack(data: DataConfig, out: Path, chunk: int = CHUNK) -> None:
         "settings": settings_of(data, SETTINGS),
         "splits": {split: {"fingerprint": i.fingerprint} for split, i in indexes.items()},
     }
+    for line in indexes["train"].notes:
+        print(line)
     text = json.dumps(description, indent=2, default=list) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     begun, finished = out / "unfinished.json", out / "pack.json"

@@ -1,6 +1,7 @@
 """Batches of images without labels, for `predict.py`."""
 
 import copy
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def build_prediction_loader(
         cfg.loader.num_workers = 0  # measuring may take longer than loading
     sampler = PlanSampler(index, cfg, rank, world_size, train=False)
     loader = backend(cfg.loader.name)(sampler, cfg, device)
-    loader.info = replace(loader.info, target=target)
+    loader.info = replace(loader.info, target=target, description=index.notes)
     return loader, broken
 
 
@@ -72,7 +73,9 @@ def _unlabelled_index(data: DataConfig, channels: int) -> Index:
             f"data.root={root} is not a folder; set data.root to the folder of the images"
         )
     keep_channels = data.layout == "cells"
-    files = read_headers(images_below(root), data, "stored" if keep_channels else "rgb")
+    others: Counter[str] = Counter()
+    paths = images_below(root, others)
+    files = read_headers(paths, data, "stored" if keep_channels else "rgb", others)
     if not keep_channels and channels == 1:
         files.headers["channels"] = 1
     index = file_index(f"data.root={root}", data.root, (files,), Unlabelled(), keep_channels)

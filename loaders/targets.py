@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from conf.errors import first_few
 from conf.facts import CHANNELS, check_kind
 
 
@@ -186,6 +187,22 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
     """Return the classes as text, such as `3 classes (cat, cow, dog)`."""
     shown = names if len(names) <= 6 else (*names[:3], "...", names[-1])
     return f"{len(names)} {what} ({', '.join(shown)})"
+
+
+# part: images
+def describe_missing(target: Any) -> tuple[str, ...]:
+    """Return a line that names the classes without a training sample, from the training split's
+    targets; none if there are none."""
+    if target.kind == "labels":
+        has_sample = np.isin(np.arange(len(target.classes)), target.values)
+    elif target.kind == "several labels":
+        has_sample = target.values.any(axis=0)
+    else:
+        return ()
+    missing = [name for name, has in zip(target.classes, has_sample, strict=True) if not has]
+    if not missing:
+        return ()
+    return (f"{len(missing)} classes have no training sample: {first_few(missing)}",)
 
 
 def describe_target(target: Target) -> dict[str, Any]:

@@ -119,7 +119,8 @@ class Data:
 
 def common(root: Path) -> list[str]:
     """Overrides that read the data set of a kind in this folder."""
-    return reading(root, f"data.val_count={NUM_VAL}")
+    is_split = (root / "test").is_dir()
+    return reading(root, *([] if is_split else [f"data.val_count={NUM_VAL}"]))
 
 
 def turned(orientation: int) -> Image.Exif:

@@ -16,7 +16,7 @@ import tifffile
 
 from loaders.index import BadFileError
 from loaders.limits import LimitError
-from tests.helpers import FORKSERVER, REPOSITORY, answers_to, refused
+from tests.helpers import FORKSERVER, REPOSITORY, answers_to, refused, train
 from tests.images import index_of, loaders_of, make_photos, photos_in, rot, save, smooth
 
 # name of a way to read files -> the overrides that choose it
@@ -114,6 +114,24 @@ def test_the_check_lists_everything_that_is_broken(broken, tmp_path) -> None:
         path.unlink()
     [(code, _)] = answers_to([command], tmp_path)
     assert (code, json.loads(out.read_text())) == (0, {"files": 19, "broken": []})
+
+
+def test_names_that_are_no_text_are_refused_or_logged(tmp_path: Path) -> None:
+    """Those of class folders and of the data set are; those of files may be any bytes."""
+    root = make_photos(tmp_path / "photos", 8)
+    (root / "a" / os.fsdecode(b"caf\xe9.jpg")).touch()
+    options = photos_in(root, "data.val_count=4", "data.on_error=skip", "max_steps=1")
+    printed = train("train.py", tmp_path / "run", *options, "optimizer.warmup_epochs=0")
+    for text in (printed, (tmp_path / "run" / "train.log").read_text()):
+        assert r"caf\udce9.jpg (empty file)" in text
+        assert "Traceback" not in text
+    other = root.rename(root.with_name(os.fsdecode(b"\xe9")))
+    with refused("data.root", r"\udce9"):
+        index_of(*options, f'data.root="{other}"')
+    other.rename(root)
+    (root / "a").rename(root / os.fsdecode(b"caf\xe9"))
+    with refused("class folder", r"\udce9"):
+        index_of(*options)
 
 
 def run_out_of_file_handles(options: list[str]) -> None:

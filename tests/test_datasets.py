@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,48 @@ def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) 
     loaders_of(*fitting)
 
 
+SPLITS = [("Train", "Val"), ("training", "testing"), ("train_set", "val-set"), ("TRAIN", "TEST")]
+
+
+@pytest.mark.parametrize("names", [*SPLITS, ("trainset", "Valid"), ("train", "validation")])
+def test_folders_of_splits_in_any_usual_spelling_are_splits(names: tuple, tmp_path) -> None:
+    for name, count in zip(names, (2, 1), strict=True):
+        for number in range(count):
+            for folder in ("input", "target"):  # classes, too
+                save(tmp_path / "d" / name / folder / f"{number}.png", smooth(number, 8, 8))
+    for layout, classes in (("imagefolder", 2), ("pairs", 1)):
+        train, val = index_of(f"data={layout}", *reading(tmp_path / "d"))
+        assert [len(train), len(val)] == [2 * classes, classes]
+        for index, name in ((train, names[0]), (val, names[1])):
+            assert {Path(path).parts[-3] for path in index.files[0]} == {name}
+
+
+def test_a_class_may_be_called_train(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "photos" / "a").rename(tmp_path / "photos" / "train")
+    target: Any = index_of(*options)[0].target
+    assert target.classes == ("b", "c", "train")
+
+
+def test_system_folders_are_skipped_and_other_endings_are_counted(options, tmp_path) -> None:
+    root = tmp_path / "photos"
+    before = [[*index.files[0]] for index in index_of(*options)]
+    for folder in ("@eaDir", "lost+found", "$RECYCLE.BIN", ".git", "a/@eaDir/1.jpg", "__MACOSX"):
+        save(root / folder / "thumbnail.png", smooth(0, 8, 8))
+    others = [root / name for name in ("a/1.HEIC", "b/2.heic", "b/README")]
+    for path in (*others, root / "a/Thumbs.db", root / "a/.hidden"):
+        path.touch()
+    loader, val = loaders_of(*options, "global_batch_size=2")
+    assert [[*index.files[0]] for index in (loader.index, val.index)] == before
+    assert all(text in loader.info.description[1] for text in ("3 files", "2 .heic", "1 no ending"))
+    for path in others:
+        path.unlink()
+    next(root.glob("c/*")).rename(root / "c" / "phone.JFIF")
+    loader, val = loaders_of(*options, "global_batch_size=2")
+    assert (len(loader.index) + len(val.index), len(loader.info.description)) == (12, 1)
+
+
 UNPAIRED = {"target/99.png": 8} | {f"input/{number:02d}.png": 8 for number in range(13)}
+SPLIT = {f"{split}/{name}/1.png": 8 for split in ("train", "val") for name in "ab"}
 PAIRED = {"input/a.png": 8, "target/a.png": 8, "input/b.png": 8, "target/b.png": 9}
 
 
@@ -78,6 +120,14 @@ PAIRED = {"input/a.png": 8, "target/a.png": 8, "input/b.png": 8, "target/b.png":
     ("layout", "widths", "shown"),
     [
         ("data=imagefolder", {"a/1.png": 8, "b/.hidden.png": 8}, ["1 class folders", ": b;"]),
+        ("data=imagefolder", {"set/0/1.png": 8, "set/1/1.png": 8}, ["1 of 1", "/d/set, "]),
+        ("data=imagefolder", {"a/1.png": 8, "b/c/1.png": 8}, ["1 of 2", ": b;", "data=table"]),
+        ("data=imagefolder", {"a/1.png": 8}, ["1 classes (a)"]),
+        ("data=imagefolder", {"Train/a/1.png": 8, "train/a/1.png": 8}, ["Train and train"]),
+        ("data=imagefolder", {"train/a/1.png": 8, "b/1.png": 8}, ["d has train;", "validation"]),
+        ("data=imagefolder", {"test/a/1.png": 8, "b/1.png": 8}, ["d has test;", "training"]),
+        ("data=imagefolder", {"TRAIN/1.png": 8, "val/1.png": 8}, ["TRAIN has no class folders"]),
+        ("data=imagefolder", SPLIT, ["data.val_count=1"]),
         ("data=pairs", UNPAIRED, ["14 images", "partner", "01.png", "8 more"]),
         ("data=pairs", PAIRED, ["1 pairs", "b.png (8x8)", "(8x9)"]),
     ],

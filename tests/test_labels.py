@@ -40,7 +40,8 @@ def write(tmp_path: Path, header: str, labels: list[str]) -> Path:
 
 def options_of(images: Path, table: Path, *overrides: str) -> list[str]:
     options = ["data=table", f"data.table={table}", *reading(images), *PLAIN]
-    return [*options, "data.val_count=4", "data.crop=[16,16]", "global_batch_size=4", *overrides]
+    options += [] if b"split" in table.read_bytes() else ["data.val_count=4"]
+    return [*options, "data.crop=[16,16]", "global_batch_size=4", *overrides]
 
 
 def labels_by_number(index: Index) -> dict[int, list]:
@@ -130,6 +131,10 @@ def test_quotes_byte_order_marks_and_blank_lines_are_read(images: Path, tmp_path
     ("header", "good", "wrong", "overrides", "shown"),
     [
         ("path,label", "", "", [], ["12 empty", "line 2", "line 7", "6 more"]),
+        ("path,label", "a", "nan", [], ["1 empty", "line 6 (label: 'nan')"]),
+        ("path,label", "a;b", "a;None", [], ["line 6 (label: 'a;None')"]),
+        ("path,label,label", "a,x", "b,y", [], ["columns label;"]),
+        ("path;label", "a", "b", [], ["';'", "commas"]),
         ("path,label,split", "a,train", "b,valid", [], ["line 6 (valid)", "train, val, test"]),
         ("path,label,split", "a,train", "b,val", [], ["validation", "line 6 (b)"]),
         ("path,label,split", "a;b,train", "a;x;y,val", [], ["line 6 (x;y)"]),
@@ -149,6 +154,20 @@ def test_wrong_lines_are_named(header, good, wrong, overrides, shown, images, tm
     cells = [good] * 4 + [wrong] + [good] * 7
     with refused(*shown):
         index_of(*options_of(images, write(tmp_path, header, cells), *overrides))
+
+
+def test_classes_without_a_training_sample_are_named(images: Path, tmp_path) -> None:
+    for odd, kind in (("cow", "classes"), ("dog;cow", "several")):
+        labels = ["cat", "dog"] * 5 + [odd, odd]
+        options = options_of(images, write(tmp_path, "path,label", labels))
+        seeds = (f"data.split_seed={seed}" for seed in range(99))
+        found = (loaders_of(*options, seed, f"data.label_kind={kind}")[0] for seed in seeds)
+        loader = next(loader for loader in found if "cow" not in class_names(loader.index))
+        assert loader.info.description[1] == "1 classes have no training sample: cow"
+
+
+def class_names(index: Index) -> set[str]:
+    return {name for names in labels_by_number(index).values() for name in names}
 
 
 def test_missing_files_and_double_paths_are_named(images: Path, tmp_path) -> None:

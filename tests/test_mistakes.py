@@ -21,6 +21,8 @@ TABLE = [
     ("train.py model=vgg", "small_cnn"),
     ("train.py checkpoint=5", "checkpoint"),
     ("train.py epochs", "epochs="),
+    ("train.py data.val_count=200", "data.val_count=200"),
+    ("train.py data=imagefolder data.root=FOLDER", "data.root=FOLDER/photos"),
     ("train.py data.root=http://host/data?key=a=b", "'data.root=\"VALUE\"'"),
     ("train.py epochs=many", "epochs: Value 'many'"),
     ("train.py data.mean=0.5", "data.mean"),

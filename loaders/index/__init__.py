@@ -10,7 +10,8 @@ from loaders.index.columns import (
     write_index,
 )
 from loaders.index.datasets import DATASETS, build_index
-from loaders.index.files import file_index, images_below, read_headers
+from loaders.index.files import file_index, read_headers
+from loaders.index.folders import images_below
 from loaders.index.header_cache import kept_headers
 from loaders.index.index import BadFileError, Index
 from loaders.index.paths import Paths, check_unchanged

@@ -23,6 +23,8 @@ def main() -> None:
     data = load_config(overrides).data
     splits = build_index(replace(data, index=None))
     write_index(dict(zip(SPLITS, splits, strict=True)), data, Path(options["out"]))
+    for line in splits[0].notes:
+        print(line)
     print(", ".join(f"{len(index):,} samples of {index.name}" for index in splits))
 
 

@@ -1,20 +1,15 @@
-"""One folder per class, in `train` and `val` (or `test`) if these exist, else split by seed."""
+"""One folder per class, in folders of splits if these exist, else split by seed."""
 
+import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from conf.errors import UserError, first_few
+from conf.errors import UserError, check_utf8, first_few
 from conf.schema import DataConfig
-from loaders.index.files import (
-    IMAGE_ENDINGS,
-    folders_in,
-    images_below,
-    index_splits,
-    parts_of,
-    read_headers,
-    split_folders,
-)
+from loaders.index.files import index_splits, parts_of, read_headers
+from loaders.index.folders import IMAGE_ENDINGS, folders_in, images_below, split_folders
 from loaders.index.index import Index
 from loaders.targets import Labels
 
@@ -31,32 +26,58 @@ def cells(data: DataConfig) -> tuple[Index, Index]:  # part: cells
 def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> tuple[Index, Index]:
     splits = split_folders(root)
     classes = sorted(folders_in(splits[0]))
-    if not classes:
-        raise UserError(f"{splits[0]} has no class folders; expected {splits[0]}/<class>/<image>")
+    for name in classes:
+        check_utf8(f"the name of a class folder in {splits[0]},", name)
     files: list[str] = []
     counts: list[list[int]] = []
+    others: Counter[str] = Counter()
     for split in splits:
-        unknown = set(folders_in(split)) - set(classes)
-        if unknown:
+        names = set(folders_in(split))
+        if not names:
+            raise UserError(f"{split} has no class folders; expected {split}/<class>/<image>")
+        if unknown := names - set(classes):
             raise UserError(
                 f"{split} has classes that {splits[0]} does not have: "
                 f"{first_few(sorted(unknown))}; remove them or add training images"
             )
-        by_class = [images_below(split / name) for name in classes]
+        by_class = [images_below(split / name, others) for name in classes]
         empty = [name for name, found in zip(classes, by_class, strict=True) if not found]
         if empty and split == splits[0]:
             raise UserError(
                 f"{split} has {len(empty)} class folders without an image "
                 f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
             )
+        _check_level(split, classes, by_class)
         files += [path for found in by_class for path in found]
         counts.append([len(found) for found in by_class])
     labels = np.repeat(np.tile(np.arange(len(classes)), len(splits)), np.ravel(counts))
     return index_splits(
         root.name,
         data.root,
-        (read_headers(files, data, "stored" if keep_channels else "rgb"),),
+        (read_headers(files, data, "stored" if keep_channels else "rgb", others),),
         Labels(labels, tuple(classes)),
         parts_of([sum(split) for split in counts], data),
         keep_channels,
     )
+
+
+def _check_level(split: Path, classes: list[str], by_class: list[list[str]]) -> None:
+    """Raise UserError unless the folders in `split` are two classes or more, with images."""
+    above = [
+        split / name
+        for name, found in zip(classes, by_class, strict=True)
+        if found and not any(os.path.dirname(path) == str(split / name) for path in found)
+    ]
+    if above:
+        fix = (
+            f"set data.root={above[0]}"
+            if len(classes) == 1
+            else "set data.root to the folder of the classes"
+        )
+        raise UserError(
+            f"{len(above)} of {len(classes)} class folders in {split} hold no images but folders: "
+            f"{first_few(path.name for path in above)}; {fix}, move the "
+            "images up, or list them in a table (data=table)"
+        )
+    if len(classes) < 2:
+        raise UserError(f"{split} has {len(classes)} classes ({', '.join(classes)}); use 2 or more")

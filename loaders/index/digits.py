@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema import DataConfig
+from loaders.index.files import check_no_split
 from loaders.index.index import Index
 from loaders.targets import Labels
 
@@ -12,6 +13,7 @@ MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 
 
 def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
+    check_no_split(data, "data=mnist_mini")
     with np.load(MNIST_MINI) as arrays:
         return (
             digits("mnist_mini/train", arrays["train_images"], arrays["train_labels"]),

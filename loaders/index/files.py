@@ -1,38 +1,21 @@
-"""Finding, splitting and checking image files, for the layouts that consist of them."""
+"""Splitting and checking image files, for the layouts that consist of them."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
+from loaders.index.folders import IMAGE_ENDINGS, describe_others
 from loaders.index.header_cache import kept_headers
 from loaders.index.headers import ImageFiles, scan_headers
 from loaders.index.index import Index
 from loaders.index.paths import paths_of
-from loaders.targets import Target
-
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
-VALIDATION_FOLDERS = ("val", "test")
-MAX_DEPTH = 20
-"""Folders below each other in a data set."""
+from loaders.targets import Target, describe_missing
 
 Parts = tuple[np.ndarray, np.ndarray]
 """Sorted positions of the training and of the validation samples."""
-
-
-def split_folders(root: Path) -> list[Path]:
-    """Return [train, validation] folders, or [root] if there are none."""
-    if not root.is_dir():
-        raise UserError(f"data.root={root} is not a folder; set data.root to the data set's folder")
-    if not (root / "train").is_dir():
-        return [root]
-    for name in VALIDATION_FOLDERS:
-        if (root / name).is_dir():
-            return [root / "train", root / name]
-    raise UserError(f"{root} has train but neither val nor test; add one of them")
 
 
 def parts_of(counts: list[int], data: DataConfig) -> Parts:
@@ -40,6 +23,7 @@ def parts_of(counts: list[int], data: DataConfig) -> Parts:
     `split_folders`."""
     if len(counts) == 1:
         return split_by_seed(counts[0], data)
+    check_no_split(data, f"data.root={data.root}")
     positions = np.arange(sum(counts))
     return positions[: counts[0]], positions[counts[0] :]
 
@@ -55,40 +39,21 @@ def split_by_seed(count: int, data: DataConfig) -> Parts:
     return np.sort(order[num_val:]), np.sort(order[:num_val])
 
 
-def folders_in(folder: Path) -> Iterator[str]:
-    """Yield the names of the folders in a folder, without hidden ones."""
-    with os.scandir(folder) as entries:
-        yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+def check_no_split(data: DataConfig, where: str) -> None:
+    """Raise UserError if keys of `split_by_seed` are set for data that is split already."""
+    given = [
+        f"data.{key}={getattr(data, key)}"
+        for key in ("val_fraction", "val_count", "split_seed")
+        if getattr(data, key) != getattr(DataConfig, key)
+    ]
+    if given:
+        raise UserError(f"{where} has a validation split of its own; leave out {', '.join(given)}")
 
 
-def images_below(folder: Path) -> list[str]:
-    """Return the sorted paths of all images below a folder, without hidden ones; empty if there is
-    no such folder.
-
-    Raises:
-        UserError: folders lie too deep, as where a link leads to a parent folder.
-        OSError: a folder cannot be read.
-    """
-    found: list[str] = []
-    if not os.path.isdir(folder):
-        return found
-    for current, folders, names in os.walk(folder, onerror=_fail, followlinks=True):
-        if len(Path(current).parts) - len(folder.parts) > MAX_DEPTH:
-            raise UserError(
-                f"{current} lies more than {MAX_DEPTH} folders below {folder}; remove the link "
-                "in it that leads to a parent folder"
-            )
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            os.path.join(current, name)
-            for name in names
-            if name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")
-        ]
-    return sorted(found)
-
-
-def read_headers(files: list[str], data: DataConfig, content: str) -> ImageFiles:
-    """Read the headers of files; see `scan_headers`.
+def read_headers(
+    files: list[str], data: DataConfig, content: str, others: Counter[str] | None = None
+) -> ImageFiles:
+    """Read the headers of files; see `scan_headers` and, for `others`, `images_below`.
 
     Raises:
         UserError: some have no readable header or are too large, without `data.on_error=skip`.
@@ -104,11 +69,7 @@ def read_headers(files: list[str], data: DataConfig, content: str) -> ImageFiles
             f"{len(named)} of {len(files)} files cannot be used: {first_few(named)}; repair or "
             "remove them"
         )
-    return ImageFiles(files, headers, broken)
-
-
-def _fail(error: OSError) -> None:
-    raise error
+    return ImageFiles(files, headers, broken, others or Counter())
 
 
 def index_splits(
@@ -138,7 +99,7 @@ def index_splits(
             f"{train.name} has {train.channels} channels of {train.dtype}, but {val.name} "
             f"{val.channels} of {val.dtype}; use images of one kind"
         )
-    return train, val
+    return replace(train, notes=train.notes + describe_missing(train.target)), val
 
 
 def file_index(
@@ -188,4 +149,5 @@ def file_index(
         headers=tuple(side.headers for side in sides),
         keep_channels=keep_channels,
         left_out=left_out,  # part: bad_samples
+        notes=describe_others(sum((side.others for side in sides), Counter())),
     )

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,6 +31,9 @@ class ImageFiles:
 
     broken: dict[str, str]
     """Reasons why headers cannot be used, by path."""
+
+    others: Counter[str]
+    """Endings of the files beside them that are no images, and their numbers."""
 
     @property
     def sizes(self) -> np.ndarray:

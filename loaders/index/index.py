@@ -64,6 +64,9 @@ class Index:
     """Files that `data.on_error=skip` leaves out, and the reasons why their headers cannot be
     used."""
 
+    notes: tuple[str, ...] = ()
+    """Lines for the log on what may be wrong, found when the files were listed."""
+
     def __len__(self) -> int:
         return len(self.sizes)
 

@@ -6,6 +6,7 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.images import reason_of
 from loaders.index.digits import digits
+from loaders.index.files import check_no_split
 from loaders.index.index import Index
 from loaders.index.store import one_process_at_a_time
 
@@ -19,6 +20,7 @@ UNPACKED = [
 def mnist(data: DataConfig) -> tuple[Index, Index]:
     from torchvision.datasets import MNIST
 
+    check_no_split(data, "data=mnist")
     raw = Path(data.root, "MNIST", "raw")
     try:
         if not all((raw / name).is_file() for name in UNPACKED):

@@ -1,21 +1,15 @@
 """Two images that belong together: the same relative path below two folders."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.index.files import (
-    IMAGE_ENDINGS,
-    Parts,
-    images_below,
-    index_splits,
-    parts_of,
-    read_headers,
-    split_folders,
-)
+from loaders.index.files import Parts, index_splits, parts_of, read_headers
+from loaders.index.folders import IMAGE_ENDINGS, images_below, split_folders
 from loaders.index.headers import ImageFiles
 from loaders.index.index import Index
 from loaders.targets import TargetImages
@@ -32,14 +26,18 @@ def find_pairs(data: DataConfig, target_content: str) -> tuple[ImageFiles, Image
 
     The targets' content is of the kind `target_content`, see `ImageSpec.content`.
     """
-    splits = [_pairs_below(split, data) for split in split_folders(Path(data.root))]
+    others: Counter[str] = Counter()
+    splits = [_pairs_below(split, data, others) for split in split_folders(Path(data.root))]
     inputs, targets = ([path for split in splits for path in split[side]] for side in (0, 1))
     parts = parts_of([len(split[0]) for split in splits], data)
-    return read_headers(inputs, data, "rgb"), read_headers(targets, data, target_content), parts
+    input_files = read_headers(inputs, data, "rgb", others)
+    return input_files, read_headers(targets, data, target_content), parts
 
 
-def _pairs_below(folder: Path, data: DataConfig) -> tuple[list[str], list[str]]:
-    """Return the paths of the inputs and of their targets."""
+def _pairs_below(
+    folder: Path, data: DataConfig, others: Counter[str]
+) -> tuple[list[str], list[str]]:
+    """Return the paths of the inputs and of their targets; see `images_below` for `others`."""
     sides = []
     for name in (data.input_dir, data.target_dir):
         if not (folder / name).is_dir():
@@ -48,7 +46,7 @@ def _pairs_below(folder: Path, data: DataConfig) -> tuple[list[str], list[str]]:
                 f"{folder}/{data.target_dir} (data.input_dir and data.target_dir)"
             )
         # By path without the ending: an input may be a JPEG and its target a PNG.
-        found = images_below(folder / name)
+        found = images_below(folder / name, others)
         by_stem = {
             os.path.splitext(os.path.relpath(path, folder / name))[0]: path for path in found
         }

@@ -12,12 +12,15 @@ import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.index.files import VALIDATION_FOLDERS, Parts, index_splits, read_headers, split_by_seed
+from loaders.index.files import Parts, check_no_split, index_splits, read_headers, split_by_seed
+from loaders.index.folders import VALIDATION_SPLITS
 from loaders.index.index import Index
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 
 SPLIT_COLUMN = "split"
 SEPARATOR = ";"
+MISSING_VALUES = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
+"""Empty cells, as pandas, Python and databases write them."""
 INTEGER = re.compile(r"[+-]?\d+")
 
 
@@ -74,13 +77,18 @@ def read_table(data: DataConfig) -> Table:
 
 def _used_columns(header: list[str], data: DataConfig) -> list[str]:
     needed = [data.path_column, *data.label_columns]
+    if len(header) == 1 and (found := re.search("[;\t|]", header[0])):
+        raise UserError(f"{data.table} separates cells by {found[0]!r}; save it with commas")
     missing = [name for name in needed if name not in header]
     if missing:
         raise UserError(
             f"{data.table} has no column {', '.join(missing)}; set data.path_column and "
             f"data.label_columns to some of its columns, {', '.join(header)}"
         )
-    return list(dict.fromkeys([*needed, *({SPLIT_COLUMN} & set(header))]))
+    used = list(dict.fromkeys([*needed, *({SPLIT_COLUMN} & set(header))]))
+    if twice := [name for name in used if header.count(name) > 1]:
+        raise UserError(f"{data.table} has several columns {', '.join(twice)}; keep one of each")
+    return used
 
 
 def _read_csv(data: DataConfig) -> Table:
@@ -135,15 +143,17 @@ def _text(cell: object) -> str:
 def _check_cells(read: Table, data: DataConfig) -> None:
     """Raise UserError where cells are empty, paths come twice or splits are unknown."""
     for name, cells in read.cells.items():
-        are_empty = [not cell for cell in cells]
-        _refuse(read, are_empty, [name] * len(cells), "empty cells", "fix or remove the lines")
+        are_empty = [not cell or not MISSING_VALUES.isdisjoint(_names(cell)) for cell in cells]
+        named = [f"{name}: {cell!r}" for cell in cells]
+        fix = "fix or remove the lines, or rename the class if one is meant"
+        _refuse(read, are_empty, named, "empty cells", fix)
     first: dict[str, str] = {}
     paths = _below_root(read, data)
     earlier = [first.setdefault(path, at) for path, at in zip(paths, read.places, strict=True)]
     are_twice = [one != other for one, other in zip(earlier, read.places, strict=True)]
     named = [f"{path}, as {place}" for path, place in zip(paths, earlier, strict=True)]
     _refuse(read, are_twice, named, "paths are listed twice", "keep one line of each")
-    known = ("train", *VALIDATION_FOLDERS)
+    known = ("train", *VALIDATION_SPLITS)
     splits = read.cells.get(SPLIT_COLUMN, ())
     unknown = [split not in known for split in splits]
     _refuse(
@@ -181,9 +191,10 @@ def _refuse(read: Table, wrong: Iterable[bool], cells: Sequence[str], what: str,
 def _split(read: Table, data: DataConfig) -> Parts:
     if SPLIT_COLUMN not in read.cells:
         return split_by_seed(len(read.places), data)
+    check_no_split(data, f"{read.name}, with its column {SPLIT_COLUMN},")
     splits = np.array(read.cells[SPLIT_COLUMN])
     train = np.flatnonzero(splits == "train")
-    for name in VALIDATION_FOLDERS:
+    for name in VALIDATION_SPLITS:
         val = np.flatnonzero(splits == name)
         if len(train) and len(val):
             return train, val

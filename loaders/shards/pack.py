@@ -250,6 +250,8 @@ def pack_shards(
     storage, shown = open_storage(out, data), without_credentials(out)
     indexes = zip(SPLITS, build_index(data), strict=True)
     splits = {name: Split(name, index, data, shard_mb, quality) for name, index in indexes}
+    for line in splits["train"].index.notes:
+        print(line)
     encodes = quality is not None
     keys = [key for key in SETTINGS if key not in OF_FILES]
     keys += ["resize"] if encodes and data.resize is not None else []
