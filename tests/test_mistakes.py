@@ -22,7 +22,7 @@ TABLE = [
     ("train.py checkpoint=5", "checkpoint"),
     ("train.py epochs", "epochs="),
     ("train.py data.val_count=200", "data.val_count=200"),
-    ("train.py data=imagefolder data.root=FOLDER", "data.root=FOLDER/photos"),
+    ("train.py data=imagefolder data.root=FOLDER/wrap", "data.root=FOLDER/wrap/set"),
     ("train.py data.root=http://host/data?key=a=b", "'data.root=\"VALUE\"'"),
     ("train.py epochs=many", "epochs: Value 'many'"),
     ("train.py data.mean=0.5", "data.mean"),
@@ -83,6 +83,7 @@ if (REPOSITORY / "conf" / "experiment").is_dir():
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mistakes")
     make_photos(folder / "photos", 6)
+    make_photos(folder / "wrap" / "set", 6)
     (folder / "a_file").touch()
     return folder
 

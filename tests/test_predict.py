@@ -44,6 +44,7 @@ def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_tabl
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     (photos / "part 0" / "note.jpg").write_text("no image")
     (photos / "part 2" / "100b.jpg").write_bytes(b"")
+    (photos / "part 2" / "README").touch()
 
     use = [str(REPOSITORY / "predict.py"), f"run={run}", f"data.cache_dir={tmp_path}"]
     of_photos = [*use, f"data.root={photos}"]
@@ -56,6 +57,7 @@ def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_tabl
     here = folder_with(tmp_path / "s", script)
     _, printed, *others = run_all(commands, tmp_path, 1 + has_ranks(script), here)
     assert all("103 samples, 3 of them broken" in text for text in others)
+    assert all("1 no ending" in text for text in others)
     for prints in tmp_path.glob("answers-*-1.txt"):  # of the other rank
         assert "samples" not in prints.read_text()
     metrics, summary = metrics_in(printed), summary_of(run)

@@ -41,13 +41,13 @@ def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> 
                 f"{first_few(sorted(unknown))}; remove them or add training images"
             )
         by_class = [images_below(split / name, others) for name in classes]
+        _check_level(split, classes, by_class)
         empty = [name for name, found in zip(classes, by_class, strict=True) if not found]
         if empty and split == splits[0]:
             raise UserError(
                 f"{split} has {len(empty)} class folders without an image "
                 f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
             )
-        _check_level(split, classes, by_class)
         files += [path for found in by_class for path in found]
         counts.append([len(found) for found in by_class])
     labels = np.repeat(np.tile(np.arange(len(classes)), len(splits)), np.ravel(counts))
