@@ -20,7 +20,6 @@ import argparse
 import io
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -481,10 +480,12 @@ def generate(
 
 def link_often(root: Path, links: Path, copies: int) -> None:
     """Link each image of class folders `copies` times in `links`, for long epochs of few images."""
-    for label in root.glob("*/"):
-        for copy in map(str, range(copies)):
-            if not (links / label.name / copy).exists():
-                shutil.copytree(label, links / label.name / copy, copy_function=os.link)
+    for image in root.glob("*/*"):
+        for copy in range(copies):
+            link = links / image.parent.name / f"{copy}-{image.name}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                os.link(image, link)
 
 
 def main() -> None:
