@@ -75,16 +75,24 @@ SPLITS = [("Train", "Val"), ("training", "testing"), ("train_set", "val-set"), (
 
 
 @pytest.mark.parametrize("names", [*SPLITS, ("trainset", "Valid"), ("train", "validation")])
-def test_folders_of_splits_in_any_usual_spelling_are_splits(names: tuple, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "classes"),
+    [
+        ("data=imagefolder", 2),
+        ("data=pairs", 1),
+    ],
+)
+def test_folders_of_splits_in_any_usual_spelling_are_splits(
+    names: tuple[str, str], layout: str, classes: int, tmp_path: Path
+) -> None:
     for name, count in zip(names, (2, 1), strict=True):
         for number in range(count):
             for folder in ("input", "target"):  # classes, too
                 save(tmp_path / "d" / name / folder / f"{number}.png", smooth(number, 8, 8))
-    for layout, classes in (("imagefolder", 2), ("pairs", 1)):
-        train, val = index_of(f"data={layout}", *reading(tmp_path / "d"))
-        assert [len(train), len(val)] == [2 * classes, classes]
-        for index, name in ((train, names[0]), (val, names[1])):
-            assert {Path(path).parts[-3] for path in index.files[0]} == {name}
+    train, val = index_of(layout, *reading(tmp_path / "d"))
+    assert [len(train), len(val)] == [2 * classes, classes]
+    for index, name in ((train, names[0]), (val, names[1])):
+        assert {Path(path).parts[-3] for path in index.files[0]} == {name}
 
 
 def test_a_class_may_be_called_train(options: list[str], tmp_path: Path) -> None:
