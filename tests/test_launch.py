@@ -135,6 +135,9 @@ def test_a_job_submitted_elsewhere_says_where_to_submit_it(tmp_path):
         ("a=1", "exit 75", "0", 75, False),
         ("output_dir=elsewhere", "mkdir elsewhere; touch elsewhere/requeue", "0", 0, True),
         ("a=1", f"touch {RUN}/requeue; exit 1", "1", 1, True),
+        ('output_dir="a (1)"', "mkdir 'a (1)'; touch 'a (1)/requeue'", "0", 0, True),
+        ("output_dir='it is'", "mkdir 'it is'; touch 'it is/requeue'", "0", 0, True),
+        ("output_dir=~/a", "mkdir a; touch a/requeue", "0", 0, True),
     ],
 )
 def test_the_job_is_requeued_exactly_when_the_run_asks_for_it(
@@ -142,10 +145,11 @@ def test_the_job_is_requeued_exactly_when_the_run_asks_for_it(
 ):
     (tmp_path / RUN).mkdir(parents=True)
     (tmp_path / RUN / "requeue").touch()  # left by an earlier start, which says nothing now
-    status, text = finish(start_job(tmp_path, step, override, REFUSED=refused))
+    home = {"HOME": str(tmp_path)}
+    status, text = finish(start_job(tmp_path, step, override, REFUSED=refused, **home))
     assert status == expected
     assert lines_of(tmp_path / "requeue.txt") == (["requeue 4711"] if requeued else [])
-    assert (f"submit again with output_dir={RUN}" in text) == (refused == "1")
+    assert (f"submit again with 'output_dir=\"{RUN}\"'" in text) == (refused == "1")
 
 
 def test_a_cancelled_job_is_not_requeued(tmp_path):
