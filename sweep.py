@@ -13,6 +13,7 @@ script and all overrides. A run that was killed starts again as long as it makes
 and the same command continues the sweep. At the end the runs are listed, the best first.
 """
 
+import fcntl
 import itertools
 import os
 import re
@@ -22,11 +23,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from zlib import crc32
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString
 
 import runs
 from conf.cli import user_errors
@@ -62,6 +63,8 @@ class Trial(NamedTuple):
 
     folder: Path
     overrides: list[str]
+    number: int
+    """Optuna's, with `trials`."""
 
     @property
     def log(self) -> Path:
@@ -73,6 +76,13 @@ class Trial(NamedTuple):
 
     def checkpoints(self) -> set[str]:
         return {path.name for path in self.folder.glob("checkpoints/step-*.pt")}
+
+    def is_running(self) -> bool:
+        """Return True if processes of an earlier start have not ended: their output is locked."""
+        if not self.log.exists():
+            return False
+        with self.log.open("ab") as log:
+            return not lock(log)
 
 
 class Job(NamedTuple):
@@ -90,18 +100,43 @@ def main(arguments: Sequence[str]) -> None:
     overrides = OverridesParser.create().parse_overrides(options.overrides)
     free = [environment(options, place) for place in range(options.jobs)]
     options.out.mkdir(parents=True, exist_ok=True)
-    study = open_study(options, overrides) if options.trials else None
-    known = combinations(overrides) if study is None else [t.params for t in study.trials]
-    trials = [make_trial(options, overrides, values, n) for n, values in enumerate(known)]
-    waiting = [trial for trial in trials if not trial.has_ended()]
-    num_trials = options.trials or len(trials)
-    num_ended = len(trials) - len(waiting)
-    print(f"{options.out}: {num_trials} runs, {num_ended} have ended already", flush=True)
+    with (options.out / ".lock").open("ab") as lock_file:
+        if not lock(lock_file):
+            raise UserError(
+                f"out={options.out} belongs to a sweep that is still going; wait for its end, "
+                "or choose another out"
+            )
+        train_all(options, overrides, free)
 
+
+def train_all(options: Options, overrides: list[Override], free: list[dict[str, str]]) -> None:
+    """Train the runs that have not ended, list all of them, and exit.
+
+    Args:
+        options: the command line.
+        overrides: its overrides.
+        free: environment variables of each of the `jobs` places.
+    """
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, frame: signals.append(number))
+
+    study = open_study(options, overrides) if options.trials else None
+    if study is None:
+        known = list(enumerate(combinations(overrides)))
+    else:  # a sweep that was killed may have left a trial without all of its values
+        num_keys = sum(override.is_sweep_override() for override in overrides)
+        known = [(t.number, t.params) for t in study.trials if len(t.params) == num_keys]
+    trials = [make_trial(options, overrides, values, number) for number, values in known]
+    if names := [trial.folder.name for trial in trials if trial.is_running()]:
+        print(f"waits for runs of a sweep that was killed: {', '.join(names)}", flush=True)
+    while not signals and any(trial.is_running() for trial in trials):
+        time.sleep(0.1)
+    waiting = [trial for trial in trials if not trial.has_ended()]
+    num_trials = options.trials or len(trials)
+    num_ended = len(trials) - len(waiting)
+    print(f"{options.out}: {num_trials} runs, {num_ended} have ended already", flush=True)
 
     running: list[Job] = []
     failed, num_forwarded = False, 0
@@ -110,8 +145,8 @@ def main(arguments: Sequence[str]) -> None:
             if not waiting:
                 assert study is not None
                 report(study, trials)
-                values = choose(study, overrides)
-                trials.append(make_trial(options, overrides, values, len(trials)))
+                number, values = choose(study, overrides)
+                trials.append(make_trial(options, overrides, values, number))
                 waiting.append(trials[-1])
             running.append(start(options, waiting.pop(0), free.pop(0)))
         if not running:
@@ -121,7 +156,9 @@ def main(arguments: Sequence[str]) -> None:
             for job in running:  # saves and exits
                 job.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-        for job in [job for job in running if job.process.poll() is not None]:
+        for job in list(running):
+            if job.process.poll() is None or job.trial.is_running():  # a rank may end later
+                continue
             running.remove(job)
             free.append(job.env)
             trial = job.trial
@@ -169,7 +206,8 @@ def command_line(arguments: Sequence[str]) -> Options:
     if any(override.startswith("output_dir=") for override in overrides):
         raise UserError("output_dir= would be the same for all runs; use out=FOLDER")
     default = Path("outputs", "sweep", f"{script.stem}-{checksum(script, overrides)}")
-    return Options(script, ranks, jobs, trials, Path(given["out"] or default), overrides)
+    out = Path(given["out"] or default).expanduser()
+    return Options(script, ranks, jobs, trials, out, overrides)
 
 
 def checksum(script: Path, overrides: list[str]) -> str:
@@ -203,7 +241,7 @@ def make_trial(
     # Without = and commas, which Hydra would read in output_dir=.
     name = re.sub(r"[^\w.+-]", "_", "-".join(masked(parts)))[:MAX_NAME_LENGTH]
     name = f"{name}-{checksum(options.script, fixed + chosen)}".lstrip("-")
-    return Trial(options.out / name, fixed + chosen)
+    return Trial(options.out / name, fixed + chosen, number)
 
 
 def open_study(options: Options, overrides: list[Override]) -> "optuna.Study":
@@ -232,8 +270,8 @@ def open_study(options: Options, overrides: list[Override]) -> "optuna.Study":
     return study
 
 
-def choose(study: "optuna.Study", overrides: list[Override]) -> dict[str, Any]:
-    """Choose the values of the swept keys for one more trial."""
+def choose(study: "optuna.Study", overrides: list[Override]) -> tuple[int, dict[str, Any]]:
+    """Return the number of one more trial, and the chosen values of the swept keys."""
     trial = study.ask()
     for override in overrides:
         key, sweep = override.get_key_element(), override.value()
@@ -243,17 +281,17 @@ def choose(study: "optuna.Study", overrides: list[Override]) -> dict[str, Any]:
             suggest(key, sweep.start, sweep.end, log="log" in sweep.tags)
         elif override.is_sweep_override():
             trial.suggest_categorical(key, list(override.sweep_string_iterator()))
-    return trial.params
+    return trial.number, trial.params
 
 
 def report(study: "optuna.Study", trials: list[Trial]) -> None:
     """Give the study the metrics of those of the trials that have ended."""
-    for number, trial in enumerate(trials):
+    for trial in trials:
         if trial.has_ended():
             row = runs.read_run(trial.folder, trial.folder.parent)
             value = row.score(row.metric)  # None: it ended without one
             state = optuna.trial.TrialState.FAIL if value is None else None
-            study.tell(number, value, state=state, skip_if_finished=True)
+            study.tell(trial.number, value, state=state, skip_if_finished=True)
 
 
 def environment(options: Options, place: int) -> dict[str, str]:
@@ -287,12 +325,26 @@ def start(options: Options, trial: Trial, env: dict[str, str]) -> Job:
         command += ["-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc_per_node={options.ranks}"]
     command += [str(options.script), *trial.overrides]
-    command += [f"output_dir={trial.folder}", "resume=auto"]
+    folder = QuotedString(str(trial.folder), Quote.single).with_quotes()
+    command += [f"output_dir={folder}", "resume=auto"]
     checkpoints = trial.checkpoints()
     with trial.log.open("ab") as log:
+        lock(log)
         # In a session of its own a run gets Ctrl-C once, from here.
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     return Job(trial, env, checkpoints, process)
+
+
+def lock(file: IO[bytes]) -> bool:
+    """Lock a file until this process and those that inherit it have closed it; False if others
+    have locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import sweep
 from runtime.preemption import EXIT_CODE
@@ -16,13 +17,14 @@ from tests.helpers import REPOSITORY, refused, signal_handlers_restored, wait_fo
 # A training script that makes as many checkpoints as it shall, waits while there is a file `hold`
 # and nobody asks it to leave, and writes down how it was started. With a `die` of its seed it ends
 # once, after its first checkpoint. Two that have the same GPU at a time fail.
-TRAIN = """
+TRAIN = r"""
 import json, os, pathlib, signal, sys, time
 
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-folder = pathlib.Path(given["output_dir"])
+print("output_dir=" + given["output_dir"])
+folder = pathlib.Path(given["output_dir"][1:-1].replace("\\'", "'"))
 (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
 with (folder / "starts.txt").open("a") as file:
@@ -139,6 +141,52 @@ def test_optuna_chooses_by_what_the_runs_before_reached_and_goes_on_later(folder
     assert len(set(lrs)) == 26
     # The stand-in's metric is its learning rate. Optuna draws ten at random, then near the best.
     assert sum(lrs[13:]) / 13 > sum(lrs[:10]) / 10 + 0.1
+
+
+def test_a_trial_that_never_started_does_not_give_its_number_to_another_one(folder: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    arguments = ["script=train.py", "lr=interval(0,1)", "seed=1"]
+    run("trials=2", *arguments)
+    backend = optuna.storages.journal.JournalFileBackend("out/trials.log")
+    storage = optuna.storages.JournalStorage(backend)
+    [name] = optuna.get_all_study_names(storage)
+    optuna.load_study(study_name=name, storage=storage).ask()  # as a sweep that is killed then
+    assert "4 runs, 2 have ended already" in run("trials=4", *arguments)
+    trials = optuna.load_study(study_name=name, storage=storage).trials
+    assert [trial.value == trial.params.get("lr") for trial in trials] == [True] * 5
+    assert [trial.number for trial in trials if trial.value is None] == [2]
+
+
+def test_a_sweep_has_its_folder_alone_and_waits_for_the_runs_of_one_that_was_killed(
+    folder: Path,
+) -> None:
+    arguments = ["out=out", "script=train.py", "lr=1", "seed=1,2"]
+    (folder / "hold").touch()
+    command = [sys.executable, str(REPOSITORY / "sweep.py"), *arguments]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait_for(lambda: list(folder.glob("out/seed_1-*/checkpoints/*")), "a checkpoint")
+    with refused("out=out"):
+        sweep.main(arguments)
+    first.kill()
+    first.wait()
+    second = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert second.stdout is not None
+    assert "seed_1-" in second.stdout.readline()  # it waits
+    assert [len(lines) for lines in starts_of(folder).values()] == [1]
+    (folder / "hold").unlink()
+    said, _ = second.communicate()
+    assert second.returncode == 0
+    assert "2 runs, 1 have ended already" in said
+    assert [len(lines) for lines in starts_of(folder).values()] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["lr=0.1", "a (1), it's", "~ä#"])
+def test_a_sweep_can_have_any_folder(name: str, folder: Path) -> None:
+    run("script=train.py", "lr=1", "seed=1", f"out={folder}/{name}")
+    [log] = folder.glob(f"{name}/*.log")
+    [override] = [line for line in log.read_text().splitlines() if line.startswith("output_dir=")]
+    value = OverridesParser.create().parse_override(override).value()
+    assert str(value) == str(log.with_suffix(""))
 
 
 def test_ranks_are_started_by_torchrun(folder: Path) -> None:
