@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from compose import BASELINE, MARKER, compose, find_techniques, sort_imports, split_docstring
+from template.parts import texts_in
 
 LAUNCHER = re.compile(r"Start with `(.*?)train\.py`")
 WRITTEN_BY = re.compile(r"^Written by .*\n", re.MULTILINE)
@@ -41,14 +42,12 @@ def merge_scripts(files: Path, names: list[str]) -> None:
     launcher = LAUNCHER.findall(script)[0]
     technique = "|".join(find_techniques())
     other = re.compile(rf"\btrain(?:_(?:{technique}))+(?=\.py\b|/|`|\")")
-    for path in sorted(files.rglob("*")):
-        if path.is_file() and path.suffix not in (".npz", ".svg"):
-            text = path.read_text()
-            new = other.sub("train", text)
-            if path.relative_to(files).parts[0] != "tests":
-                new = with_launcher(new, launcher)
-            if new != text:
-                path.write_text(new)
+    for path, text in texts_in(files).items():
+        new = other.sub("train", text)
+        if path.parts[0] != "tests":
+            new = with_launcher(new, launcher)
+        if new != text:
+            (files / path).write_text(new)
     (files / BASELINE).write_text(script)
 
 

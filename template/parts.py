@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -108,11 +109,7 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
         chosen: parts of the project.
         gone: files that were there in the template.
     """
-    before = {
-        path.relative_to(folder): path.read_text()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix not in (".npz", ".svg")
-    }
+    before = texts_in(folder)
     folders = {str(parent) for path in gone for parent in Path(path).parents}
     without = {name for name in folders if not (folder / name).exists()}
     for path, text in without_parts(before, chosen, frozenset([*gone, *without])).items():
@@ -120,6 +117,15 @@ def cut(folder: Path, chosen: set[str], gone: list[str]) -> None:
             (folder / path).unlink()
         elif text != before[path]:
             (folder / path).write_text(tidied(path, text, before[path]))
+
+
+def texts_in(folder: Path) -> dict[Path, str]:
+    """Return the texts in a folder by relative path, without files of another kind."""
+    texts = {}
+    for path in sorted(folder.rglob("*")):
+        with suppress(UnicodeDecodeError, IsADirectoryError):
+            texts[path.relative_to(folder)] = path.read_text()
+    return texts
 
 
 def without_parts(

@@ -18,8 +18,8 @@ NOBODY = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": 
 
 
 def clone_template(folder: Path, without: str = "nothing/") -> Path:
-    """A repository with the working tree of this one, but for one folder, as its only commit."""
-    names = git(REPOSITORY, "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    """A repository with the tracked files of this one, but for one folder, as its only commit."""
+    names = git(REPOSITORY, "ls-files").splitlines()
     for name in names:
         path = REPOSITORY / name
         if path.is_file() and not path.is_symlink() and not name.startswith(without):
@@ -54,6 +54,20 @@ def made(template: Path, directory: str | Path, parts: str = "", script: str = "
 def template(tmp_path: Path) -> Path:
     """Without tests, which take long to cut; test_parts.py has whole projects."""
     return clone_template(tmp_path / "template", without="tests/")
+
+
+@pytest.mark.parametrize("script", ["each", "merged"])
+def test_files_that_are_no_text_are_copied_and_those_of_loggers_are_not(template, script) -> None:
+    (template / "docs" / "photo.jpg").write_bytes(b"\xff\xd8")
+    for logger in ("mlruns", "wandb"):
+        (template / logger).mkdir()
+        (template / logger / "weights").write_bytes(b"\xff")
+    (template / "mlflow.db").write_bytes(b"\xff")
+    commit(template, "a photo")
+    made(template, "../mine", "amp", script)
+    project = template.parent / "mine"
+    assert (project / "docs" / "photo.jpg").read_bytes() == b"\xff\xd8"
+    assert not {path.name for path in project.iterdir()} & {"mlruns", "wandb", "mlflow.db"}
 
 
 def test_a_project_has_its_own_name_history_and_no_part_of_the_template_alone(template) -> None:
