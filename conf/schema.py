@@ -520,8 +520,9 @@ class Config:
 
 
 def run_stamp() -> str:
-    """Return the current time, by which runs are named."""
-    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    """Return the current time, by which runs are named; two that start together differ in the
+    microseconds."""
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
 
 
 # Cached: `name` is the same wherever it is read. Under torchrun, runtime/ gives all ranks the same.
