@@ -15,6 +15,7 @@ import difflib
 import itertools
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,23 @@ def split_docstring(source: str, name: str = "the script") -> tuple[str, str]:
 
 def read(path: Path) -> tuple[str, str]:
     """Read a script's docstring and the text after it; each line ends with a line feed alone."""
-    return split_docstring(path.read_text(), path.name)
+    return split_docstring(read_text(path), path.name)
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MergeError(f"{path} is not encoded in UTF-8; save it so") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a script; one that is there stays whole until then, and keeps its permissions."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    if path.exists():
+        shutil.copymode(path, new)
+    new.replace(path)
 
 
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
@@ -132,12 +149,18 @@ def compose(
         Text of the script, with conflict markers if the techniques and `onto` edit the same lines.
 
     Raises:
-        MergeError: the techniques do not combine, or `train.py` was edited since they were made.
+        MergeError: the techniques do not combine, `onto` is another script, or `train.py` was
+            edited since they were made.
     """
     check_set(names, folder)
     onto_path = onto or folder / BASELINE
-    source = onto_path.read_text()
+    source = read_text(onto_path)
     docstring, merged = split_docstring(source, onto_path.name)
+    if "\n@entry_point\n" not in merged:
+        raise MergeError(
+            f"--onto {onto_path}: it has no @entry_point, and so is not made from {BASELINE}; "
+            f"start with a copy of {BASELINE}, and move your code into it"
+        )
     comments = "".join(itertools.takewhile(lambda line: line[0] == "#", source.splitlines(True)))
     merged = merged.removeprefix(comments)
     _, baseline = read(folder / BASELINE)
@@ -168,7 +191,8 @@ def compose(
 
 
 def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> str:
-    """Merge three ways with git; where both only insert at the same place, keep both insertions.
+    """Merge three ways with git; insertions of both at the same place are kept, and those of ours
+    directly above an edit of theirs.
 
     Returns:
         The merged text; where both sides edit the same lines, with git's conflict markers.
@@ -179,16 +203,20 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
             path.write_text(text)
         labels = [option for name in (our_name, BASELINE, their_name) for option in ("-L", name)]
         command = ["git", "merge-file", "-p", "--diff3", *labels, *map(str, paths)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            raise MergeError("git is not installed, which merges scripts; install it") from error
     if done.returncode > 127:  # up to there it is the number of conflicts
         raise MergeError(f"{our_name}: git merge-file failed: {done.stderr.strip()}")
 
     def resolved(conflict: re.Match[str]) -> str:
-        if conflict["base"].strip():
+        ours, base, theirs = conflict["ours"], conflict["base"], conflict["theirs"]
+        if base.strip() and ours.endswith(base):
+            return ours.removesuffix(base) + theirs
+        if base.strip():
             return conflict[0]
-        if "\n" + conflict["theirs"] in "\n" + conflict["ours"]:
-            return conflict["ours"]
-        return conflict["ours"] + conflict["theirs"]
+        return ours if "\n" + theirs in "\n" + ours else ours + theirs
 
     return CONFLICT.sub(resolved, done.stdout)
 
@@ -217,7 +245,7 @@ def refuse_conflicts(name: str, text: str) -> None:
 
 def refuse_unmarked(baseline: str, path: Path) -> None:
     """Raise MergeError if a script differs from the baseline in a place that is not marked."""
-    if unmarked := unmarked_differences(baseline, path.read_text()):
+    if unmarked := unmarked_differences(baseline, read_text(path)):
         raise MergeError(
             f"{path.name} has an unmarked difference from {BASELINE}; put a comment "
             f"`{MARKER.strip()} why` above it, or take the lines of {BASELINE}:\n{unmarked[0]}"
@@ -237,7 +265,7 @@ def update(folder: Path = HERE) -> None:
     scripts: dict[Path, list[str]] = {}  # those composed with the names of their techniques
     merged = {}
     for path in sorted(folder.glob("train_*.py")):
-        text = path.read_text()
+        text = read_text(path)
         composed = COMPOSED.search(text)
         if not composed and not techniques >= set(path.stem.split("_")[1:]):
             continue
@@ -252,8 +280,8 @@ def update(folder: Path = HERE) -> None:
 
     for path, text in merged.items():
         print(f"{path.name} follows {BASELINE}")
-        path.write_text(text)
-    shutil.copyfile(folder / BASELINE, folder / BASE)
+        write_text(path, text)
+    write_text(folder / BASE, read_text(folder / BASELINE))
 
     problems = {}
     for path, names in scripts.items():
@@ -308,7 +336,7 @@ def main() -> None:
             elif output is None:
                 print(script, end="")
             if output is not None:
-                output.write_text(script)
+                write_text(output, script)
             refuse_conflicts(str(output or "the printed script"), script)
     except (MergeError, OSError) as error:
         text = str(error)
@@ -319,4 +347,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end with a reader such as `head`
     main()

@@ -9,6 +9,7 @@ show no values; damaged folders come last.
 
 import json
 import math
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -169,5 +170,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end with a reader such as `head`
     with user_errors():
         main(sys.argv[1:])

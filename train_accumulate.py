@@ -58,6 +58,8 @@ def main(cfg: Config) -> None:
         model.train()
         # new #: every batch comes in parts
         for inputs, targets in run.batches(train_loader, cfg.accumulate_steps):
+            # your own: changes of inputs and targets
+
             # new #: ranks exchange gradients once per step
             set_gradient_sync(model, run.is_last_micro_batch)
 

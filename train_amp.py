@@ -72,6 +72,8 @@ def main(cfg: Config) -> None:
         train_loader.set_epoch(epoch)
         model.train()
         for inputs, targets in run.batches(train_loader):
+            # your own: changes of inputs and targets
+
             # forward
             # new #: the forward pass runs in low precision where that is safe
             with torch.autocast(device.type, dtype):

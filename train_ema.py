@@ -66,6 +66,8 @@ def main(cfg: Config) -> None:
         train_loader.set_epoch(epoch)
         model.train()
         for inputs, targets in run.batches(train_loader):
+            # your own: changes of inputs and targets
+
             # forward
             outputs = model(inputs)
 

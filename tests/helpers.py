@@ -8,6 +8,7 @@ import runpy
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -291,6 +292,16 @@ def answers_to(
     codes, answers = join(processes, 280), paths[0].with_suffix(".json")
     assert answers.exists(), "\n".join([f"{codes}", *(path.read_text() for path in paths)])
     return [(code, text) for code, text in json.loads(answers.read_text())]
+
+
+def without_reader(*command: str) -> tuple[int, bytes]:
+    """Exit code and errors of a command line that prints to a pipe whose reader has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    python = [sys.executable, *command]
+    done = subprocess.run(python, cwd=REPOSITORY, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    return done.returncode, done.stderr
 
 
 def run_all(commands: list[list[str]], *arguments: Any, **more: Any) -> list[str]:

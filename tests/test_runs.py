@@ -2,12 +2,13 @@
 
 import json
 import shutil
+import signal
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import runs
-from tests.helpers import refused, replace, summary_of, train
+from tests.helpers import refused, replace, summary_of, train, without_reader
 
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 
@@ -73,6 +74,11 @@ def test_runs_are_compared_with_those_of_their_data_only_and_the_lowest_error_is
     assert tables[0][1].startswith("all: model.kwargs.text=a")
     assert tables[0][-1].split()[-1] == "-"
     assert runs.read_run(tmp_path / "c", tmp_path).score("val/mae") == -2  # for a sweep's trials
+
+
+def test_a_reader_that_ends_early_is_no_error(tmp_path) -> None:
+    write_run(tmp_path / "a", {"val/top1": 0.5})
+    assert without_reader("runs.py", str(tmp_path)) == (-signal.SIGPIPE, b"")
 
 
 def test_damaged_folders_are_named_and_the_others_are_shown(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import linecache
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -25,6 +26,7 @@ from tests.helpers import (
     replace,
     run_all,
     summary_of,
+    without_reader,
 )
 
 TECHNIQUES = [Path(name).stem.removeprefix("train_") for name in SCRIPTS if name.count("_") == 1]
@@ -34,6 +36,7 @@ TINY += ["log.images=0", "loader.num_workers=0", "global_batch_size=128"]
 LARGEST = [names for names in SETS if not any(set(names) < set(others) for others in SETS)]
 EDITS = [  # a user's, in train.py
     ("import hydra\n", "import hydra\nimport numpy as np\n"),
+    ("inputs and targets\n", "inputs and targets\n            inputs = inputs.clone()\n"),
     ("targets)\n", "targets)\n\n            loss = loss + 0 * loss\n"),
     ("run.resume()\n", "run.resume()\n    print('goes on')\n"),
     ("callbacks\n", "callbacks\n    print('logs to', run.run_dir)\n"),
@@ -42,6 +45,7 @@ EDITS = [  # a user's, in train.py
     ("totals, shown)\n", "totals, shown)\n        print('validated', epoch)\n"),
     ("    )\n    run.resume()\n", "    )\n    print('on', device)\n    run.resume()\n"),
     ("loss = task.loss(", "loss = 2 * task.loss("),
+    ("# forward\n", "# forward\n            targets = targets.clone()\n"),
 ]
 HALVES = EDITS[::2], EDITS[1::2]  # without neighbours
 
@@ -227,6 +231,29 @@ def test_edits_of_the_baseline_are_brought_to_all_scripts_however_often(clone: P
     assert text.index("loss + 0 * loss") < text.index("loss / cfg.accumulate_steps")
     assert (clone / "train_my_own.py").read_text() == "print('mine')\n"
     assert update(clone) == (0, "", "")
+
+
+def test_an_update_replaces_scripts_as_a_whole_and_keeps_their_permissions(clone: Path) -> None:
+    script, before = clone / "train_ddp.py", clone / "before"
+    script.chmod(0o750)
+    before.hardlink_to(script)
+    text = script.read_text()
+    replace(clone / "train.py", *EDITS[0])
+    assert update(clone)[0] == 0
+    assert script.read_text() != before.read_text() == text
+    assert script.stat().st_mode & 0o777 == 0o750
+    assert not list(clone.glob(".*.new"))
+
+
+def test_without_git_a_merge_names_it(monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = run_compose("ddp")
+    assert done.returncode == 2
+    assert "git is not installed" in done.stderr
+
+
+def test_a_reader_that_ends_early_is_no_error() -> None:
+    assert without_reader("compose.py", "ddp") == (-signal.SIGPIPE, b"")
 
 
 def test_edits_of_the_same_lines_are_shown_with_both_sides(clone: Path) -> None:
