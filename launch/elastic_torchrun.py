@@ -5,6 +5,7 @@
 
 The options are torchrun's. If torchrun would end because HOST:29400 does not answer or there are
 too few machines for --nnodes, it prints the reason and tries again; its ranks have saved before.
+It exits with 2, as the ranks, if they met a mistake in the configuration.
 """
 
 import os
@@ -12,12 +13,14 @@ import sys
 import time
 
 SECONDS_BETWEEN_TRIES = 5
+MISTAKE = 2  # exit code of a rank; conf/cli.py has it, but would import Hydra
 
 
 def main(arguments: list[str]) -> None:
     # Read when torch is imported, also by ranks; else a lost connection prints pages of C++ frames.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import errors
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import api as rendezvous
 
@@ -38,6 +41,10 @@ def main(arguments: list[str]) -> None:
             sys.exit(
                 f"the run --rdzv_id={options.rdzv_id} has ended; a new one needs another --rdzv_id"
             )
+        except errors.ChildFailedError as failed:
+            if failed.get_first_failure()[1].exitcode != MISTAKE:
+                raise
+            sys.exit(MISTAKE)
         except SignalException as signalled:
             sys.exit(128 + signalled.sigval)
         print(f"tries {options.rdzv_endpoint} again: {why}", file=sys.stderr, flush=True)

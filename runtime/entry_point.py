@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from conf.check import check_batch_size
 from conf.cli import to_config, user_errors
 from conf.schema import Config
+from runtime.setup import num_processes  # part: ranks
 
 
 def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
@@ -27,7 +28,7 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     def with_config(composed: DictConfig) -> None:
         with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
             cfg = to_config(composed)
-            counts = {"world_size": int(os.environ.get("WORLD_SIZE", 1))}  # part: ranks
+            counts = {"world_size": num_processes()}  # part: ranks
             counts["accumulate_steps"] = cfg.accumulate_steps  # part: accumulate
             check_batch_size(cfg.global_batch_size, **counts)  # part: ranks
             main(cfg)
@@ -44,9 +45,7 @@ def run_main(main: Callable[[], None]) -> None:
         from omegaconf import OmegaConf
 
         from runtime.distributed import run_stamp
-        from runtime.libc import end_with_parent
 
-        end_with_parent()
         OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
     with user_errors(before_end):
         main()
@@ -57,7 +56,7 @@ def before_end(error: Exception, message: str | None) -> None:
     if message is not None and HydraConfig.initialized():
         with suppress(OSError):  # it is not empty
             Path(HydraConfig.get().runtime.output_dir).rmdir()
-    if "RANK" in os.environ:  # part: ranks
+    if os.environ.get("RANK"):  # part: ranks
         from runtime.distributed import end_rank
 
         end_rank(error, message)

@@ -1,5 +1,6 @@
 """Signals after which a run saves and exits: SIGTERM, SIGUSR1 (Slurm's --signal) and Ctrl-C."""
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -13,10 +14,14 @@ REQUEUE_MARKER = "requeue"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 _requested = threading.Event()
+_torchruns: list[int] = []  # part: ranks
 
 
 def is_requested() -> bool:
-    """Return True if the main thread has handled such a signal."""
+    """Return True if the main thread has handled such a signal, or if torchrun has died."""
+    # part: ranks
+    if _torchruns and _torchruns[-1] != os.getppid():
+        _requested.set()
     return _requested.is_set()
 
 
@@ -24,6 +29,8 @@ def listen() -> None:
     """Record these signals instead of ending; a second Ctrl-C raises KeyboardInterrupt."""
     for number in SIGNALS:
         signal.signal(number, _remember)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # part: ranks
+        _torchruns.append(os.getppid())
 
 
 def _remember(number: int, frame: FrameType | None) -> None:

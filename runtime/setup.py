@@ -30,10 +30,10 @@ def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
         UserError: there is no such device, with `device=auto` a GPU that this PyTorch cannot use,
             or torchrun has started several processes of a script for one.
     """
-    if local_rank is None and os.environ.get("WORLD_SIZE", "1") != "1":
+    if local_rank is None and num_processes() > 1:
         script = Path(sys.argv[0]).name
         raise UserError(
-            f"{script} is for one process, but torchrun has started {os.environ['WORLD_SIZE']}; "
+            f"{script} is for one process, but torchrun has started {num_processes()}; "
             f"start it with python {script}, or use a script of several processes"
         )
     device = resolve_device(cfg.device, local_rank or 0)
@@ -41,6 +41,11 @@ def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
         keep_freed_memory()
     set_numerics(cfg)
     return device
+
+
+def num_processes() -> int:
+    """Return the number of processes that torchrun has started; without it, 1."""
+    return int(os.environ.get("WORLD_SIZE") or 1) if os.environ.get("RANK") else 1
 
 
 def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER) -> torch.device:

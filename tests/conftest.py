@@ -17,13 +17,14 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 
 
 # Files and functions, besides the folder `faults`, that take long and prove what is seldom changed.
 SLOW = {
+    "test_an_elastic_torchrun_exits_as_a_rank_that_met_a_mistake",
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
     "test_export.py",
     "test_predict.py",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",
     "test_ranks_are_started_by_torchrun",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",
-    "test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts",
+    "test_under_torchrun_a_mistake_is_told_once_in_each_attempt",
     *("test_entry_points.py", "test_launch.py", "test_side_by_side.py", "test_techniques.py"),
 }
 

@@ -9,16 +9,19 @@ import pytest
 from models import build_model
 from tests.helpers import (
     ENVIRONMENT,
+    answers_to,
     checkpoint_of,
     events_of,
     folder_with,
     has_ranks,
+    join,
     make_config,
     published,
     replace,
     run_all,
     run_to_end,
     scalars_of,
+    start,
     summary_of,
     train,
     validated,
@@ -199,8 +202,24 @@ def test_ranks_share_one_folder_that_is_named_by_the_time(tmp_path) -> None:
     with Torchrun(command, folder, tmp_path / "prints.txt") as torchrun:
         assert torchrun.wait() == 0, torchrun.text()
     (run,) = (folder / "outputs" / "train_ddp").iterdir()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}", run.name)
     assert (run / "summary.json").exists()
+
+
+def test_runs_that_start_together_have_folders_of_their_own(tmp_path) -> None:
+    folder = folder_with(tmp_path / "s", "train.py")
+    started = [start([["train.py", *SHORT]], tmp_path / f"{n}", folder=folder) for n in range(3)]
+    assert join([process for [process], _ in started]) == [0, 0, 0]
+    assert len(list((folder / "outputs" / "train").iterdir())) == 3
+
+
+@pytest.mark.parametrize("world_size", ["2", ""])
+def test_world_size_alone_is_no_launcher(world_size: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "WORLD_SIZE", world_size)
+    train("train.py", tmp_path / "run", *SHORT)
+    assert summary_of(tmp_path / "run")["world_size"] == 1
+    code, text = answers_to([["train_ddp.py"]], tmp_path)[0]
+    assert (code, "LOCAL_RANK is not set" in text) == (2, True)
 
 
 def test_multirun_gives_each_job_a_folder(tmp_path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import REPOSITORY, SCRIPTS, answers_to, train
+from launch import rendezvous
+from tests.helpers import REPOSITORY, SCRIPTS, answers_to, free_port, start_process, train
 from tests.images import make_photos
 from tests.torchrun import TWO_RANKS, Torchrun
 
@@ -58,6 +59,11 @@ TABLE = [
     ("compose.py ddp amp fsdp", "ddp does not combine with fsdp"),  # part: ddp amp fsdp
     ("compose.py ddp ddp", "names ddp twice"),  # part: ddp
     ("compose.py tpu", "unknown technique tpu; use some of "),
+    ("compose.py ddp --onto FOLDER/latin1.py", "FOLDER/latin1.py"),  # part: ddp
+    (
+        "compose.py ddp --onto FOLDER/foreign.py",
+        "FOLDER/foreign.py: it has no @entry_point",
+    ),  # part: ddp
     ("runs.py nowhere", "nowhere is not a folder"),
     ("runs.py FOLDER/photos", "there are no runs below FOLDER/photos"),
     ("runs.py a b", "a b"),
@@ -85,6 +91,8 @@ def folder(tmp_path_factory) -> Path:
     make_photos(folder / "photos", 6)
     make_photos(folder / "wrap" / "set", 6)
     (folder / "a_file").touch()
+    (folder / "latin1.py").write_bytes(b"print('caf\xe9')\n")
+    (folder / "foreign.py").write_text("import torch\n")
     return folder
 
 
@@ -129,19 +137,30 @@ def test_a_key_of_another_technique_is_named_and_an_int_is_a_square_crop(tmp_pat
 
 
 UNDER_TORCHRUN = [
-    ("train_ddp.py data.hflop=1", "did you mean data.hflip?"),
-    ("train_ddp.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
-    ("train_ddp.py hydra.mode=MULTIRUN seed=1,2", "multirun"),
-    ("train.py", "torchrun has started 2; start it with python"),  # part: scripts
+    ("train_ddp.py data.hflop=1", "did you mean data.hflip?", 1),
+    ("train_ddp.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint", 0),
+    ("train_ddp.py hydra.mode=MULTIRUN seed=1,2", "multirun", 0),
+    ("train.py", "torchrun has started 2; start it with python", 0),  # part: scripts
 ]
 
 
-@pytest.mark.parametrize(("line", "message"), UNDER_TORCHRUN)
-def test_under_torchrun_a_mistake_is_told_once_and_ends_all_attempts(line, message, tmp_path):
-    command = [*TWO_RANKS, "--max-restarts=3", *line.split(), f"output_dir={tmp_path / 'run'}"]
+@pytest.mark.parametrize(("line", "message", "restarts"), UNDER_TORCHRUN)
+def test_under_torchrun_a_mistake_is_told_once_in_each_attempt(line, message, restarts, tmp_path):
+    command = [*TWO_RANKS, f"--max-restarts={restarts}", *line.split()]
+    command.append(f"output_dir={tmp_path / 'run'}")
     with Torchrun(command, REPOSITORY, tmp_path / "prints") as torchrun:
-        assert torchrun.wait() != 0
+        assert torchrun.wait() == 1
         text = torchrun.text()
-    assert text.count(message) == 1, text
-    assert "Traceback" not in text
-    assert len(text.strip().splitlines()) <= 3, text
+    assert text.count(message) == 1 + restarts, text
+    assert "exitcode  : 2" in text
+
+
+# part: elastic
+def test_an_elastic_torchrun_exits_as_a_rank_that_met_a_mistake(tmp_path) -> None:
+    port = free_port()
+    start_process(rendezvous.main, [str(port)])
+    command = ["--nnodes=1:1", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=mine"]
+    command += ["--max-restarts=0", "train_ddp.py", "epochs=0", f"output_dir={tmp_path / 'run'}"]
+    with Torchrun(command, REPOSITORY, tmp_path / "prints", is_elastic=True) as torchrun:
+        assert torchrun.wait() == 2, torchrun.text()
+        assert "epochs=0" in torchrun.text()

@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 import warnings
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +29,7 @@ from conf.schema import Config
 from runtime.distributed import heartbeat
 from runtime.distributed.group import ProcessGroup
 
-WAIT_FOR_RANK_0_S = 10.0
+WAIT_S = 5.0
 
 OUTSIDE = "198.51.100.1"
 """Address that no machine has, to which the default route leads."""
@@ -48,9 +47,10 @@ def local_rank() -> int:
     Raises:
         UserError: the script was not started by torchrun.
     """
-    if "LOCAL_RANK" not in os.environ:
+    names = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if not os.environ.get(name)]:
         raise UserError(
-            "LOCAL_RANK is not set: start this script with torchrun, for example "
+            f"{missing[0]} is not set: start this script with torchrun, for example "
             f"torchrun --standalone --nproc_per_node=2 {Path(sys.argv[0]).name}"
         )
     return int(os.environ["LOCAL_RANK"])
@@ -151,37 +151,21 @@ def leave_process_group() -> None:
         dist.destroy_process_group()
 
 
-def _torchrun() -> int | None:
-    """Return the process id of torchrun: the parent, if it runs the same Python; else None."""
-    with suppress(psutil.Error):
-        ours = psutil.Process()
-        parent = ours.parent()
-        if parent is not None and parent.exe() == ours.exe():
-            return parent.pid
-    return None
-
-
 def end_rank(error: Exception, message: str | None) -> NoReturn:
     """End this process because of an error, at once: the usual way would wait for other ranks.
 
     Args:
         error: error that ends the process.
-        message: message for the user, if the user can fix the error; None: it is a bug. Under
-            torchrun, rank 0 prints the message, another rank only if rank 0 does not within 10 s.
-            torchrun is ended, too, because the error would occur again after a restart.
+        message: message for the user, if the user can fix the error; None: it is a bug. Rank 0
+            prints the message, and then torchrun ends the others; each first waits for that.
     """
     if message is None:
         end_failed_rank(error)
-    is_elastic, torchrun = "TORCHELASTIC_RUN_ID" in os.environ, _torchrun()
-    if is_elastic and os.environ["RANK"] != "0":
-        end = time.monotonic() + WAIT_FOR_RANK_0_S
-        while time.monotonic() < end:
-            if torchrun is None or os.getppid() != torchrun:
-                os._exit(EXIT_CODE)
-            time.sleep(0.1)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # The first rank of another machine prints it, too, before the others there.
+        time.sleep(WAIT_S * sum(os.environ[key] != "0" for key in ("RANK", "LOCAL_RANK")))
     print(message, file=sys.stderr, flush=True)
-    if is_elastic and torchrun is not None:
-        os.kill(torchrun, signal.SIGKILL)
     os._exit(EXIT_CODE)
 
 
