@@ -1,10 +1,11 @@
 """List the runs of a folder: `python runs.py`, `python runs.py outputs/train sort=images/s`.
 
-One table for each data set and task, those on synthetic data last; one line for each run: the best
-value of the metric that chooses the best epoch, training speed, folder and changed settings. What
-all runs of a table have set is above it. The best run is on top; `sort=` takes `best`, `images/s`,
-`name` or a metric of `summary.json`, such as `val/loss` (smallest on top). Runs that did not end
-show no values; damaged folders come last.
+One table for each data set, number of validation samples and task, those on synthetic data last.
+Each run has the best value of the metric that chooses the best epoch, training speed, folder and
+changed settings, which are below if the line would be too long. What all runs of a table have set
+is above it. The best run is on top; `sort=` takes `best`, `images/s`, `name` or a metric of
+`summary.json`, such as `val/loss` (smallest on top). Runs that did not end show no values; damaged
+folders come last.
 """
 
 import json
@@ -23,7 +24,8 @@ from conf.cli import user_errors
 from conf.credentials import masked
 from conf.errors import UserError
 
-MAX_WIDTH = 120
+MAX_WIDTH = 110
+"""Of a run's columns; if they are wider, the settings are below."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Row:
     folder: str
     data: str = ""
     """Data set and task, as on a command line; empty if the run has not started."""
+    num_val_samples: int = 0
+    """0: unknown."""
     metric: str = ""
     """The metric that chooses the best epoch; empty if the run did not end."""
     is_error: bool = False
@@ -69,6 +73,7 @@ def read_run(folder: Path, root: Path) -> Row:
     return Row(
         folder=name,
         data=" ".join(as_overrides({key: value for key, value in about.items() if value})),
+        num_val_samples=start.get("val_samples", 0),
         metric=summary.get("best_metric", "") if best else "",
         is_error=summary.get("best_mode") == "min",
         best=best,
@@ -100,18 +105,19 @@ def as_overrides(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def listing(rows: list[Row], key: str) -> str:
-    """Return the rows in order, one table for each data set and task, then the damaged folders."""
+    """Return the rows in order, a table for all that can be compared, then the damaged folders."""
 
-    def group(row: Row) -> tuple[bool, str]:
-        return row.data.endswith("loader=synthetic"), row.data
+    def group(row: Row) -> tuple[bool, str, int]:
+        return row.data.endswith("loader=synthetic"), row.data, row.num_val_samples
 
     tables = []
     sound = [row for row in rows if not row.damage]
-    for (_, data), some in groupby(sorted(sound, key=group), group):
-        tables.append([data] * bool(data) + table(in_order(list(some), key), key))
+    for (_, data, count), some in groupby(sorted(sound, key=group), group):
+        title = f"{data}: {count:,} validation samples" if count else data
+        tables.append([title] * bool(title) + table(in_order(list(some), key), key))
     if damaged := [row for row in rows if row.damage]:
         tables.append(["damaged:", *(f"{row.folder}: {row.damage}" for row in damaged)])
-    return "\n\n".join("\n".join(map(shortened, lines)) for lines in tables)
+    return "\n\n".join("\n".join(lines) for lines in tables)
 
 
 def in_order(rows: list[Row], key: str) -> list[Row]:
@@ -138,15 +144,12 @@ def table(rows: list[Row], key: str) -> list[str]:
         speed = f"{row.images_per_s:,.0f}" if row.images_per_s else "-"
         settings = " ".join(setting for setting in row.settings if setting not in shared)
         shown.append((value, speed, row.folder, settings or "-"))
-    widths = [max(len(cells[column]) for cells in shown) for column in range(3)]
+    widths = [max(len(cells[column]) for cells in shown) for column in range(4)]
+    gap = "  " if sum(widths) <= MAX_WIDTH else "\n    "
     return [" ".join(["all:", *shared])] * bool(shared) + [
-        f"{best:{widths[0]}}  {speed:>{widths[1]}}  {run:{widths[2]}}  {settings}"
+        f"{best:{widths[0]}}  {speed:>{widths[1]}}  {run:{widths[2]}}{gap}{settings}"
         for best, speed, run, settings in shown
     ]
-
-
-def shortened(line: str) -> str:
-    return line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 3]}..."
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -118,9 +118,9 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
         free: environment variables of each of the `jobs` places.
     """
     signals: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, frame: signals.append(number))
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(each, lambda number, frame: signals.append(number))
 
     study = open_study(options, overrides) if options.trials else None
     if study is None:

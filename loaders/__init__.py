@@ -4,6 +4,7 @@ train_loader, val_loader = build_loaders(cfg, device)
 """
 
 import importlib
+from dataclasses import replace
 
 import torch
 
@@ -38,4 +39,7 @@ def build_loaders(
         raise unknown_name("data.layout", cfg.data.layout, LOADERS)
     module, _, name = LOADERS[kind].rpartition(".")
     build = getattr(importlib.import_module(module), name)
-    return build(cfg, device, rank, world_size)
+    train_loader, val_loader = build(cfg, device, rank, world_size)
+    num_val_samples = val_loader.info.num_samples
+    train_loader.info = replace(train_loader.info, num_val_samples=num_val_samples)
+    return train_loader, val_loader

@@ -30,6 +30,9 @@ class DataInfo:
 
     num_samples: int = 0
 
+    num_val_samples: int = 0
+    """Of the validation split, which a training loader is compared on; `build_loaders` sets it."""
+
     num_dropped: int = 0
     """Samples that training drops at the end of each epoch."""
 

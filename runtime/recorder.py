@@ -86,8 +86,9 @@ class Recorder:
         cfg, loader, num_ranks = self.cfg, self.loader, self.group.world_size
         if self.group.rank == 0:
             OmegaConf.save(settings(cfg), self.run_dir / "config.yaml")
-            facts = {"settings": self.changed, "script": Path(sys.argv[0]).name}
-            write_json(self.run_dir / "run.json", facts | self.facts())
+            facts = {"settings": self.changed, "script": Path(sys.argv[0]).name} | self.facts()
+            facts |= {"val_samples": loader.info.num_val_samples}
+            write_json(self.run_dir / "run.json", facts)
         name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
         arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
         size = sum(parameter.numel() for parameter in model.parameters())

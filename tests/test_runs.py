@@ -20,11 +20,19 @@ def listed(folder: Path, *arguments: str) -> list[list[str]]:
     return [part.splitlines() for part in printed.getvalue().rstrip("\n").split("\n\n")]
 
 
-def write_run(folder: Path, best: dict[str, float], mode: str = "max", speed: float = 100) -> None:
+def write_run(
+    folder: Path,
+    best: dict[str, float],
+    mode: str = "max",
+    speed: float = 100,
+    val_samples: int = 0,
+    **settings: str,
+) -> None:
     """A run with these metrics of its best epoch, the first of which has chosen it."""
     folder.mkdir()
     (folder / "config.yaml").write_text("data: {layout: table}\nloader: {name: pytorch}\n")
-    (folder / "run.json").write_text(json.dumps({"settings": {"model.kwargs.text": 200 * "a"}}))
+    start = {"settings": {"model.kwargs.text": 200 * "a", **settings}, "val_samples": val_samples}
+    (folder / "run.json").write_text(json.dumps(start))
     summary = {"best": best, "best_metric": next(iter(best)), "best_mode": mode}
     (folder / "summary.json").write_text(json.dumps(summary | {"perf/images_per_s": speed}))
 
@@ -33,14 +41,14 @@ def test_a_run_is_listed_with_its_settings_best_metric_and_speed(tmp_path) -> No
     run = tmp_path / "train" / "short"
     train("train.py", run, *SMALL, "max_steps=5")
     (tmp_path / "no run").mkdir()
-    [[title, header, line]] = listed(tmp_path)
-    assert title == "data=mnist_mini data.root=data task=classification"
-    assert header.split() == ["best", "images/s", "run", "settings"]
+    [[title, *header, line, settings]] = listed(tmp_path)
+    assert title.startswith("data=mnist_mini data.root=data task=classification: 2,000 ")
+    assert " ".join(header).split() == ["best", "images/s", "run", "settings"]
     summary = summary_of(run)
     best, speed = summary["best"]["val/top1"], summary["perf/images_per_s"]
     assert line.split()[:4] == ["val/top1", f"{best:.4f}", f"{speed:,.0f}", "train/short"]
-    assert "  model.kwargs.width=8 log.images=0 optimizer.warmup_epochs=0.0 epochs=1" in line
-    assert "output_dir" not in line
+    assert "  model.kwargs.width=8 log.images=0 optimizer.warmup_epochs=0.0 epochs=1" in settings
+    assert "output_dir" not in settings
 
 
 def test_runs_are_sorted_by_any_metric(tmp_path) -> None:
@@ -64,14 +72,15 @@ def test_runs_are_compared_with_those_of_their_data_only_and_the_lowest_error_is
     write_run(tmp_path / ("b" * 90), {"val/mae": 0.125}, mode="min")
     write_run(tmp_path / "c", {"val/mae": 2.0}, mode="min")
     replace(tmp_path / "c" / "config.yaml", "table", "tiles")
+    write_run(tmp_path / "e", {"val/mae": 0.0}, mode="min", val_samples=50)
     write_run(tmp_path / "d", {"val/mae": 0.0}, mode="min")
     replace(tmp_path / "d" / "config.yaml", "pytorch", "synthetic")
     tables = listed(tmp_path)
     names = [[line.split()[3] for line in lines if "val/mae" in line] for lines in tables]
-    assert names == [["b" * 90, "a"], ["c"], ["d"]]
+    assert names == [["b" * 90, "a"], ["e"], ["c"], ["d"]]
+    assert "50" in tables[1][0]
     assert "synthetic" in tables[-1][0]
-    assert max(len(line) for lines in tables for line in lines) <= 120
-    assert tables[0][1].startswith("all: model.kwargs.text=a")
+    assert tables[0][1] == f"all: model.kwargs.text={200 * 'a'}"
     assert tables[0][-1].split()[-1] == "-"
     assert runs.read_run(tmp_path / "c", tmp_path).score("val/mae") == -2  # for a sweep's trials
 
@@ -81,13 +90,21 @@ def test_a_reader_that_ends_early_is_no_error(tmp_path) -> None:
     assert without_reader("runs.py", str(tmp_path)) == (-signal.SIGPIPE, b"")
 
 
+def test_settings_are_whole_and_below_long_names(tmp_path) -> None:
+    rates = [f"0.{'1' * 90}{number}" for number in range(3)]
+    for number, rate in enumerate(rates):
+        write_run(tmp_path / f"{number}-{'n' * 90}", {"val/top1": -number}, rate=rate)
+    [[*_, _, first, _, second, _, third]] = listed(tmp_path)
+    assert [first, second, third] == [f"    rate={rate}" for rate in rates]
+
+
 def test_damaged_folders_are_named_and_the_others_are_shown(tmp_path) -> None:
     write_run(tmp_path / "good", {"val/top1": 0.5})
     for file in ("config.yaml", "run.json", "summary.json"):
         for number, content in enumerate(("[]", "{", "\x00")):
             shutil.copytree(tmp_path / "good", tmp_path / f"{number}-{file}")
             (tmp_path / f"{number}-{file}" / file).write_text(content)
-    [[_, _, good], [title, *damaged]] = listed(tmp_path)
+    [[*_, good, _], [title, *damaged]] = listed(tmp_path)
     assert good.split()[3] == "good"
     assert (title, len(damaged)) == ("damaged:", 9)
     for folder, problem in (line.split(": ", 1) for line in damaged):
