@@ -18,9 +18,8 @@ _torchruns: list[int] = []  # part: ranks
 
 
 def is_requested() -> bool:
-    """Return True if the main thread has handled such a signal, or if torchrun has died."""
-    # part: ranks
-    if _torchruns and _torchruns[-1] != os.getppid():
+    """Return True if the main thread has handled such a signal."""
+    if _torchruns and _torchruns[-1] != os.getppid():  # it was killed  # part: ranks
         _requested.set()
     return _requested.is_set()
 

@@ -116,6 +116,7 @@ def test_which_part_a_process_writes() -> None:
     task = {f"SLURM_ARRAY_TASK_{name}": value for name, value in of_array.items()}
     assert part_of(None, {}) == Part(1, 1)
     assert part_of(None, rank_2) == Part(2, 2)
+    assert part_of(None, {"WORLD_SIZE": "2"}) == Part(1, 1)
     assert part_of("3/64", rank_2 | task) == Part(3, 64)
     assert part_of(None, rank_2 | task) == Part(3, 4)
     with refused("part=3/2"):  # an array with gaps

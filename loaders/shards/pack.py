@@ -81,9 +81,9 @@ def part_of(text: str | None, environment: Mapping[str, str] = os.environ) -> Pa
             int(environment[f"SLURM_ARRAY_TASK_{name}"]) for name in ("ID", "MIN", "STEP", "COUNT")
         )
         text = f"{(task - first) // step + 1}/{count}"
-    text = text or "{}/{}".format(
-        int(environment.get("RANK", "0")) + 1, environment.get("WORLD_SIZE", "1")
-    )
+    if not text and environment.get("RANK"):
+        text = f"{int(environment['RANK']) + 1}/{environment.get('WORLD_SIZE', '')}"
+    text = text or "1/1"
     number, slash, of = text.partition("/")
     if not (slash and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
         raise UserError(f"part={text} is not possible; use part=1/64 to part=64/64, for example")
