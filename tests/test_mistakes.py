@@ -60,10 +60,7 @@ TABLE = [
     ("compose.py ddp ddp", "names ddp twice"),  # part: ddp
     ("compose.py tpu", "unknown technique tpu; use some of "),
     ("compose.py ddp --onto FOLDER/latin1.py", "FOLDER/latin1.py"),  # part: ddp
-    (
-        "compose.py ddp --onto FOLDER/foreign.py",
-        "FOLDER/foreign.py: it has no @entry_point",
-    ),  # part: ddp
+    ("compose.py ddp --onto FOLDER/foreign.py", "FOLDER/foreign.py"),  # part: ddp
     ("runs.py nowhere", "nowhere is not a folder"),
     ("runs.py FOLDER/photos", "there are no runs below FOLDER/photos"),
     ("runs.py a b", "a b"),
