@@ -157,7 +157,8 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
                 job.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
         for job in list(running):
-            if job.process.poll() is None or job.trial.is_running():  # a rank may end later
+            code = job.process.poll()
+            if code is None or (code < 0 and job.trial.is_running()):  # ranks outlive torchrun
                 continue
             running.remove(job)
             free.append(job.env)
@@ -169,7 +170,6 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
             elif not signals:
                 failed = True
                 last = trial.log.read_text(errors="replace").splitlines()[-NUM_LOG_LINES:]
-                code = job.process.returncode
                 print(f"{trial.folder.name}: failed with exit code {code}; {trial.log} ends:")
                 print("\n".join(f"    {line}" for line in last), flush=True)
 
