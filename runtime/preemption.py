@@ -14,12 +14,14 @@ REQUEUE_MARKER = "requeue"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 _requested = threading.Event()
-_torchruns: list[int] = []  # part: ranks
+# part: ranks
+# The parent, as long as it lives: ranks of a torchrun that was killed save and end, too.
+_torchruns: list[int] = []
 
 
 def is_requested() -> bool:
     """Return True if the main thread has handled such a signal."""
-    if _torchruns and _torchruns[-1] != os.getppid():  # it was killed  # part: ranks
+    if _torchruns and _torchruns[-1] != os.getppid():  # part: ranks
         _requested.set()
     return _requested.is_set()
 
