@@ -40,6 +40,15 @@ def check_combinations(cfg: Config) -> None:
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} is not less than "
             f"epochs={cfg.epochs}; use a smaller value"
         )
+    # part: images
+    data, (low, high) = cfg.data, cfg.data.value_range
+    outside = any(not low <= value <= high for value in data.mean or ())
+    if outside or any(value > high - low for value in data.std or ()):
+        raise UserError(
+            f"data.mean={data.mean} data.std={data.std} do not fit data.value_range="
+            f"{data.value_range}; divide both by 255, or set data.value_range=[0,255]"
+        )
+
     if cfg.loader.name == "packed" and cfg.loader.pack is None:  # part: packed
         raise UserError(
             "loader=packed needs loader.pack=DIR, made by python -m loaders.pack ... out=DIR"

@@ -27,6 +27,8 @@ TABLE = [
     ("train.py data.root=http://host/data?key=a=b", "'data.root=\"VALUE\"'"),
     ("train.py epochs=many", "epochs: Value 'many'"),
     ("train.py data.mean=0.5", "data.mean"),
+    ("train.py data.mean=[123.7]", "data.value_range=[0,255]"),
+    ("train.py data.std=[58.4]", "data.value_range=[0,255]"),
     ("train.py profile.steps=[1,0.5]", "profile.steps"),
     ("train.py loader.reader=native", "loader=dali_reader"),
     ("train.py loader=packed", "loader.pack=DIR"),
