@@ -16,6 +16,16 @@ def filled(value: int, height: int = 8, width: int = 10) -> np.ndarray:
     return mask
 
 
+def coloured(index: int, *colours: tuple[int, int, int]) -> Image.Image:
+    """A mask of 0 and one index, with these colours."""
+    mask = Image.fromarray(filled(index))
+    mask.putpalette(sum(colours, ()))
+    return mask
+
+
+BLACK, RED, GREEN = (0, 0, 0), (255, 0, 0), (0, 255, 0)
+
+
 @pytest.mark.parametrize(
     ("masks", "overrides", "shown"),
     [
@@ -25,6 +35,16 @@ def filled(value: int, height: int = 8, width: int = 10) -> np.ndarray:
         ({"a.png": filled(1, 8, 9)}, [], ["a.png", "8x9", "8x10"]),
         ({"a.png": Image.new("RGB", (10, 8))}, [], ["a.png", "RGB"]),
         ({"a.jpg": Image.new("L", (10, 8))}, [], ["a.jpg", "JPEG"]),
+        (
+            {"b.png": np.full((8, 10), 255, np.uint8), "c.png": filled(1)},
+            ["data.ignore_index=255"],
+            ["the 1 ", "nothing but data.ignore_index=255"],
+        ),
+        (
+            {"b.png": coloured(1, BLACK, RED), "c.png": coloured(1, BLACK, GREEN)},
+            [],
+            ["index 1", "(255, 0, 0)", "b.png", "(0, 255, 0)", "c.png"],
+        ),
         ({"a.tif": np.zeros((8, 10), np.float32)}, [], ["a.tif", "float32"]),
     ],
 )
@@ -35,3 +55,12 @@ def test_wrong_masks_are_named_at_start(masks: dict, overrides, shown, tmp_path:
     options = ["data=masks", f"data.root={tmp_path}", f"data.cache_dir={tmp_path}"]
     with refused(*shown):
         index_of(*options, "data.val_count=1", *overrides)
+
+
+def test_palettes_may_differ_in_colours_that_no_mask_has(tmp_path: Path) -> None:
+    for name, palette in (("a", (BLACK, RED, GREEN, RED)), ("b", (BLACK, RED)), ("c", ())):
+        mask = coloured(1, *palette) if palette else filled(1)
+        save(tmp_path / "masks" / f"{name}.png", mask)
+        save(tmp_path / "images" / f"{name}.png", np.zeros((8, 10, 3), np.uint8))
+    options = ["data=masks", f"data.root={tmp_path}", f"data.cache_dir={tmp_path}"]
+    assert index_of(*options, "data.val_count=1")[0].target.classes == ("0", "1")

@@ -6,7 +6,9 @@ import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
+from loaders.images import read_indices, read_palette
 from loaders.index.files import index_splits
+from loaders.index.headers import in_threads
 from loaders.index.index import Index
 from loaders.index.pairs import find_pairs, size_factor
 from loaders.targets import Masks
@@ -19,7 +21,15 @@ def masks(data: DataConfig) -> tuple[Index, Index]:
             f"the masks below {data.root} are {factor} times as large as their images; store each "
             "mask as large as its image"
         )
-    num_classes = _num_classes(data, found.paths, found.headers["highest"])
+    highest = found.headers["highest"]
+    for split, part in zip(("training", "validation"), parts, strict=True):
+        if highest[part].max() < 0:
+            raise UserError(
+                f"the {len(part)} {split} masks below {data.root} hold nothing but "
+                f"data.ignore_index={data.ignore_index}; use masks with classes"
+            )
+    _check_palettes([path for path in found.paths if path not in found.broken], data.ignore_index)
+    num_classes = _num_classes(data, found.paths, highest)
     target = Masks(
         classes=tuple(map(str, range(num_classes))),
         ignore_index=data.ignore_index,
@@ -56,3 +66,22 @@ def _num_classes(data: DataConfig, files: list[str], highest: np.ndarray) -> int
             "if there are others"
         )
     return top + 1
+
+
+def _check_palettes(files: list[str], ignore_index: int) -> None:
+    """Raise UserError if a class has different colours in two files, as where each has a palette of
+    the colours that occur in it: its indices then mean something else."""
+    palettes = in_threads(read_palette, files, "reading palettes")
+    if len({*palettes} - {b""}) < 2:
+        return
+    first: dict[int, tuple[bytes, str]] = {}
+    all_indices = in_threads(read_indices, files, "comparing palettes")
+    for path, palette, indices in zip(files, palettes, all_indices, strict=True):
+        for index in {*indices} - {ignore_index} if palette else ():
+            colour = palette[3 * index : 3 * index + 3]
+            other, other_path = first.setdefault(index, (colour, path))
+            if colour != other:
+                raise UserError(
+                    f"the index {index} has the colour {(*other,)} in {other_path} but "
+                    f"{(*colour,)} in {path}; store the masks with one palette, or without any"
+                )
