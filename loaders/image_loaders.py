@@ -11,24 +11,14 @@ from functools import partial
 import torch
 
 from conf.errors import unknown_name
-from conf.schema import Config, DataConfig
+from conf.schema import Config
 from loaders import LOADERS
 from loaders.backends import ImageLoader, backend, with_fastest_parallelism
+from loaders.describe import describe, warn
 from loaders.index import DATASETS, Index
 from loaders.limits import limits_explained
 from loaders.open import open_splits
 from loaders.plan import PlanSampler
-
-# part: table
-GEOMETRY = (
-    "random_crop",
-    "random_resized_crop",
-    "hflip",
-    "vflip",
-    "rotation",  # part: spatial
-    "random_scale",  # part: spatial
-)
-"""Keys of `data` that move what an image shows, at random."""
 
 
 def build_loaders(
@@ -48,7 +38,9 @@ def build_loaders(
     train_loader = new_loader(train_sampler, cfg, device)
     val_loader = new_loader(val_sampler, cfg, device)
     train_loader.samplers = [train_sampler, val_sampler]  # part: bad_samples
-    lines = _describe(cfg.data, train_index, val_index)
+    lines = describe(cfg, train_index, val_index)
+    if rank == 0:
+        warn(cfg.data, train_index)
     train_loader.info = replace(train_loader.info, description=lines)
     return train_loader, val_loader
 
@@ -59,19 +51,3 @@ def _open_indexes(cfg: Config) -> tuple[Index, Index]:
 
         return open_pack(cfg)
     return open_splits(cfg.data)
-
-
-def _describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[str, ...]:
-    """Describe the data, such as `photos: 900 training and 100 validation samples, 3 classes (cat,
-    cow, dog)`, and what may be wrong."""
-    lines = [
-        f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and "
-        f"{len(val_index):,} validation samples, {train_index.target.describe()}",
-        *train_index.notes,
-    ]
-    moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]  # part: table
-    if moved and train_index.target.kind == "numbers":  # part: table
-        lines.append(
-            f"the labels' numbers do not move with {', '.join(moved)}: none may be a position"
-        )
-    return tuple(lines)

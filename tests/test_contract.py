@@ -139,7 +139,8 @@ def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places, c
     place = places(kind)
     train, val = place.loaders(way)
     reference = place.loaders("threads")[0].info
-    assert train.info.description == reference.description
+    lines = [line for line in train.info.description if not line.startswith("DALI")]
+    assert lines == [*reference.description]
     assert train.info.classes == reference.classes
     if reference.classes:
         assert np.array_equal(train.info.class_counts(), reference.class_counts())

@@ -19,6 +19,8 @@ TIFF_SIZE = (256, 257)  # tags of the width and height as stored
 TIFF_BITS, TIFF_PLANES = 258, 284
 JPEG_TAGS = b"\xff\xe1"
 JPEG_END = b"\xff\xd9"  # part: dali
+GREY = ("1", "L", "LA", "I", "I;16", "I;16B")
+"""Pillow's modes without colours."""
 JPEG_HEADER_BYTES = 1 << 14  # enough for most
 DALI_JPEGS = ("Gray", "YCbCr", "RGB", "L")  # part: dali
 """Colours of a JPEG, as libjpeg and Pillow call them; DALI converts the others, CMYK, otherwise."""
@@ -108,6 +110,15 @@ def _header_by_pillow(path: str) -> Header:
         header = header._replace(dali_reads=dali_reads)
 
         return header
+
+
+def is_grey(path: str) -> bool:
+    """Return True for an image that is stored without colours."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return image.mode in GREY
+    except Exception:  # damaged bytes make Pillow raise errors of any type
+        return False
 
 
 def png_chunks(file: BinaryIO) -> dict[bytes, bytes]:

@@ -58,5 +58,6 @@ def build_loaders(
     train_loader.samplers = samplers  # part: bad_samples
     line = f"{name}: {len(train):,} training and {len(val):,} validation samples"
     line += f", {target.describe()}" if target else ""
-    train_loader.info = replace(train_loader.info, description=(line,))
+    lines = (line, *train_loader.info.description)
+    train_loader.info = replace(train_loader.info, description=lines)
     return train_loader, val_loader

@@ -85,7 +85,12 @@ class OwnLoader(EpochLoader):
         map_leaves(partial(_check_leaf, sampler.name), batch)
         inputs = batch[0]
         first = next(tensors_of(inputs), torch.zeros(0))
+        shapes = [
+            f"{'x'.join(map(str, each.shape[1:]))} {str(each.dtype).removeprefix('torch.')}".strip()
+            for each in tensors_of(inputs)
+        ]
         info = DataInfo(
+            description=(f"inputs: {', '.join(shapes)} of the first sample",),
             target=target,
             in_channels=first.shape[1] if first.ndim == 4 else 1,
             dtype=str(first.dtype).removeprefix("torch."),

@@ -1,2 +1,2 @@
-from loaders.plan.plan import ROW, neutral_rows, resized_sizes
+from loaders.plan.plan import ROW, crop_shapes, neutral_rows, output_size, resized_sizes
 from loaders.plan.sampler import PlanSampler
