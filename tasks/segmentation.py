@@ -1,5 +1,6 @@
 """Segmentation: a class for each pixel."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,16 @@ class Segmentation(Task):
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Return the mean loss, the mean intersection over union and the share of right pixels;
-        ValueError without images."""
+        """Return the mean loss, the mean intersection over union and the share of right pixels: NaN
+        without a pixel that counts; ValueError without images."""
         loss = divide_by_count(("loss",), totals)
         right, predicted, true = totals[2:].cpu().view(3, self.num_outputs)
+        if not true.any():
+            return dict.fromkeys(self.metric_names, math.nan)
         union = predicted + true - right
         occurs = union > 0
-        miou = float((right[occurs] / union[occurs]).mean()) if occurs.any() else 0.0
-        accuracy = float(right.sum() / true.sum().clamp(min=1))
-        return loss | {"miou": miou, "pixel_accuracy": accuracy}
+        miou = float((right[occurs] / union[occurs]).mean())
+        return loss | {"miou": miou, "pixel_accuracy": float(right.sum() / true.sum())}
 
     def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
         """Return probabilities, (N, H, W, num_classes) float32."""

@@ -1,5 +1,6 @@
 """The class of each pixel: the metrics are those of scikit-learn."""
 
+import math
 from typing import Any
 
 import pytest
@@ -53,6 +54,12 @@ def test_miou_and_accuracy_are_those_of_scikit_learn_without_classes_that_are_ab
     wide = torch.cat([outputs, torch.full_like(outputs[:, :2], -100)], dim=1)
     six = metrics_of(segmentation(6), wide, targets)
     assert six["miou"] == pytest.approx(metrics["miou"], rel=1e-12)
+
+
+def test_the_metrics_are_undefined_without_a_pixel_that_counts() -> None:
+    outputs, targets = batch()
+    metrics = metrics_of(segmentation(), outputs, torch.full_like(targets, 255))
+    assert all(map(math.isnan, metrics.values()))
 
 
 def test_ignored_pixels_have_no_loss_and_no_gradient() -> None:
