@@ -431,8 +431,8 @@ class LogConfig:
     """Steps between two log points, where values are fetched from the device."""
 
     images: int = key(16, FROM_0)
-    """Number of images in the grids of inputs, and up to 16 of them in those of predictions; 0:
-    none."""
+    """Number of images in the grids of inputs, and, up to 16, in those of the validation's worst
+    predictions; 0: none."""
 
     progress: bool = True
     """Progress bar on a terminal; false, or without a terminal: plain lines."""

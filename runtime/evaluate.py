@@ -17,6 +17,9 @@ Shown = Sequence[tuple[Any, Any, Any]]
 
 NUM_SHOWN = 16
 
+Kept = list[Tensor]
+"""Losses, inputs, outputs and targets of some samples."""
+
 
 def evaluate(
     model: nn.Module,
@@ -25,7 +28,7 @@ def evaluate(
     precision: AbstractContextManager[object] | None = None,
     num_batches: int = 0,  # part: fsdp
 ) -> tuple[Tensor, Shown]:
-    """Add up `task.sums()` over the loader, and keep some samples to show.
+    """Add up `task.sums()` over the loader, and keep the worst samples to show.
 
     A loader without batches gives zeros and no samples. The mode of the model is restored.
 
@@ -39,7 +42,8 @@ def evaluate(
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and
-        targets of up to 16 samples, evenly spaced: neighbours are often of one class.
+        targets of up to 16 samples with the highest losses, the highest first. If these are not
+        tensors, samples are evenly spaced: neighbours are often of one class.
     """
     if isinstance(model, DataParallel | DistributedDataParallel):  # part: dp|ddp
         model = model.module
@@ -47,6 +51,7 @@ def evaluate(
     device = next(model.parameters(), torch.empty(0)).device
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
     shown: list[tuple[Any, Any, Any]] = []
+    kept: Kept = []
     inputs: Any = None  # part: fsdp
     was_training = model.training
     model.eval()
@@ -57,6 +62,10 @@ def evaluate(
                 outputs = model(inputs)
                 totals += task.sums(outputs, targets)
                 num_batches -= 1  # part: fsdp
+                if all(isinstance(value, Tensor) for value in (inputs, outputs, targets)):
+                    losses = task.loss_per_image(outputs, targets)
+                    kept = with_worst(kept, [losses, inputs, outputs, targets])
+                    continue
                 size = num_samples((inputs, targets))
                 due = min((number + 1) * NUM_SHOWN // len(loader) - len(shown), size)
                 for place in [size * n // due for n in range(due)]:
@@ -70,7 +79,25 @@ def evaluate(
                 model(inputs)
     finally:
         model.train(was_training)
-    return totals, shown
+    worst = [tuple(part(tuple(kept[1:]), n, n + 1)) for n in range(len(kept[0]) if kept else 0)]
+    return totals, worst or shown
+
+
+def with_worst(kept: Kept, batch: Kept) -> Kept:
+    """Return the samples with the highest losses of two sets, without waiting for the device; those
+    kept alone if the batch has other shapes, as texts of other lengths."""
+    batch = worst_of(batch)
+    if not kept:
+        return batch
+    if [values.shape[1:] for values in kept] != [values.shape[1:] for values in batch]:
+        return kept
+    return worst_of([torch.cat(pair) for pair in zip(kept, batch, strict=True)])
+
+
+def worst_of(samples: Kept) -> Kept:
+    """Return the samples with the highest losses, the highest first."""
+    order = samples[0].topk(min(NUM_SHOWN, len(samples[0]))).indices
+    return [values[order] for values in samples]
 
 
 def copied(value: Any) -> Any:

@@ -28,6 +28,7 @@ from runtime.run_dir import SUMMARY
 from runtime.state import settings
 from runtime.timing import Timing, verdict
 from tasks import Task
+from tasks.inputs import with_targets
 
 log = logging.getLogger(__name__)
 
@@ -160,13 +161,18 @@ class Recorder:
         """Exchange the bad samples that ranks found; `data.max_bad_samples` limits all together."""
         self.num_bad_samples = self.loader.share_bad_samples(self.group.gather)
 
-    def log_inputs(self, inputs: Any, step_number: int) -> None:
-        """Log some inputs of the training as images."""
+    def log_inputs(self, batch: tuple[Any, Any], step_number: int) -> None:
+        """Log some inputs of the training as images, with their targets."""
         if self.group.rank != 0 or not self.cfg.log.images:
             return
-        images = self.loader.info.pictures(part(inputs, 0, self.cfg.log.images))
-        if images is not None:
-            self.loggers.log({"train/inputs": images}, step_number)
+        inputs, targets = part(batch, 0, self.cfg.log.images)
+        images = self.loader.info.pictures(inputs)
+        if images is None:
+            return
+        drawn = {"inputs": images}
+        target, value_range = self.loader.info.target, self.cfg.data.value_range  # part: pictures
+        drawn = with_targets(images, targets, target, value_range)  # part: pictures
+        self.loggers.log({f"train/{name}": image for name, image in drawn.items()}, step_number)
 
     def close_epoch(self, step_number: int) -> None:
         """Log the steps since the last log point, and remove the progress bar."""
@@ -180,9 +186,7 @@ class Recorder:
         if self.group.rank != 0 or not self.cfg.log.images or not shown:
             return
         drawn: dict[str, list[Tensor]] = {}
-        count = min(len(shown), self.cfg.log.images)
-        for n in range(count):  # over the whole split, as `shown` is
-            inputs, outputs, targets = shown[n * len(shown) // count]
+        for inputs, outputs, targets in shown[: self.cfg.log.images]:
             pictures = self.loader.info.pictures(inputs)
             if pictures is not None:
                 for name, image in task.visualize(pictures, outputs, targets).items():

@@ -203,7 +203,7 @@ class Run:
                 self.is_last_micro_batch = number == num_micro_batches - 1
                 yield part(batch, number * size, (number + 1) * size) if size < count else batch
             if self.step_number == 1:
-                self.recorder.log_inputs(batch[0], self.step_number)
+                self.recorder.log_inputs(batch, self.step_number)
             self.timing.end_step()
             if self.profiler is not None:  # part: profile
                 self.profiler.step()

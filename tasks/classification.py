@@ -67,11 +67,13 @@ class Classification(Task):
 
     # part: pictures
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the images with the names of their true and predicted classes."""
+        """Draw the images with their true and predicted classes and the probabilities of these."""
         captions = []
-        for true, guess in zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True):
-            colour = "lime" if guess == true else "red"
-            captions.append([(self.classes[true], "white"), (self.classes[guess], colour)])
+        for true, shares in zip(targets.tolist(), outputs.float().softmax(dim=1), strict=True):
+            guess = int(shares.argmax())
+            texts = [f"{self.classes[n]}\t{shares[n]:.0%}" for n in (true, guess)]
+            colour = "lime" if guess == true else "tomato"
+            captions.append([(texts[0], "white"), (texts[1], colour)])
         return {"predictions": with_captions(inputs, captions)}
 
     def plots(self, totals: Tensor) -> dict[str, Tensor]:  # part: pictures

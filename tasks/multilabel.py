@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.pictures import with_captions
+from tasks.pictures import shares_text, with_captions
 from tasks.sums import count_of_each, divide_by_count, sum_columns
 from tasks.task import Task, check_shape
 from tasks.weights import class_weights, on_device
@@ -87,15 +87,13 @@ class MultiLabel(Task):
 
     # part: pictures
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the images with the names of their true and predicted classes."""
-
-        def names(row: Tensor) -> str:
-            return ", ".join(self.classes[i] for i in row.nonzero().flatten().tolist()) or "-"
-
+        """Draw the images with their true classes and, with probabilities, the predicted ones."""
         captions = []
-        for true, guess in zip(targets > 0, outputs > 0, strict=True):
-            colour = "lime" if torch.equal(true, guess) else "red"
-            captions.append([(names(true), "white"), (names(guess), colour)])
+        for true, shares in zip(targets, outputs.float().sigmoid(), strict=True):
+            guess = torch.where(shares > 0.5, shares, 0)
+            colour = "lime" if torch.equal(true > 0, guess > 0) else "tomato"
+            texts = [shares_text(row, self.classes) for row in (true, guess)]
+            captions.append([(texts[0], "white"), (texts[1], colour)])
         return {"predictions": with_captions(inputs, captions)}
 
 

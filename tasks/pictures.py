@@ -6,7 +6,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torch.nn import functional as F
 
-LINE = 12  # pixels of a line of text
+LINE, CHARACTER = 12, 8  # pixels of a line of text, and of its widest character
 MIN_WIDTH = 96  # of an image with text
 # Pixels of a confusion matrix: all cells, largest cell, smallest cell with a number, names.
 CHART, MAX_CELL, MIN_CELL, NAMES = 480, 48, 24, 120
@@ -19,7 +19,8 @@ def as_pictures(images: Tensor) -> Tensor:
 
 
 def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Tensor:
-    """Draw lines of (text, colour) below each picture, which is enlarged if small; (N, 3, H, W)."""
+    """Draw lines of (text, colour) below each picture, which is enlarged if small; (N, 3, H, W).
+    What follows a tab in a text stands at the right and hides a longer text before it."""
     factor = -(-MIN_WIDTH // pictures.shape[-1])
     pictures = F.interpolate(as_pictures(pictures), scale_factor=float(factor))
     height, width = pictures.shape[-2:]
@@ -28,9 +29,21 @@ def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Te
         image = Image.new("RGB", (width, height + LINE * max(map(len, captions))))
         image.paste(Image.fromarray(picture))
         for number, (text, colour) in enumerate(lines):
-            _write(image, (2, height + LINE * number), text, colour)
+            text, _, right = text.partition("\t")
+            top = height + LINE * number
+            _write(image, (2, top), text, colour)
+            image.paste(0, (width - CHARACTER * len(right), top, width, top + LINE))
+            _write(image, (width - 2, top), right, colour, "ra")
         drawn.append(np.array(image))
     return floats(np.stack(drawn))
+
+
+def shares_text(shares: Tensor, names: tuple[str, ...]) -> str:
+    """Return the classes and their shares as text, such as `cat: 70%, dog: 30%`; of 100%, the class
+    alone."""
+    found = [(share, name) for share, name in zip(shares.tolist(), names, strict=True) if share > 0]
+    found.sort(key=lambda one: -one[0])
+    return ", ".join(name if share == 1 else f"{name}: {share:.0%}" for share, name in found) or "-"
 
 
 def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from loaders import DataInfo, Loader
 from loaders.targets import Labels
 from runtime import evaluate
+from tasks.classification import Classification
 from tests.helpers import DEVICES
 from tests.task_contract import build, names, random
 
@@ -63,19 +64,45 @@ def test_it_calls_the_model_in_the_precision_and_as_often_as_it_is_asked_to(
     totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([20, 20], [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27, 30, 32, 35, 37]),
-        ([3] * 32, range(3, 96, 6)),  # the first of every second batch
-        ([1, 2], [0, 1, 2]),
-    ],
-)
-def test_it_hands_back_images_from_the_whole_split(sizes, expected) -> None:
+SIZES = [[20, 20], [3] * 32, [1, 2]]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_it_hands_back_the_images_with_the_highest_losses(sizes) -> None:
     outputs, targets = batch(sum(sizes))
+    worst = TASK.loss_per_image(outputs, targets).argsort(descending=True)[:16]
     batches = zip(outputs.split(sizes), targets.split(sizes), strict=True)
     _, shown = evaluate(Probe(), TASK, loader_of(*batches))
     for values, wanted in zip(zip(*shown, strict=True), (outputs, outputs, targets), strict=True):
+        assert torch.equal(torch.cat(values), wanted[worst])
+
+
+class OfDicts(Classification):
+    """Takes outputs in a dict."""
+
+    def sums(self, outputs: Any, targets: Tensor) -> Tensor:
+        return super().sums(outputs["logits"], targets)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (SIZES[0], [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27, 30, 32, 35, 37]),
+        (SIZES[1], range(3, 96, 6)),  # the first of every second batch
+        (SIZES[2], [0, 1, 2]),
+    ],
+)
+def test_of_outputs_that_are_no_tensors_it_hands_back_some_from_the_whole_split(
+    sizes, expected
+) -> None:
+    outputs, targets = batch(sum(sizes))
+    model, task = Probe(), OfDicts.__new__(OfDicts)
+    vars(task).update(vars(TASK))
+    batches = zip(outputs.split(sizes), targets.split(sizes), strict=True)
+    model.register_forward_hook(lambda model, inputs, outputs: {"logits": outputs})
+    _, shown = evaluate(model, task, loader_of(*batches))
+    found = [(one, two["logits"], three) for one, two, three in shown]
+    for values, wanted in zip(zip(*found, strict=True), (outputs, outputs, targets), strict=True):
         assert torch.equal(torch.cat(values), wanted[list(expected)])
     first = shown[0][0]
     assert first.untyped_storage().nbytes() == first.nbytes  # no view of the whole batch
