@@ -1,12 +1,17 @@
-"""Generator of the table in docs/configuration.md from `schema.py`: `python -m conf.reference`."""
+"""Generator of the table in docs/configuration.md from the files of this folder: `python -m
+conf.reference`."""
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-SCHEMA = Path(__file__).with_name("schema.py")
-TABLE = SCHEMA.parents[1] / "docs" / "configuration.md"
+from omegaconf import OmegaConf
+
+CONF = Path(__file__).parent
+TABLE = CONF.parent / "docs" / "configuration.md"
 START, END = "<!-- configuration keys -->", "<!-- end of configuration keys -->"
 
 
@@ -38,24 +43,48 @@ def _default(value: ast.expr | None) -> str:
 
 def _meaning(key: str, docstring: ast.stmt | None) -> str:
     if not (isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)):
-        raise ValueError(f"{SCHEMA.name}: {key} has no docstring; add one under the field")
+        raise ValueError(f"schema.py: {key} has no docstring; add one under the field")
     return " ".join(str(docstring.value.value).split())
 
 
-def table(schema: str) -> str:
-    rows = [
-        f"| `{key}` | {f'`{default}`' if default else ''} | {text} |"
-        for key, default, text in documented_keys(schema)
-    ]
-    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
+def _values_of(file: Path) -> dict[str, Any]:
+    """Return the values that a file of a group sets, such as conf/data/pairs.yaml."""
+    values: Any = OmegaConf.to_container(OmegaConf.load(file))
+    parents = [file.with_name(f"{name}.yaml") for name in values.pop("defaults")]
+    inherited = [_values_of(parent) for parent in parents if parent.stem != "schema"]
+    return {key: value for one in (*inherited, values) for key, value in one.items()}
 
 
-def with_table(text: str, schema: str) -> str:
-    """Return the text with the table of the keys of a schema."""
+@cache
+def _defaults_of_group(folder: Path) -> dict[str, dict[str, list[str]]]:
+    """Return, by key, the values that the files of a group set, and the names of these files."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for file in sorted(folder.glob("*.yaml")):
+        for key, value in _values_of(file).items():
+            text = str(value).replace("'", "").replace(" ", "")
+            text = {"None": "null", "True": "true", "False": "false"}.get(text, text)
+            if text != file.stem:  # the name itself
+                found.setdefault(key, {}).setdefault(text, []).append(file.stem)
+    return found
+
+
+def table(conf: Path) -> str:
+    rows = ["| key | default | meaning |", "| --- | --- | --- |"]
+    for key, default, text in documented_keys((conf / "schema.py").read_text()):
+        group, _, name = key.rpartition(".")
+        of_group = _defaults_of_group(conf / group).get(name, {}) if group else {}
+        values = [f"`{default}`"] if default else []
+        values += [f"`{value}` ({', '.join(files)})" for value, files in of_group.items()]
+        rows.append(f"| `{key}` | {'; '.join(values)} | {text} |")
+    return "\n".join(rows)
+
+
+def with_table(text: str, conf: Path) -> str:
+    """Return the text with the table of the keys of a folder like this one."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
-    return f"{before}{START}\n{table(schema)}\n{END}{after}"
+    return f"{before}{START}\n{table(conf)}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    TABLE.write_text(with_table(TABLE.read_text(), SCHEMA.read_text()))
+    TABLE.write_text(with_table(TABLE.read_text(), CONF))

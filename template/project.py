@@ -156,8 +156,7 @@ def export(name: str, chosen: set[str], files: Path) -> None:
     table = parts_table(chosen, files)
     (files / "README.md").write_text(readme.replace("\nPARTS\n", f"\n{table}", 1))
     keys = files / "docs" / "configuration.md"
-    schema = (files / "conf" / "schema.py").read_text()
-    keys.write_text(with_table(keys.read_text(), schema))
+    keys.write_text(with_table(keys.read_text(), files / "conf"))
 
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
     pyproject = (files / "pyproject.toml").read_text()
