@@ -55,15 +55,18 @@ def describe(cfg: Config, train_index: Index, val_index: Index) -> tuple[str, ..
 
 
 def _some_of(index: Index, most: int) -> list[int]:
-    """Return evenly spaced samples."""
+    """Return evenly spaced samples; none of shards, which would have to be fetched."""
+    if index.shards is not None:  # part: shards
+        return []
     return np.unique(np.linspace(0, len(index) - 1, most).astype(int)).tolist()
 
 
 def _are_grey(index: Index) -> bool:
     """Return True if photos become RGB although those that are looked at have no colours."""
-    is_rgb = index.channels == 3 and not index.keep_channels and bool(index.files)
-    is_rgb &= index.shards is None  # part: shards
-    return is_rgb and all(is_grey(index.files[0][sample]) for sample in _some_of(index, NUM_PHOTOS))
+    if not index.files or index.channels != 3 or index.keep_channels:
+        return False
+    found = [is_grey(index.files[0][sample]) for sample in _some_of(index, NUM_PHOTOS)]
+    return bool(found) and all(found)
 
 
 def _decoded_by_dali(index: Index) -> str:  # part: dali
@@ -98,9 +101,7 @@ def _warn_of_absent_classes(index: Index) -> None:  # part: masks
     found: set[int] = set()
     if index.headers:
         found |= {*index.headers[1]["highest"][:: 1 + len(index) // MOST_COUNTED].tolist()}
-    is_local = True
-    is_local = index.shards is None  # part: shards
-    samples = _some_of(index, NUM_MASKS) if is_local and 2 * len(found) < num_classes else []
+    samples = _some_of(index, NUM_MASKS) if 2 * len(found) < num_classes else []
     for sample in samples:
         with suppress(BadFileError):  # training will report it
             found |= {*np.unique(read_image(index, sample, 1)).tolist()}

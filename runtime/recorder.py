@@ -165,13 +165,13 @@ class Recorder:
         """Log some inputs of the training as images, with their targets."""
         if self.group.rank != 0 or not self.cfg.log.images:
             return
-        inputs, targets = part(batch, 0, self.cfg.log.images)
-        images = self.loader.info.pictures(inputs)
+        some = part(batch, 0, self.cfg.log.images)
+        images = self.loader.info.pictures(some[0])
         if images is None:
             return
         drawn = {"inputs": images}
         target, value_range = self.loader.info.target, self.cfg.data.value_range  # part: pictures
-        drawn = with_targets(images, targets, target, value_range)  # part: pictures
+        drawn = with_targets(images, some[1], target, value_range)  # part: pictures
         self.loggers.log({f"train/{name}": image for name, image in drawn.items()}, step_number)
 
     def close_epoch(self, step_number: int) -> None:

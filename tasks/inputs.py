@@ -30,10 +30,11 @@ def with_targets(
         low, high = value_range
         return {"inputs": pictures, "targets": as_pictures((targets - low) / (high - low))}
     if kind == "labels" and targets.ndim == 1:
-        texts = [names[label] for label in targets.tolist()]
-    elif kind in ("labels", "several labels"):  # or mixed ones
+        named = dict(enumerate(names))  # data of your own may have others, which have no loss
+        texts = [named.get(label, str(label)) for label in targets.tolist()]
+    elif kind in ("labels", "several labels") and targets.shape[1:] == (len(names),):
         texts = [shares_text(row, names) for row in targets]
-    elif kind == "numbers":
+    elif kind == "numbers" and targets.ndim == 2:
         texts = [", ".join(f"{number:.4g}" for number in row) for row in targets.tolist()]
     else:
         return {"inputs": pictures}

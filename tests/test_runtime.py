@@ -87,14 +87,15 @@ def test_a_validation_shows_as_many_pictures_as_are_asked_for(asked, expected, r
 def test_the_inputs_of_the_training_are_shown_with_their_targets(run_of) -> None:
     run = run_of("log.images=3")
     run.recorder.loggers = Mock()
-    for labels in (torch.tensor([3, 1, 4, 1]), torch.eye(10)[:4] * 0.7):  # as MixUp makes them
+    for labels in (torch.tensor([3, 1, -100, 1]), torch.eye(10)[:4] * 0.7):  # as MixUp makes them
         run.recorder.log_inputs((torch.zeros(4, 1, 8, 8), labels), 1)
         [images] = run.recorder.loggers.log.call_args.args[0].values()
         assert images.shape[:2] == (3, 3)
         assert (images[:, :, 96:].amax(dim=(1, 2, 3)) > 0.5).all()  # text below each
-    run.recorder.log_inputs((torch.zeros(4, 1, 8, 8), {"boxes": labels}), 1)
-    [images] = run.recorder.loggers.log.call_args.args[0].values()
-    assert images.shape == (3, 1, 8, 8)
+    for others in ({"boxes": labels}, torch.zeros(4, 3)):
+        run.recorder.log_inputs((torch.zeros(4, 1, 8, 8), others), 1)
+        [images] = run.recorder.loggers.log.call_args.args[0].values()
+        assert images.shape == (3, 1, 8, 8)
 
 
 @pytest.mark.parametrize(
