@@ -7,8 +7,9 @@
 
 Further arguments: `results=DIR` (default: benchmarks/results/<machine>-<date>), `cases=mnist,cells`
 (data sets; default: all), `repeats=12` (samples per measurement), `samples=1e9` (number of samples
-for `scale`), and any Hydra override of the training configuration, such as `data=...`. A run with
-the results directory of an interrupted run at the same commit continues it.
+for `scale`), `rows=dali,alone` and `seconds=5` (words in the names of the rows of `gpu`, and time
+of each), and any Hydra override of the training configuration, such as `data=...`. A run with the
+results directory of an interrupted run at the same commit continues it.
 """
 
 import importlib
@@ -31,9 +32,10 @@ BENCHMARKS = {
     "remote": "speed and memory when reading shards from a server",
     "augmentations": "speed of batch augmentations compared with torchvision's transforms",
     "agreement": "cost of exchanging stop and save flags between ranks in each step",
+    "gpu": "loaders on one GPU beside plain code, and what decoded; a dry run without a GPU",
     "simulate": "efficiency of 8, 64 and 1024 ranks, from a model checked with 2 to 8",
 }
-SETTINGS = ("full", "results", "cases", "repeats", "samples")
+SETTINGS = ("full", "results", "cases", "repeats", "samples", "rows", "seconds")
 LOADING = ("alternatives", "workers", "out_of_band")
 
 
@@ -54,6 +56,10 @@ def main(arguments: list[str]) -> int:
             sizes = replace(sizes, samples=tuple(int(float(count)) for count in counts.split(",")))
         except (ValueError, OverflowError):
             sys.exit(f"samples={counts} is not a number of samples; use samples=1e9, for example")
+    try:
+        seconds = float(settings["seconds"]) if "seconds" in settings else None
+    except ValueError:
+        sys.exit(f"seconds={settings['seconds']} is not a number; use seconds=3, for example")
     cases = settings["cases"].split(",") if "cases" in settings else list(CASES)
     if unknown := [name for name in cases if name not in CASES]:
         sys.exit(
@@ -61,7 +67,8 @@ def main(arguments: list[str]) -> int:
         )
 
     folder = Path(settings["results"]) if "results" in settings else default_results_dir()
-    run = Run(folder, sizes, tuple(overrides), tuple(cases))
+    rows = tuple(filter(None, settings.get("rows", "").split(",")))
+    run = Run(folder, sizes, tuple(overrides), tuple(cases), rows=rows, seconds=seconds)
     failed = []
     for number, name in enumerate(names, start=1):
         log(f"[{number} of {len(names)}] {name}: {BENCHMARKS[name]}")
@@ -102,7 +109,8 @@ def split(arguments: list[str]) -> tuple[list[str], dict[str, str], list[str]]:
             names.append(argument)
         else:
             sys.exit(f"unknown benchmark {argument!r}; use one of {', '.join(BENCHMARKS)}")
-    return names or list(BENCHMARKS), settings, overrides
+    everywhere = [name for name in BENCHMARKS if name != "gpu"]
+    return names or everywhere, settings, overrides
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ TITLES = {
     "remote": "Shards on a server",
     "augmentations": "Augmentations of batches",
     "agreement": "Exchange of flags between ranks",
+    "gpu": "One GPU",
     "simulate": "Many ranks, simulated",
 }
 FACTS = """\

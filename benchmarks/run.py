@@ -103,6 +103,12 @@ class Run:
     prepared: dict[str, list[str]] = field(default_factory=dict)
     """Results of `case_overrides` by case, kept for processes that receive this object."""
 
+    rows: tuple[str, ...] = ()
+    """Parts of the names of rows to measure, for `gpu`; empty: all."""
+
+    seconds: float | None = None
+    """Measured seconds of a row of `gpu`; None: its own choice."""
+
     @property
     def title(self) -> str:
         """Title of measurements without a case: the overrides."""
