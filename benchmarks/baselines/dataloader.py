@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import tifffile
@@ -12,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import transforms
+from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
@@ -158,3 +160,17 @@ def sleeping_items(num_items: int, sleep_s: float, batch_size: int, num_workers:
     warnings.filterwarnings("ignore", "This DataLoader will create")
     job = Job(Recipe(train=False), [], [], batch_size, num_workers)
     return data_loader(job, [sleep_s] * num_items, sleep_for)
+
+
+def image_folder(root: Path, recipe: Recipe, batch_size: int, workers: int) -> Iterable[Any]:
+    """Images and labels with torchvision's data set and transforms, as in its examples."""
+    steps = [v2.PILToTensor(), *geometry(recipe, v2), convert(recipe)]
+    return DataLoader(
+        ImageFolder(str(root), v2.Compose(steps)),
+        batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=True,
+        pin_memory=torch.cuda.is_available(),
+    )
