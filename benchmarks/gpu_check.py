@@ -7,6 +7,7 @@ the same jobs run on the CPU with small sizes, as a dry run.
 import csv
 import json
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -17,34 +18,35 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import REPOSITORY
+from benchmarks import REPOSITORY, gpu
 from benchmarks.entry_points import merges_of_two, scripts, starts_with_torchrun
 from benchmarks.fresh import run_limited
-from benchmarks.generate import generate, link_often
+from benchmarks.gpu_loaders import ALONE, DRY, MODELS, Sizes, photos, prepare
 from benchmarks.records import cores, machine, machine_name
-from benchmarks.step import steps, timed
-from benchmarks.template import endless, make_config, parts
+from benchmarks.run import Run
 from runtime.distributed import backend_name
 from runtime.setup import NVIDIA_DRIVER, resolve_device
-from runtime.timing import Timing
 
 Job = tuple[str, Callable[[Path, str], None], int]  # name, function(results, name), ranks or 0
 IS_DRY = not torch.cuda.is_available()
 NUM_GPUS = 2 if IS_DRY else torch.cuda.device_count()
-WARM_UP, MEASURED, NUM_STEPS = (1, 2, 3) if IS_DRY else (8, 32, 24)  # NUM_STEPS: of scripts
-RESNET = "model.kwargs.width=4" if IS_DRY else "model.arch=resnet50"
-LOADERS = {"synthetic": "loader=synthetic", "dali": "loader=dali", "threads": "loader=pytorch"}
-LOADERS["processes"] = f"loader.num_workers={min(14, len(cores()))}"
-SPEEDS = [(loader, "AMP", "model.channels_last=true") for loader in LOADERS]
-SPEEDS += [("synthetic", dtype, "model.channels_last=false") for dtype in ("float32", "AMP")]
-SPEEDS = SPEEDS[1:2] if IS_DRY else [*SPEEDS, ("synthetic", "AMP", "model.compile=true")]
+NUM_STEPS = 3 if IS_DRY else 24  # of scripts
+RESNET = ["model.kwargs.width=4"] if IS_DRY else ["model=torchvision", "model.arch=resnet50"]
+ROWS = [
+    f"{case}, {who}"
+    for case in (f"{ALONE}, photos", *MODELS)
+    for who in ("constant", "minimal", "loader")
+]
+"""Rows of `python -m benchmarks gpu` for which there is time."""
+
+LOOP = re.compile(r"^( *)for inputs, targets in run\.batches\(.*\n", re.MULTILINE)
+WATCH = "torch.cuda.set_sync_debug_mode({mode!r}) if torch.cuda.is_available() else None\n"
 
 
 def record(folder: Path, what: str, outcome: str, value: object = "", note: str = "") -> None:
@@ -81,50 +83,48 @@ def tests(folder: Path, what: str) -> None:
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *chosen], plugins=[Reporter()]))
 
 
-def photos(folder: Path) -> list[str]:
-    """Overrides for ResNet-50 on photographs, or for a small model in a dry run."""
-    images, links = folder / "work" / "images", folder / "work" / "photos"
-    generate("caltech256", images, 8 if IS_DRY else 256, num_classes=2)
-    link_often(images, links, 2 if IS_DRY else 48)
-    sizes = "model=torchvision data.random_crop=true data.val_count=256 global_batch_size=256"
-    sizes = "data.resize=64 data.crop=48 data.val_count=2 global_batch_size=4" if IS_DRY else sizes
-    return ["data=imagefolder", f"data.root={links}", f"data.cache_dir={links}.d", *sizes.split()]
+def run_in(folder: Path) -> Run:
+    """Where the photos of all jobs are."""
+    return Run(folder, rows=tuple(ROWS), seconds=2, data_dir=folder / "work")
 
 
-def speed(name: str, precision: str, override: str, folder: Path, what: str) -> None:
-    cfg, device = make_config(*photos(folder), LOADERS[name], override), resolve_device("auto")
-    loader, *others = parts(cfg, device)
-    batches = endless(loader)
-    train = partial(steps, cfg, tuple(others), device, amp=precision == "AMP")
-    list(islice(train(batches=batches), WARM_UP))
-    timing = Timing(device)
-    list(islice(train(batches=timed(batches, timing)), 1 + MEASURED))  # the first step is not timed
-    host = f"{1000 * timing.seconds['compute'] / (MEASURED - 1):.1f} ms of the host a step"
-    if not IS_DRY:
-        host += f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-        torch.cuda.synchronize()
-    timing.finished()
-    waits = f"{timing.data_wait_share:.0%} waiting for data"
-    record(folder, what, "measured", f"{timing.speed()}, {waits}, {host}")
-    if name in ("dali", "threads"):  # after what is measured
-        with torch.profiler.profile() as profiler:
-            list(islice(train(batches=batches), 3))
-        profiler.export_chrome_trace(f"{folder}/{what}.json.gz")
+def images(folder: Path, what: str) -> None:
+    prepare(run_in(folder), DRY if IS_DRY else Sizes(), "photos")
 
 
-def script(path: Path, overrides: list[str], folder: Path, what: str) -> None:
+def speeds(folder: Path, what: str) -> None:
+    gpu.main(run_in(folder), limit_s=140)
+
+
+def watched(path: Path, copy: Path) -> Path:
+    """Copy a training script; its copy warns of what waits for the GPU in a training step."""
+    text = path.read_text()
+    (loop,) = LOOP.finditer(text)
+    step = " " * 4 + loop[1]
+    before, after = text[: loop.end()], text[loop.end() :]
+    steps, validation, rest = after.partition(f"{loop[1]}# validation\n")
+    lines = [step + WATCH.format(mode="warn"), loop[1] + WATCH.format(mode="default")]
+    copy.write_text(f"import torch\n{before}{lines[0]}{steps}{lines[1]}{validation}{rest}")
+    return copy
+
+
+def script(
+    path: Path, overrides: list[str], folder: Path, what: str, on_photos: bool = False
+) -> None:
     """Run a training script; record its speed, save time and the lines that wait for the GPU."""
-    output = folder / "work" / what
-    overrides = photos(folder) + overrides if RESNET in overrides else overrides
+    output, rank = folder / "work" / what, os.environ.get("RANK", "0")
+    if on_photos:
+        sizes = DRY if IS_DRY else Sizes()
+        overrides = photos(run_in(folder), sizes, "photos", *RESNET, *overrides)
     sys.argv = [path.name, f"output_dir={output}", f"max_steps={NUM_STEPS}", *overrides]
     if not IS_DRY:
-        torch.cuda.set_device(int(os.environ.get("RANK", 0)))
-        torch.cuda.set_sync_debug_mode("warn")
+        torch.cuda.set_device(int(rank))
+    copy = watched(path, folder / "work" / f"{what}-{rank}.py")
     with warnings.catch_warnings(record=True, action="always") as caught:
-        runpy.run_path(str(path), run_name="__main__")
-    if os.environ.get("RANK", "0") != "0":
+        runpy.run_path(str(copy), run_name="__main__")
+    if rank != "0":
         return
-    counts = Counter(f"{w.filename}:{w.lineno}" for w in caught if "synchroniz" in str(w.message))
+    counts = Counter(f"{w.filename}:{w.lineno}" for w in caught if "called a synchroniz" in str(w.message))
     waits = ", ".join(place for place in counts if counts[place] > NUM_STEPS - 3) or "none"
     summary = json.loads((output / "summary.json").read_text())
     per_s, save_s = summary["perf/images_per_s"], summary["seconds"]["saving"]
@@ -136,22 +136,23 @@ def parts_of(folder: Path) -> dict[str, tuple[int, int, Sequence[Job]]]:
     paths = [REPOSITORY / name for name in scripts()] + merges_of_two(folder / "work")
     paths = paths[:: len(paths) - 1] if IS_DRY else paths  # the first and the last one
     ranks = {path: int(starts_with_torchrun(str(path))) for path in paths}
-    speeds = [(" ".join(one), partial(speed, *one), 0) for one in SPEEDS]
     waits = [(path.stem, partial(script, path, []), ranks[path]) for path in paths]
-    saves = partial(script, REPOSITORY / "train.py", [RESNET, "checkpoint.every_steps=8"])
+    saves = partial(script, REPOSITORY / "train.py", ["checkpoint.every_steps=8"], on_photos=True)
     batch = [f"global_batch_size={8 * NUM_GPUS}"]
     on_all = [(f"{p.stem}-on-all", partial(script, p, batch), NUM_GPUS) for p in paths if ranks[p]]
     last = NUM_GPUS * (not IS_DRY)
     for n, sync in sorted({(1, True), (2, True), (4, True), (last, True), (last, False)}):
-        options = [RESNET, f"global_batch_size={256 * n}", f"distributed.sync_batchnorm={sync}"]
-        run = partial(script, REPOSITORY / "train_ddp_amp.py", ["loader=synthetic", *options])
+        options = [f"global_batch_size={256 * n}", f"distributed.sync_batchnorm={sync}"]
+        run = partial(
+            script, REPOSITORY / "train_ddp_amp.py", ["loader=synthetic", *options], on_photos=True
+        )
         on_all += [(f"resnet50-on-{n}-sync-{sync}", run, n)] * (0 < n <= last)
     return {
-        "versions": (30, 1, [("versions", versions, 0)]),
-        "tests": (130, 1, [("tests", tests, 0)]),
-        "speeds": (200, 1, speeds),
-        "waits": (80, len(cores()) // 3 + 1, waits),
-        "checkpoints": (35, 1, [("resnet50-4-checkpoints", saves, 0)]),
+        "versions": (40, 2, [("versions", versions, 0), ("images", images, 0)]),
+        "tests": (170, 1, [("tests", tests, 0)]),
+        "speeds": (160, 1, [("speeds", speeds, 0)]),
+        "waits": (60, len(cores()) // 3 + 1, waits),
+        "checkpoints": (50, 1, [("resnet50-4-checkpoints", saves, 0)]),
         **({"all GPUs": (300, 1, on_all)} if NUM_GPUS > 1 else {}),
     }
 

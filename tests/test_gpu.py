@@ -3,6 +3,7 @@
 Where it can, a test runs on the CPU too, which shows that what is left to doubt is CUDA.
 """
 
+import json
 import os
 import pickle
 import subprocess
@@ -147,6 +148,31 @@ def batches_of(options: list[str], device: str) -> list[tuple[Tensor, ...]]:
                 torch.cuda._sleep(20_000_000)  # cycles, about 10 ms
             copies.append(tuple(part.clone() for part in batch))
     return [tuple(part.cpu() for part in batch) for batch in copies]
+
+
+@on_cuda
+@pytest.mark.parametrize("loader", [name for name in LOADERS if name.startswith("dali")])
+@pytest.mark.parametrize("name", ["photos", "pairs"])
+def test_jpegs_are_decoded_by_what_was_asked_for(
+    name: str, loader: str, device: str, data: Path, tmp_path: Path
+) -> None:
+    """Not by the CPU, which would copy whole images to the device, but by nvJPEG, whose hardware
+    decoder needs none of its kernels that transform coefficients."""
+    sizes = ["data.resize=null", "data.crop=[90,116]"]  # 31 kB an image; a file has 3 kB
+    options = reading(name, data, *LOADERS[loader], *sizes)
+    with torch.profiler.profile() as profiler:
+        num_samples = sum(len(inputs) for inputs, _ in batches_of(options, device))
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    kernels = {event["name"] for event in events if event.get("cat") == "kernel"}
+    copies = [e["args"]["bytes"] for e in events if e.get("name", "").startswith("Memcpy HtoD")]
+    assert kernels
+    assert sum(copies) / num_samples < (32_000 if name == "pairs" else 16_000)
+    by_nvjpeg = {name for name in kernels if "nvjpeg" in name}
+    if "only" in loader:
+        assert not any("dct" in name.lower() for name in by_nvjpeg), by_nvjpeg
+    else:
+        assert any("dct" in name.lower() for name in by_nvjpeg), by_nvjpeg
 
 
 # Steps

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_check
+from benchmarks.records import read
 from tests.helpers import FORKSERVER
 
 
@@ -24,18 +25,21 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "results" / "check"
     assert gpu_check.main(folder, FORKSERVER, patience=100) == 0
     found = outcomes(folder)
-    names = {"versions", "tests", "train", "resnet50-4-checkpoints"}
-    names |= {what for what in found if what.startswith(("dali", "train_"))}
-    assert len(names) == 7
-    assert all(found[what][-1] == "passed" for what in names)
-    assert all("measured" in found[what] for what in names - {"versions", "tests"})
+    parts = {"versions", "images", "tests", "speeds"}
+    runs = {"train", "resnet50-4-checkpoints"}
+    runs |= {what for what in found if what.startswith("train_")}
+    assert len(runs) == 4
+    assert all(found[what][-1] == "passed" for what in parts | runs)
+    assert all("measured" in found[what] for what in runs)
     assert found["versions, collectives"] == ["measured"]
     assert any("sgd-float32-cpu" in what for what in found)
     with tarfile.open(f"{folder}.tar.gz") as archive:
         packed = {Path(name).relative_to("check").name for name in archive.getnames()}
-    assert {"checks.csv", "train.txt", "dali AMP model.channels_last=true.json.gz"} <= packed
+    assert {"checks.csv", "train.txt", "gpu.csv"} <= packed
+    speeds = {(row.case, row.subject) for row in read(folder / "gpu.csv")}
+    assert {("AlexNet", "loader=dali"), ("ResNet-50", "constant batch")} <= speeds
     assert "work" not in packed
-    assert "'speeds': 200" in capsys.readouterr().out
+    assert "'speeds': 160" in capsys.readouterr().out
     with pytest.raises(FileExistsError):  # earlier results stay
         gpu_check.main(folder, FORKSERVER)
     assert outcomes(folder) == found
