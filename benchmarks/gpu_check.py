@@ -124,11 +124,14 @@ def script(
         runpy.run_path(str(copy), run_name="__main__")
     if rank != "0":
         return
-    counts = Counter(f"{w.filename}:{w.lineno}" for w in caught if "called a synchroniz" in str(w.message))
-    waits = ", ".join(place for place in counts if counts[place] > NUM_STEPS - 3) or "none"
+    waits = [w for w in caught if "called a synchroniz" in str(w.message)]
+    counts = Counter(f"{w.filename}:{w.lineno}" for w in waits)
+    places = ", ".join(place for place in counts if counts[place] > NUM_STEPS - 3) or "none"
     summary = json.loads((output / "summary.json").read_text())
     per_s, save_s = summary["perf/images_per_s"], summary["seconds"]["saving"]
-    record(folder, what, "measured", f"{per_s:.0f} images/s, {save_s:.2f} s saving, waits: {waits}")
+    record(
+        folder, what, "measured", f"{per_s:.0f} images/s, {save_s:.2f} s saving, waits: {places}"
+    )
 
 
 def parts_of(folder: Path) -> dict[str, tuple[int, int, Sequence[Job]]]:

@@ -77,9 +77,12 @@ class Source:
 
 def on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     while True:
+        batch = None
         for batch in batches:
             parts = (batch,) if isinstance(batch, Tensor) else batch
             yield tuple(part.to(device, non_blocking=True) for part in parts)
+        if batch is None:
+            raise ValueError("no batch in an epoch")
 
 
 def folder_of(run: Run) -> Path:

@@ -34,6 +34,7 @@ RUNS: dict[str, tuple[Sequence[str], Sequence[str], Any]] = {
     "shuffle": ([], [], None),
     "augmentations": ([], [], ["data.randaugment=[2,9]", "data.mixup=0.2"]),
     "agreement": ([], [], [2]),
+    "gpu": ([], [], None),
 }
 
 
