@@ -1,4 +1,5 @@
-"""Write the tables of loaders and training loops, and two charts, into docs/benchmarks.md.
+"""Write the tables of loaders and training loops, and two charts, into docs/benchmarks.md; those of
+`python -m benchmarks gpu` into README.md, too.
 
 python -m benchmarks.readme benchmarks/results/<machine>-<date>
 """
@@ -7,11 +8,15 @@ import sys
 from pathlib import Path
 
 from benchmarks import REPOSITORY
-from benchmarks.records import latest
+from benchmarks.entry_points import WAIT
+from benchmarks.gpu_loaders import ALONE
+from benchmarks.records import Measurement, latest
 from benchmarks.report import markdown, tables
+from benchmarks.run import SPEED
 
-PAGE = REPOSITORY / "docs" / "benchmarks.md"
+PAGE, GPU_PAGES = REPOSITORY / "docs" / "benchmarks.md", ("README.md", "docs/benchmarks.md")
 START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
+GPU_START, GPU_END = "<!-- one gpu -->", "<!-- end of one gpu -->"
 COLUMNS = (
     *("subject", "speed", "against", "share of the limit"),
     *("time per step", "over the bare loop"),
@@ -50,6 +55,42 @@ def excerpt(folder: Path) -> str:
     return "\n\n".join(parts)
 
 
+def gpu_excerpt(rows: list[Measurement]) -> str:
+    """Markdown tables of one GPU, of photos and of other data: a line per loader."""
+    of_others = [row for row in rows if row.case.startswith(ALONE) and "photos" not in row.case]
+    tables = []
+    for some in ([row for row in rows if row not in of_others], of_others):
+        lines: dict[str, dict[str, list[Measurement]]] = {}
+        for row in some:
+            lines.setdefault(str(row.full_subject), {}).setdefault(row.case, []).append(row)
+        cases = list(dict.fromkeys(row.case for row in some))
+        table = [[f"{rows[0].gpu}, {rows[0].cores} cores", *cases]]
+        table += [[who, *(cell(of.get(case, [])) for case in cases)] for who, of in lines.items()]
+        tables += [markdown(table)] if some else []
+    return "\n\n".join(tables)
+
+
+def cell(rows: list[Measurement]) -> str:
+    """Speed, with the utilisation and the wait for data where they are known."""
+    found = {row.quantity: row for row in rows}
+    if not found:
+        return ""
+    if not found[SPEED].repeats:
+        return "failed"
+    text = f"{found[SPEED].median:,.0f} {found[SPEED].unit.replace('images/s', '')}".strip()
+    details = {"GPU utilisation": "busy", WAIT: "waiting"}
+    shares = [f"{found[k].median:.0f} % {word}" for k, word in details.items() if k in found]
+    return f"{text} ({', '.join(shares)})" if shares else text
+
+
+def with_gpu(text: str, folder: Path) -> str:
+    """Replace the table of one GPU in a page."""
+    before, _, rest = text.partition(GPU_START)
+    _, _, after = rest.partition(GPU_END)
+    table = gpu_excerpt(latest(folder / "gpu.csv"))
+    return f"{before}{GPU_START}\n{table}\n{GPU_END}{after}"
+
+
 def with_excerpt(text: str, folder: Path) -> str:
     """Replace the text between the markers in a page."""
     before, _, rest = text.partition(START)
@@ -60,4 +101,9 @@ def with_excerpt(text: str, folder: Path) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    PAGE.write_text(with_excerpt(PAGE.read_text(), Path(sys.argv[1])))
+    folder = Path(sys.argv[1])
+    if (folder / "alternatives.csv").exists():
+        PAGE.write_text(with_excerpt(PAGE.read_text(), folder))
+    if (folder / "gpu.csv").exists():
+        for page in (REPOSITORY / name for name in GPU_PAGES):
+            page.write_text(with_gpu(page.read_text(), folder))

@@ -59,8 +59,8 @@ Commit {commits}; {first} to {last}.
 Figures are medians. Brackets, and black lines in the charts, show 95 % confidence intervals, or the
 range of fewer than 6 samples. The subjects of a table ran alternately in short time slices; ratios
 are taken within each round and then summarised. The duration of an epoch refers to the published
-size of a data set. Without GPUs, a device of an entry point is one CPU core. Entry points ran one
-after another; their efficiencies are ratios of medians."""
+size of a data set. Without GPUs, a device of an entry point is one CPU core. Entry points and the
+loaders on one GPU ran one after another; efficiencies of entry points are ratios of medians."""
 
 
 def draw(folder: Path) -> Path:
