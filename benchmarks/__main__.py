@@ -1,6 +1,6 @@
 """Run benchmarks and write their report.
 
-    python -m benchmarks                                  all benchmarks, small sizes
+    python -m benchmarks                                  all benchmarks but `gpu`, small sizes
     python -m benchmarks alternatives workers             two benchmarks
     python -m benchmarks full=true                        the published data set sizes
     python -m benchmarks bottleneck experiment=caltech256 data.root=photos

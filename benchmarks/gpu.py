@@ -33,12 +33,21 @@ from benchmarks.records import Subject
 from benchmarks.run import SPEED, Run, now
 from benchmarks.step import timed
 from benchmarks.template import make_config
-from benchmarks.watch import Utilisation
+from benchmarks.watch import BUSY, Utilisation
 from runtime.setup import set_numerics
 from runtime.timing import Timing
 
 LIMIT_S, ROW_LIMIT_S = 300, 60  # of all rows and of one
 SCRIPTS = (("AlexNet", "synthetic", 300), ("AlexNet", "dali", 300), ("ResNet-50", "pytorch", 80))
+PEAK = "peak memory"
+FIGURES = {
+    "perf/images_per_s": (SPEED, "images/s"),
+    "perf/data_wait_share": (WAIT, "%"),
+    "perf/gpu_utilization": (BUSY, "%"),
+    "perf/peak_memory_gib": (PEAK, "GiB"),
+}
+"""Figures of a run's summary; shares in [0, 1] become %."""
+
 Found = dict[tuple[str, str], list[float]]
 """Figures of a row, by (quantity, unit)."""
 
@@ -78,6 +87,10 @@ def main(run: Run, limit_s: float = LIMIT_S) -> None:
     found = sources(run, sizes)
     for source in found:
         source.rows = tuple(r for r in source.rows if chosen(source.case(r), source.subject))
+    scripts = SCRIPTS if run.device.type == "cuda" else [(*SCRIPTS[0][:2], 3)]
+    scripts = [one for one in scripts if chosen(one[0], script_name(one[1]))]
+    if not any(source.rows for source in found) and not scripts:
+        sys.exit(f"rows={','.join(run.rows)}: in no row's name; use rows=dali,alone, for example")
     for name in dict.fromkeys(source.data for source in found if source.rows):
         try:
             prepare(run, sizes, name)
@@ -91,12 +104,15 @@ def main(run: Run, limit_s: float = LIMIT_S) -> None:
         gc.collect()
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
-    for model, loader, steps in SCRIPTS if sizes.photos > DRY.photos else [(*SCRIPTS[0][:2], 3)]:
-        subject = Subject(f"train_amp.py loader={loader}")
-        if chosen(model, subject):
-            record(model, subject, "images/s", partial(script, run, sizes, model, loader, steps))
+    for model, loader, steps in scripts:
+        measure = partial(script, run, sizes, model, loader, steps)
+        record(model, script_name(loader), "images/s", measure)
     if failed:
         raise RuntimeError(f"rows without a figure: {'; '.join(failed)}")
+
+
+def script_name(loader: str) -> Subject:
+    return Subject(f"train_amp.py loader={loader}")
 
 
 def stop_row(*_: object) -> None:
@@ -134,7 +150,7 @@ def measured(device: torch.device, sizes: Sizes, source: Source, row: str) -> tu
     if step:
         found[WAIT, "%"] = [100 * timing.data_wait_share]
     if on_gpu:
-        found["peak memory", "GiB"] = [torch.cuda.max_memory_allocated(device) / 2**30]
+        found[PEAK, "GiB"] = [torch.cuda.max_memory_allocated(device) / 2**30]
     return found, decoder
 
 
@@ -179,6 +195,6 @@ def script(run: Run, sizes: Sizes, model: str, loader: str, steps: int) -> tuple
         if done.returncode:
             raise RuntimeError(" ".join((done.stdout + done.stderr).split())[-300:])
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
-    found: Found = {(SPEED, "images/s"): [summary["perf/images_per_s"]]}
-    found[WAIT, "%"] = [100 * summary["perf/data_wait_share"]]
+    known = {what: summary[key] for key, what in FIGURES.items() if key in summary}
+    found = {what: [value * (100 if what[1] == "%" else 1)] for what, value in known.items()}
     return found, ", ".join(f"{part} {s:.1f} s" for part, s in summary["seconds"].items())

@@ -13,6 +13,7 @@ from benchmarks.gpu_loaders import ALONE
 from benchmarks.records import Measurement, latest
 from benchmarks.report import markdown, tables
 from benchmarks.run import SPEED
+from benchmarks.watch import BUSY
 
 PAGE, GPU_PAGES = REPOSITORY / "docs" / "benchmarks.md", ("README.md", "docs/benchmarks.md")
 START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
@@ -78,7 +79,7 @@ def cell(rows: list[Measurement]) -> str:
     if not found[SPEED].repeats:
         return "failed"
     text = f"{found[SPEED].median:,.0f} {found[SPEED].unit.replace('images/s', '')}".strip()
-    details = {"GPU utilisation": "busy", WAIT: "waiting"}
+    details = {BUSY: "busy", WAIT: "waiting"}
     shares = [f"{found[k].median:.0f} % {word}" for k, word in details.items() if k in found]
     return f"{text} ({', '.join(shares)})" if shares else text
 

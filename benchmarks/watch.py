@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.baselines import optional
 
+BUSY = "GPU utilisation"
 NUM_TRACED = 6
 """Traced batches. The first ones were decoded before."""
 
@@ -21,7 +22,7 @@ class Utilisation:
     background; empty without NVML."""
 
     def __init__(self, device: torch.device) -> None:
-        self.samples: dict[str, list[int]] = {"GPU utilisation": [], "JPEG engines": []}
+        self.samples: dict[str, list[int]] = {BUSY: [], "JPEG engines": []}
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._sample, args=(device,), daemon=True)
 
@@ -47,7 +48,7 @@ class Utilisation:
 
     def means(self) -> dict[tuple[str, str], list[float]]:
         """Means by (quantity, unit); the first samples are from before the block."""
-        late = {name: samples[3:] for name, samples in self.samples.items()}
+        late = {name: samples[5:] for name, samples in self.samples.items()}
         return {(name, "%"): [sum(some) / len(some)] for name, some in late.items() if some}
 
 

@@ -57,6 +57,8 @@ def test_a_failed_row_is_written_and_the_others_go_on(tmp_path: Path, monkeypatc
     names = [("AlexNet", "constant batch"), ("ResNet-50", "constant batch")]
     assert outcomes == {**dict.fromkeys(names, 0), ("AlexNet", "loader=synthetic"): 1}
     assert all(row.note.startswith("failed") for row in rows if not row.repeats)
+    with pytest.raises(SystemExit, match="rows=here"):
+        gpu.main(replace(run, rows=("here",)))
 
 
 def test_utilisation_is_sampled_where_there_is_nvml(monkeypatch) -> None:
@@ -74,7 +76,7 @@ def test_utilisation_is_sampled_where_there_is_nvml(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="12"))
     with watch.Utilisation(torch.device("cuda")) as utilisation:
-        while len(sampled) < 6:
+        while len(sampled) < 8:
             time.sleep(0.05)
     assert utilisation.means() == {("GPU utilisation", "%"): [80]}
     monkeypatch.setitem(sys.modules, "pynvml", None)
