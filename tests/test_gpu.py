@@ -152,7 +152,7 @@ def batches_of(options: list[str], device: str) -> list[tuple[Tensor, ...]]:
 
 @on_cuda
 @pytest.mark.parametrize("loader", [name for name in LOADERS if name.startswith("dali")])
-@pytest.mark.parametrize("name", ["photos", "pairs"])
+@pytest.mark.parametrize("name", [name for name in DATA if name in ("photos", "pairs")])
 def test_jpegs_are_decoded_by_what_was_asked_for(
     name: str, loader: str, device: str, data: Path, tmp_path: Path
 ) -> None:
