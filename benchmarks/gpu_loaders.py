@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.baselines import Recipe, dali, dataloader
+from benchmarks.baselines import Recipe
 from benchmarks.cases import CASES
 from benchmarks.generate import generate, link_often
 from benchmarks.pipelines import PIL_PAIRS, TIFFFILE
@@ -115,6 +115,8 @@ def photos(run: Run, sizes: Sizes, folder: str, *more: str) -> list[str]:
 
 def sources(run: Run, sizes: Sizes) -> list[Source]:
     """Loaders in the order of their rows."""
+    from benchmarks.baselines import dali, dataloader  # torchvision: 11 s, in each worker, too
+
     root, workers = folder_of(run), max(1, run.num_cores - 2)
     plain = (root / "photos", Recipe(sizes.resize, (sizes.crop, sizes.crop)), sizes.batch_size)
     decoded = 3 * sizes.crop**2
