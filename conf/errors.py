@@ -1,7 +1,9 @@
 """The error that the user can fix, and its texts."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -40,6 +42,13 @@ def check_utf8(what: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise UserError(f"{what} {text!r} is not UTF-8; rename it") from None
+
+
+def told(error: Exception) -> str:
+    """Return an error with its place, such as `ValueError: too small, mine.py:12`."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    reason = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {reason}, {Path(last.filename).name}:{last.lineno}"
 
 
 def shown(value: object, most: int = 60) -> str:

@@ -21,6 +21,7 @@ SLOW = {
     "test_a_run_leaves_no_trace_of_the_credentials_of_its_data",
     "test_export.py",
     "test_predict.py",
+    "test_mlflow_needs_no_package_but_those_of_its_extra_and_no_setting",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",
     "test_ranks_are_started_by_torchrun",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",

@@ -2,17 +2,15 @@
 
 import errno
 import random
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from conf.errors import UserError
+from conf.errors import UserError, told
 from loaders.batch import map_leaves
 from loaders.epoch import LoadedBatch
 
@@ -47,7 +45,7 @@ class SeededDataset(Dataset[LoadedBatch]):
                 except Exception as error:  # a Dataset may raise errors of any type
                     if _is_of_machine(error):
                         raise
-                    bad[sample] = f"{self.name}: sample {sample} cannot be loaded ({_told(error)})"
+                    bad[sample] = f"{self.name}: sample {sample} cannot be loaded ({told(error)})"
             batch: Any = None
             if items and not bad:
                 try:
@@ -65,7 +63,7 @@ class SeededDataset(Dataset[LoadedBatch]):
         if other:
             described += f", sample {samples[other]} is {shapes[other]}"
         return UserError(
-            f"{self.name}: the samples do not form a batch ({_told(error)}): {described}; "
+            f"{self.name}: the samples do not form a batch ({told(error)}): {described}; "
             "return dicts, tuples and tensors of the same shape, or give the Dataset a collate_fn"
         )
 
@@ -106,10 +104,3 @@ def _generators_kept() -> Iterator[None]:
 
 def _is_of_machine(error: Exception) -> bool:
     return isinstance(error, MemoryError) or getattr(error, "errno", 0) in MACHINE
-
-
-def _told(error: Exception) -> str:
-    """Return an error with its place, such as `ValueError: too small, mine.py:12`."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    reason = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {reason}, {Path(last.filename).name}:{last.lineno}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from conf.errors import UserError, unknown_name
+from conf.errors import UserError, told, unknown_name
 from runtime.loggers.logger import Logger, Settings, Values
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,5 @@ class Loggers:
         try:
             yield
         except Exception as error:  # a service's own type, or a bug
-            lost = "log.to=%s: values are lost until the next epoch: %s"
-            log.warning(lost, name, error, exc_info=not isinstance(error, OSError))
+            log.warning("log.to=%s: values are lost until the next epoch: %s", name, told(error))
             self.loggers.pop(name, None)

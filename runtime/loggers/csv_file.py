@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from conf.files import write_atomically
 from runtime.loggers.logger import Logger, Settings, Values
 
 
@@ -17,11 +18,13 @@ class CSVLogger(Logger):
         if path.exists():
             with path.open(newline="") as file:
                 # The last row of a process that was killed may be cut.
-                full = [row for row in csv.reader(file) if len(row) == 3 and row[0].isdigit()]
-                rows = [row for row in full if int(row[0]) <= step]
-        self.file = path.open("w", newline="")
+                lines = [line for line in file if line.endswith("\n")]
+            full = [row for row in csv.reader(lines) if len(row) == 3 and row[0].isdigit()]
+            rows = [row for row in full if int(row[0]) <= step]
+        with write_atomically(path) as temporary, temporary.open("w", newline="") as file:
+            csv.writer(file).writerows([["step", "name", "value"], *rows])
+        self.file = path.open("a", newline="")
         self.writer = csv.writer(self.file)
-        self.writer.writerows([["step", "name", "value"], *rows])
 
     def log(self, values: Values, step: int) -> None:
         numbers = {name: v for name, v in values.items() if not isinstance(v, Tensor)}

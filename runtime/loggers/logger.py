@@ -1,9 +1,11 @@
 """Interface of all loggers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
+
+from conf.files import write_atomically
 
 Settings = Mapping[str, float | str | bool]
 Values = Mapping[str, float | Tensor]
@@ -35,3 +37,13 @@ class Logger:
 
     def close(self) -> None:
         """End the log; called at the end of the run."""
+
+
+def kept_id(path: Path, create: Callable[[], str]) -> str:  # part: mlflow|wandb
+    """Return the service's id of the run, which is kept in a file; of a new run, `create()`."""
+    if path.exists() and (kept := path.read_text()):
+        return kept
+    created = create()
+    with write_atomically(path) as temporary:
+        temporary.write_text(created)
+    return created

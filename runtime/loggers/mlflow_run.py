@@ -8,22 +8,23 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 from torch import Tensor
 
-from runtime.loggers.logger import Logger, Settings, Values
+from runtime.loggers.logger import Logger, Settings, Values, kept_id
 
 
 class MLflowLogger(Logger):
     """Numbers and images by step. A resumed run continues the run whose id is in `mlflow_id`."""
 
     def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
-        path = run_dir / "mlflow_id"
         self.client = MlflowClient()
-        if not path.exists():
+
+        def create() -> str:
             experiment = os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
             run = self.client.create_run(experiment, run_name=run_dir.name)
             params = [Param(name, str(value)) for name, value in settings.items()]
             self.client.log_batch(run.info.run_id, params=params)
-            path.write_text(run.info.run_id)
-        self.run_id = path.read_text()
+            return run.info.run_id
+
+        self.run_id = kept_id(run_dir / "mlflow_id", create)
         self.client.update_run(self.run_id, "RUNNING")
 
     def log(self, values: Values, step: int) -> None:

@@ -6,18 +6,15 @@ from pathlib import Path
 import wandb
 from torch import Tensor
 
-from runtime.loggers.logger import Logger, Settings, Values
+from runtime.loggers.logger import Logger, Settings, Values, kept_id
 
 
 class WandbLogger(Logger):
     """Numbers and images by step. A resumed run continues the run whose id is in `wandb_id`."""
 
     def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
-        path = run_dir / "wandb_id"
-        if not path.exists():
-            path.write_text(uuid.uuid4().hex)
         self.run = wandb.init(
-            id=path.read_text(),
+            id=kept_id(run_dir / "wandb_id", lambda: uuid.uuid4().hex),
             resume="allow",
             name=run_dir.name,
             dir=str(run_dir),
