@@ -49,7 +49,8 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
     rest.append(run_dir / REQUEUE_MARKER)  # part: preemption
     if cfg.overwrite or not newest_first(checkpoints):
         # The events of a run that never saved would be mixed with those of its second start.
-        for path in events + (rest if cfg.overwrite else []):
+        ids = run_dir.glob("*_id")  # of the run in logging services
+        for path in [*events, *ids, *(rest if cfg.overwrite else [])]:
             if path.is_dir():
                 shutil.rmtree(path)
             else:

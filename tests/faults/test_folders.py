@@ -53,6 +53,7 @@ def test_a_folder_refuses_what_does_not_fit_and_lists_the_rest(finished, options
     """Each in a copy of the folder. `overwrite=true` removes the earlier run."""
     others = [*REFUSED.values(), *FITTING]
     runs = [shutil.copytree(finished, tmp_path / str(number)) for number in range(len(others))]
+    (runs[len(REFUSED)] / "mlflow_id").write_text("of the earlier run")
     outputs = [[f"output_dir={run}", *more] for run, more in zip(runs, others, strict=True)]
     told = answers_to([["train.py", *options, *output] for output in outputs], tmp_path)
     for message, run, (code, text) in zip(REFUSED, runs, told, strict=False):
@@ -67,6 +68,7 @@ def test_a_folder_refuses_what_does_not_fit_and_lists_the_rest(finished, options
     assert steps_saved(new) == [3]
     assert [step for step, _ in scalars_of(new, "train/loss")] == [1, 2, 3]
     assert len(list(new.glob("events.*"))) == 1
+    assert not (new / "mlflow_id").exists()
 
     inputs, rates = (text.partition("settings that have changed")[2] for _, text in told[-2:])
     assert ": data.mean: [0.485, 0.456, 0.406] then" in inputs
