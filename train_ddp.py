@@ -64,9 +64,8 @@ def main(cfg: Config) -> None:
     run.resume()
 
     # new #: average the gradients over all ranks during backward; buffers matter in validation only
-    model = nn.parallel.DistributedDataParallel(
-        model, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    model.broadcast_buffers = False
 
     # your own: loggers, callbacks
 

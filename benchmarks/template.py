@@ -51,5 +51,6 @@ def parts(
         model = convert_sync_batchnorm(cfg, model, device)
     optimizer, scheduler = build_optimizer(cfg, model, len(loader))
     if distributed:
-        model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+        model = nn.parallel.DistributedDataParallel(model)
+        model.broadcast_buffers = False
     return loader, task, model, optimizer, scheduler

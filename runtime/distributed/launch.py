@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 import traceback
-import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -75,8 +74,6 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     if backend == "nccl" and device.type != "cuda":
         raise UserError(f"distributed.backend=nccl does not work with device={device}; use gloo")
     faulthandler.enable()
-    # The argument of DDP whose newer name torch 2.11 does not know.
-    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
     heartbeat.record_collectives(Path(cfg.output_dir))  # part: hang_reports
