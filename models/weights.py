@@ -38,7 +38,9 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             with safe_open(path, "pt") as file:
                 saved: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
-            facts = {name: json.loads(metadata[name]) for name in FACTS if name in metadata}
+            # Earlier versions wrote a key for each fact.
+            each = {name: json.loads(metadata[name]) for name in FACTS if name in metadata}
+            facts = each | dict(json.loads(metadata.get("facts", "{}")))
         else:
             saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes and foreign classes raise errors of any type

@@ -1,8 +1,8 @@
 """Checkpoint files: verified when read, written in the background and replaced as a whole.
 
 `<run>/checkpoints/step-00000123.pt`, the newest `checkpoint.keep` of them; `last.pt` and `best.pt`
-are links to two of them, and `model.safetensors` holds the weights of the best one, with the facts
-that a user of the model needs as metadata, such as the names of the classes.
+are links to two of them, and `model.safetensors` holds the weights of the best one. Its metadata
+`facts` is JSON of what a user of the model needs, such as the names of the classes.
 """
 
 import json
@@ -185,7 +185,8 @@ def newest_first(folder: Path) -> list[Path]:
 
 def publish(weights: dict[str, Tensor], facts: dict[str, Any], file: Path) -> None:
     """Write weights as safetensors with facts about their data as metadata."""
-    metadata = {key: json.dumps(fact) for key, fact in facts.items()}
+    # One key: safetensors writes several in another order each time, and files would differ.
+    metadata = {"facts": json.dumps(facts)}
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, file, metadata)
 
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from runtime.checkpoint import CheckpointWriter
@@ -85,6 +86,18 @@ def test_checkpoints_are_kept_as_configured(finished) -> None:
     best = checkpoint_of(finished, "best.pt")
     assert best["step"] in (8, 16)  # at the end of an epoch
     assert_same(load_file(files["model.safetensors"]), dict(best["model"]))
+
+
+def test_equal_weights_make_equal_files(tmp_path) -> None:
+    for run in "abcd":
+        writer = CheckpointWriter(make_config().checkpoint, tmp_path / run)
+        of_run = {"best": 0.5, "best_metrics": {}}
+        facts = dict.fromkeys(("classes", "target", "in_channels", "dtype", "precision"), "x")
+        model = {"weight": torch.ones(2)}
+        writer.write({"step": 1, "model": model, "facts": facts, "run": of_run}, is_best=True)
+        writer.wait()
+    contents = {path.read_bytes() for path in tmp_path.glob("*/model.safetensors")}
+    assert len(contents) == 1
 
 
 def test_steps_that_a_run_has_left_go_before_older_ones(tmp_path) -> None:
