@@ -378,7 +378,8 @@ class CheckpointConfig:
     """Number of newest checkpoints to keep; if one is damaged, a run resumes from an older one."""
 
     best: bool = True
-    """Keep the checkpoint of the epoch with the best value of the task's main metric, too."""
+    """Keep the checkpoint of the epoch with the best value of the task's main metric, too; among
+    equal ones, of that with the lowest `val/loss`."""
 
     on_error: str = key("raise", one_of("raise", "warn"))
     """Action when a checkpoint cannot be written (a full disk): `raise` or `warn`."""

@@ -33,7 +33,10 @@ from tasks.inputs import with_targets
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 5.0
-"""Shortest time between two lines of progress, without a terminal."""
+"""Without a terminal, lines of progress that come faster get twice as many steps between them."""
+
+EPOCH_SUMS = ("losses_in_sum", "epoch_loss_sum", "epoch_steps")
+"""Attributes of a recorder that a checkpoint in mid-epoch holds, besides `loss_sum`."""
 
 VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
 
@@ -61,7 +64,7 @@ class Recorder:
         self.group, self.timing, self.device = group, timing, device
         self.loggers, self.changed = Loggers(cfg.log.to, run_dir), changed_settings(cfg)
         self.bar = tqdm(disable=True)
-        self.last_line = 0.0
+        self.last_line, self.steps_between_lines = -SECONDS_BETWEEN_LINES, cfg.log.every_steps
         self.lr = 0.0
         self.precision = "float32"
         self.num_bad_samples: dict[str, int] = {}  # part: bad_samples
@@ -97,15 +100,16 @@ class Recorder:
             *loader.info.description,
             f"{name}{f'({arguments})' if arguments else ''} with {size:,} parameters; "
             f"{self.precision} on {self.device}",
-            f"{cfg.epochs} epochs of {len(loader)} steps of {cfg.global_batch_size} samples on "
-            f"{num_ranks} rank{'s' if num_ranks > 1 else ''}, {loader.info.num_dropped} samples "
-            "dropped per epoch",
+            f"{counted(cfg.epochs, 'epoch')} of {counted(len(loader), 'step')} of "
+            f"{counted(cfg.global_batch_size, 'sample')} on {counted(num_ranks, 'rank')}, "
+            f"{counted(loader.info.num_dropped, 'sample')} dropped per epoch",
         ]:
             log.info(line)
 
     def open_epoch(self, step_number: int) -> None:
         """Open the loggers and the progress bar."""
-        self.epoch_loss_sum = self.epoch_steps = 0.0
+        if self.loader.batches_done == 0:  # else the sums of a checkpoint go on
+            self.load_state_dict({})
         if self.group.rank != 0:
             return
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of what was reached before
@@ -119,6 +123,18 @@ class Recorder:
             mininterval=0.5,
             disable=not (self.cfg.log.progress and sys.stderr.isatty()),
         )
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the sums of the losses so far, equal on all ranks; every rank calls it."""
+        # A copy, because the mean is computed in place.
+        loss_sum = self.group.mean(self.loss_sum.clone()).item() if self.losses_in_sum else 0.0
+        return {"loss_sum": loss_sum} | {name: getattr(self, name) for name in EPOCH_SUMS}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue with such sums, {}: with none."""
+        self.loss_sum.fill_(state.get("loss_sum", 0.0))
+        for name in EPOCH_SUMS:
+            setattr(self, name, state.get(name, 0.0))
 
     def add_loss(self, loss: Tensor) -> None:
         """Add the loss of a batch, or of a micro-batch divided by their number."""
@@ -153,7 +169,9 @@ class Recorder:
             line += f", {self.timing.speed()}, {self.timing.data_wait_share:.0%} waiting for data"
         self.loggers.log(points, step_number)
         self.bar.set_postfix_str(line, refresh=False)
-        if self.bar.disable and time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
+        if self.bar.disable and step_number % self.steps_between_lines == 0:
+            if time.monotonic() - self.last_line < SECONDS_BETWEEN_LINES:
+                self.steps_between_lines *= 2
             self.last_line = time.monotonic()
             log.info("step %d: %s", step_number, line)
 
@@ -202,7 +220,6 @@ class Recorder:
     def log_validation(self, metrics: dict[str, float], step_number: int) -> None:
         """Log the metrics of a validation."""
         self.loggers.log(metrics, step_number)
-        # Of the steps that this process has made, if any
         loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
         epoch, values = self.loader.epoch + 1, listed(loss | metrics)
         log.info("epoch %d of %d: %s", epoch, self.cfg.epochs, values)
@@ -263,6 +280,11 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
             changed[key] = value if isinstance(value, int | float | bool) else str(value)
     changed = masked(changed)  # part: credentials
     return changed
+
+
+def counted(number: int, name: str) -> str:
+    """Return a number of things as text, such as `2 steps`."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def listed(values: dict[str, float]) -> str:

@@ -154,12 +154,13 @@ class Run:
         epochs = range(max(self.loader.epoch, self.num_epochs), self.cfg.epochs)
         lacks_validation = self._is_at_max_steps() and self.step_number != self.validated_step
         if not epochs or (self._has_ended() and not lacks_validation):
-            limits = f"epochs={self.cfg.epochs} max_steps={self.cfg.max_steps}"
+            limits = {"epochs": self.cfg.epochs, "max_steps": self.cfg.max_steps}
             patience = self.cfg.early_stopping.patience  # part: early_stopping
-            limits += f" early_stopping.patience={patience}"  # part: early_stopping
+            limits["early_stopping.patience"] = patience  # part: early_stopping
+            given = " ".join(f"{key}={limit}" for key, limit in limits.items() if limit is not None)
             log.info(
                 "nothing to do: the run has ended after epoch %d (step %d); to train on, raise %s",
-                *(self.num_epochs, self.step_number, limits),
+                *(self.num_epochs, self.step_number, given),
             )
             return
         if self.profiler is not None:  # part: profile
@@ -287,6 +288,8 @@ class Run:
         """Return True at `max_steps`, and after too many epochs without a better one."""
         patience = self.cfg.early_stopping.patience  # part: early_stopping
         if patience is not None and self.epochs_without_best >= patience:  # part: early_stopping
+            since = self.num_epochs - self.epochs_without_best
+            log.info("early stopping: no better %s since epoch %d", self.best_metric, since)
             return True
         return self._is_at_max_steps()
 
@@ -306,14 +309,16 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the run, besides the parts of `state`."""
-        finished = {"epoch_is_finished": is_finished(self.loader)}
-        return finished | {name: getattr(self, name) for name in CHECKPOINTED_FIELDS}
+        fields = {name: getattr(self, name) for name in CHECKPOINTED_FIELDS}
+        fields |= {"epoch_is_finished": is_finished(self.loader)}
+        return fields | {"sums": self.recorder.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the progress that a checkpoint holds."""
         for name in CHECKPOINTED_FIELDS:
             if name in state:  # not in checkpoints of before the field was added
                 setattr(self, name, state[name])
+        self.recorder.load_state_dict(state.get("sums", {}))
         self.writer.best = self.best, self.best_metrics
 
     def _is_time_to_save(self) -> bool:
@@ -365,9 +370,11 @@ class Run:
         self.recorder.count_bad_samples()  # part: bad_samples
         # A checkpoint that could not be written is not the best one.
         self.best, self.best_metrics = self.writer.wait()
-        is_best = value is not None and value > self.best
+        is_better = value is not None and value > self.best
         if value is not None:  # part: early_stopping
-            self.epochs_without_best = 0 if is_best else self.epochs_without_best + 1
+            self.epochs_without_best = 0 if is_better else self.epochs_without_best + 1
+        losses = [metrics.get("val/loss", 0.0) for metrics in (self.metrics, self.best_metrics)]
+        is_best = is_better or (value == self.best and losses[0] < losses[1])
         if value is not None and is_best:
             self.best, self.best_metrics = value, self.metrics
         self.recorder.loggers.flush()  # the log reaches at least as far as the checkpoint

@@ -140,8 +140,11 @@ def test_a_run_stops_early_on_all_ranks_and_goes_on_with_more_patience(tmp_path)
     options = ["train_ddp.py", *QUICK, "model.kwargs.batch_norm=false", "optimizer.lr=1e-30"]
     options += ["epochs=9", "loader=synthetic", "resume=auto", f"output_dir={tmp_path / 'run'}"]
     commands = [[*options, f"early_stopping.patience={patience}"] for patience in (2, 2, 3)]
-    *_, again, further = run_all(commands, tmp_path, 2)
+    first, again, further = run_all(commands, tmp_path, 2)
+    assert "early stopping: no better val/top1 since epoch 1" in first
+    assert "Warning" not in first
     assert "nothing to do" in again
+    assert "raise epochs=9 early_stopping.patience=2" in again
     assert "nothing to do" not in further
     assert len(scalars_of(tmp_path / "run", "val/loss")) == 4
     assert checkpoint_of(tmp_path / "run", "best.pt")["run"]["num_epochs"] == 1

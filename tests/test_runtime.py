@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,7 +19,14 @@ from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
 from tasks import build_task
-from tests.helpers import make_config, refused, signal_handlers_restored
+from tests.helpers import (
+    checkpoint_of,
+    make_config,
+    refused,
+    scalars_of,
+    signal_handlers_restored,
+    summary_of,
+)
 
 
 def test_the_guard_does_not_wait_for_a_device() -> None:
@@ -120,6 +128,63 @@ def test_the_clock_of_one_rank_asks_once_for_each_save(
     run.finish()
     saved = {path.stem for path in tmp_path.glob("checkpoints/step-*.pt")}
     assert saved == {f"step-{step:08d}" for step in expected}
+
+
+def test_a_run_that_was_killed_between_two_log_points_logs_the_mean_of_all_steps(
+    run_of, tmp_path
+) -> None:
+    options = ["log.every_steps=5", "log.images=0", "max_steps=10", "resume=auto"]
+    for steps in (range(1, 8), range(8, 11)):
+        run = run_of(*options, "checkpoint.every_steps=7")
+        run.resume()
+        for step, _ in zip(steps, run.batches(run.loader), strict=False):
+            run.step(torch.tensor(float(step)), torch.zeros(()))
+        run.writer.wait()
+        run.recorder.loggers.close()
+    assert dict(scalars_of(tmp_path, "train/loss")) == {5: 3.0, 10: 8.0}
+    assert run.recorder.epoch_loss_sum == sum(range(11))
+
+
+class Told:
+    """A task whose metrics are told."""
+
+    best_metric, best_mode = "top1", "max"
+
+    def __init__(self, **metrics: float) -> None:
+        self.told = metrics
+
+    def metrics(self, totals: Any) -> dict[str, float]:
+        return self.told
+
+
+def test_of_epochs_with_the_same_best_metric_that_with_the_lowest_loss_is_kept(
+    run_of, tmp_path, caplog
+) -> None:
+    caplog.set_level("INFO")
+    run = run_of("early_stopping.patience=3", "log.images=0", "epochs=9")
+    tops, losses = (0.9, 1.0, 1.0, 1.0, 0.9), (0.1, 0.3, 0.2, 0.2, 0.1)
+    for epoch, (top1, loss) in zip(run.epochs(), zip(tops, losses, strict=True), strict=False):
+        run.loader.set_epoch(epoch)
+        run.epoch(Told(loss=loss, top1=top1), torch.zeros(()))
+    run.finish()
+    assert run.best_metrics == {"val/loss": 0.2, "val/top1": 1.0}
+    assert checkpoint_of(tmp_path, "best.pt")["loader"]["epoch"] == 2
+    # A lower loss is no better epoch.
+    assert "early stopping: no better val/top1 since epoch" in caplog.text
+    assert summary_of(tmp_path)["val/loss"] == 0.1
+
+
+def test_lines_of_progress_are_evenly_spaced_and_become_rarer(run_of, caplog) -> None:
+    caplog.set_level("INFO")
+    run = run_of("log.every_steps=2", "log.images=0", "max_steps=20")
+    for _ in run.batches(run.loader):
+        run.step(torch.zeros(()), torch.zeros(()))
+    run.recorder.loggers.close()
+    lines = [line.getMessage() for line in caplog.records]
+    steps = [int(line.split()[1][:-1]) for line in lines if line.startswith("step ")]
+    assert steps[0] == 2
+    assert len(steps) < 10
+    assert all(step % (step - before) == 0 for before, step in pairwise(steps))
 
 
 def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:

@@ -44,4 +44,8 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     if "amp" in script:
         assert checkpoint_of(stopped)["scaler"]["scale"] < 1e8  # it did overflow
         assert summary_of(stopped)["bad_steps"] == 0  # the search for a scale is none
+    lines = [(run / "train.log").read_text().splitlines() for run in (stopped, whole)]
+    # Of the whole epoch, though 13 steps were made before.
+    last, expected = ([x for x in text if "epoch 2 of 2: " in x][-1] for text in lines)
+    assert last.partition("epoch")[2] == expected.partition("epoch")[2]
     assert (stopped / "train.log").read_text().count("resumed from") == 2  # of all attempts
