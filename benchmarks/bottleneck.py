@@ -23,6 +23,8 @@ GIVEN, SYNTHETIC, ALONE = "as configured", "loader=synthetic", "loader=synthetic
 AMP = "train_amp.py"
 # Least speedup of a setting that is recommended.
 WORTHWHILE = 1.05
+# Ratio of equal steps above which there is no verdict.
+NOISE = 1.25
 INPUT, COMMUNICATION, COMPUTE = "input", "communication", "compute"
 
 
@@ -54,9 +56,13 @@ def main(run: Run, candidates: Sequence[tuple[str, ...]] = ()) -> tuple[str, flo
     for overrides in candidates or changes(run, verdict(rows_of(run), {})[0]):
         changed |= subject(" ".join(overrides), *overrides)
     run.compare("bottleneck", tried, changed, unit="images/s")
-    part, share, change, gain = found = verdict(rows_of(run), rows_of(run, tried))
+    rows, rows_tried = rows_of(run), rows_of(run, tried)
+    part, share, change, gain = found = verdict(rows, rows_tried)
     advice = f"; {change} makes it {gain:.2f}x as fast" if change else ""
-    log(f"{part}-bound: {100 * share:.0f} % of the step{advice}")
+    if (differing := noise(rows, rows_tried)) > NOISE:
+        log(f"too noisy for a verdict: equal steps differ by {differing:.2f}x; try repeats=9")
+    else:
+        log(f"{part}-bound: {100 * share:.0f} % of the step{advice}")
     return found
 
 
@@ -64,6 +70,16 @@ def rows_of(run: Run, case: str = "") -> dict[str, Measurement]:
     """Rows of the speed of a case (default: the configuration), by subject name."""
     rows = latest(run.path("bottleneck"))
     return {r.subject: r for r in rows if r.case == (case or run.title) and r.quantity == SPEED}
+
+
+def noise(rows: dict[str, Measurement], tried: dict[str, Measurement]) -> float:
+    """Ratio of speeds that should be equal; arguments as for `verdict()`.
+
+    The configured step is measured twice, and synthetic data cannot be slower than real data.
+    """
+    given = [row.median for row in (rows.get(GIVEN), tried.get(GIVEN)) if row and row.repeats]
+    loaded = ratio(rows.get(GIVEN), rows.get(SYNTHETIC))
+    return max(loaded.median if loaded else 1.0, max(given) / min(given) if given else 1.0)
 
 
 def verdict(

@@ -218,6 +218,9 @@ def test_verdict_names_the_largest_part_and_only_what_is_reliably_faster() -> No
     assert bottleneck.verdict(averaging, {})[:2] == ("communication", pytest.approx(0.7125))
     computing = speeds(given="39;39", synthetic="40;40", alone="20;20")
     assert bottleneck.verdict(computing, {})[:2] == ("compute", pytest.approx(0.975))
+    assert bottleneck.noise(loading, tried) == 1
+    assert bottleneck.noise(loading, speeds(given="20;20", dali="20;30")) == 2
+    assert bottleneck.noise(speeds(given="30;30", synthetic="20;20"), {}) == 1.5
 
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in RESULTS.iterdir()))
