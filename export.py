@@ -7,10 +7,11 @@
 The files of `onnx` and `torch` contain the normalisation. They take uint8 images (N, H, W, C), any
 N, of the size that the run validated with, and return (N, classes) probabilities, (N, numbers),
 (N, H, W, C) images with pixels in [0, 1], or (N, H, W, classes) probabilities, as the task needs.
+With data=own they take inputs as the model does, and return the task's `predictions()`.
 The names of classes or numbers are in the metadata. Any key of the configuration can be changed,
 such as `data.root`; with `data.crop=[512,512]` a restorer takes larger images.
 
-The file is written only if its outputs are those of the model on images of the validation split,
+The file is written only if its outputs are those of the model on samples of the validation split,
 with a difference below 1e-4 (relative for values above 1).
 """
 
@@ -19,43 +20,54 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
 
-from conf.errors import UserError
+from conf.errors import UserError, told
 from conf.files import write_atomically
 from conf.options import parse_options
-from loaders import LOADERS
-from loaders.image_loaders import ImageLoader, build_loaders
-from loaders.targets import describe_target
+from loaders import build_loaders
+from loaders.batch import map_leaves, num_samples, part, tensors_of
+from loaders.image_loaders import ImageLoader
 from models import build_model
 from runtime import run_main
 from runtime.trained import read_trained
 from tasks import Task, build_task
 
 TOLERANCE = 1e-4
-MOST_IMAGES = 64
+MOST_SAMPLES = 64
 
 
 class Exported(nn.Module):
+    """The model with the task's predictions."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model, self.predictions = model, task.predictions
+
+    def forward(self, inputs: Any) -> Tensor:
+        return self.predictions(self.model(inputs))
+
+
+class ExportedImages(Exported):
     """The model with normalisation and the task's predictions: raw images in, predictions out."""
 
     scale: Tensor
     shift: Tensor
 
     def __init__(self, model: nn.Module, task: Task, loader: ImageLoader) -> None:
-        super().__init__()
-        self.model, self.predictions = model, task.predictions
+        super().__init__(model, task)
         scale, shift, full_intensity = normalisation(loader)
         self.register_buffer("scale", scale / full_intensity)
         self.register_buffer("shift", shift.clone())
 
     def forward(self, images: Tensor) -> Tensor:
         inputs = images.permute(0, 3, 1, 2).float() * self.scale + self.shift
-        return self.predictions(self.model(inputs))
+        return super().forward(inputs)
 
 
 def main() -> None:
@@ -75,11 +87,7 @@ def main() -> None:
     cfg, out = trained.cfg, Path(options["out"])
 
     # data
-    if cfg.data.layout in LOADERS:
-        raise UserError(
-            f"data.layout={cfg.data.layout}: export.py writes models of images only; "
-            f"the weights are in {trained.weights_file}"
-        )
+    loader: Any
     _, loader = build_loaders(cfg, torch.device("cpu"))
     trained.check_data(loader)
 
@@ -87,29 +95,42 @@ def main() -> None:
     task = build_task(cfg, loader)
     model = build_model(cfg.model, trained.in_channels, task.num_outputs)
     trained.load_into(model)
-    exported = Exported(model, task, loader).eval()
 
-    # expected predictions, for real images
-    images, inputs = validation_images(loader)
+    # expected predictions, for real samples
+    if isinstance(loader, ImageLoader):
+        exported: Exported = ExportedImages(model, task, loader)
+        given, inputs = validation_images(loader)
+    else:
+        exported = Exported(model, task)
+        given = inputs = part(next(iter(loader))[0], 0, MOST_SAMPLES)
+    exported.eval()
     with torch.no_grad():
         expected = task.predictions(exported.model(inputs))
 
     # the file, which gets its name if its predictions are the same
     metadata = {
         "classes": json.dumps(loader.info.classes, ensure_ascii=False),
-        "target": json.dumps(describe_target(loader.index.target), ensure_ascii=False),
+        "target": json.dumps(trained.facts["target"], ensure_ascii=False),
         "model": cfg.model.arch or cfg.model.name,
         "in_channels": json.dumps(trained.in_channels),
-        "dtype": json.dumps(loader.index.dtype),
+        "dtype": json.dumps(trained.facts["dtype"]),
         "precision": json.dumps(trained.facts["precision"]),
         "resize": json.dumps(cfg.data.resize),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(out) as unchecked:
-        compute = FORMATS[options["format"]](exported, images, metadata, unchecked)
-        with torch.no_grad():
-            # Any number of images at a time: all, and one.
-            parts = [(compute(images), expected), (compute(images[:1]), expected[:1])]
+        try:
+            compute = FORMATS[options["format"]](exported, given, metadata, unchecked)
+            with torch.no_grad():
+                # Any number of samples at a time: all, and one.
+                parts = [(compute(given), expected), (compute(part(given, 0, 1)), expected[:1])]
+        except UserError:
+            raise
+        except Exception as error:  # PyTorch has no common type for what it cannot export
+            raise UserError(
+                f"format={options['format']} does not take this model ({told(error)}); "
+                "format=safetensors writes its weights"
+            ) from error
         difference = max(
             float(((got - wanted).abs() / wanted.abs().clamp(min=1)).max()) for got, wanted in parts
         )
@@ -118,12 +139,12 @@ def main() -> None:
                 f"the exported model differs from the run's by {difference:.1e}, which is not "
                 f"below {TOLERANCE}; {out} is not written"
             )
-    print(f"{out}: largest difference {difference:.1e} on {len(images)} validation images")
+    print(f"{out}: largest difference {difference:.1e} on {num_samples(given)} validation samples")
 
 
 def validation_images(loader: ImageLoader) -> tuple[Tensor, Tensor]:
     """Return up to 64 images as they are in files, (N, H, W, C), and as inputs of the model."""
-    inputs = next(iter(loader))[0][:MOST_IMAGES]
+    inputs = next(iter(loader))[0][:MOST_SAMPLES]
     scale, shift, full_intensity = normalisation(loader)
     pixels = ((inputs - shift) / scale * full_intensity).round().clamp(0, full_intensity)
     if loader.read_size != loader.output_size:
@@ -139,11 +160,11 @@ def normalisation(loader: ImageLoader) -> tuple[Tensor, Tensor, int]:
     return loader.transform.scales[0], loader.transform.shifts[0], full_intensity
 
 
-Compute = Callable[[Tensor], Tensor]
-"""Predictions of a written file for images."""
+Compute = Callable[[Any], Tensor]
+"""Predictions of a written file for images, or for inputs of own data."""
 
 
-def write_onnx(exported: Exported, images: Tensor, metadata: dict[str, str], file: Path) -> Compute:
+def write_onnx(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  # which torch.onnx needs
@@ -154,10 +175,10 @@ def write_onnx(exported: Exported, images: Tensor, metadata: dict[str, str], fil
         ) from error
     program = torch.onnx.export(
         exported,
-        (example(images),),
-        input_names=["images"],
+        (example(given),),
+        input_names=["images"] if isinstance(exported, ExportedImages) else None,
         output_names=["outputs"],
-        dynamic_shapes={"images": {0: Dim("batch")}},
+        dynamic_shapes=any_batch(given),
         dynamo=True,
         verbose=False,
     )
@@ -165,22 +186,22 @@ def write_onnx(exported: Exported, images: Tensor, metadata: dict[str, str], fil
     program.model.metadata_props.update(metadata)
     program.save(file, external_data=False)
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    names = [node.name for node in session.get_inputs()]
+
+    def compute(given: Any) -> Tensor:
+        arrays = [tensor.numpy() for tensor in tensors_of(given)]
+        return torch.from_numpy(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+
+    return compute
 
 
-def write_program(
-    exported: Exported, images: Tensor, metadata: dict[str, str], file: Path
-) -> Compute:
-    program = torch.export.export(
-        exported, (example(images),), dynamic_shapes={"images": {0: Dim("batch")}}
-    )
+def write_program(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
+    program = torch.export.export(exported, (example(given),), dynamic_shapes=any_batch(given))
     torch.export.save(program, file, extra_files={"metadata.json": json.dumps(metadata)})
     return torch.export.load(file).module()
 
 
-def write_weights(
-    exported: Exported, images: Tensor, metadata: dict[str, str], file: Path
-) -> Compute:
+def write_weights(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
     weights = {name: value.contiguous() for name, value in exported.model.state_dict().items()}
     save_file(weights, file, metadata)
     again = copy.deepcopy(exported)
@@ -191,9 +212,15 @@ def write_weights(
 FORMATS = {"onnx": write_onnx, "torch": write_program, "safetensors": write_weights}
 
 
-def example(images: Tensor) -> Tensor:
-    """Return two images: with one, torch.export would fix the batch size at 1."""
-    return images[:1].repeat(2, 1, 1, 1)
+def example(given: Any) -> Any:
+    """Return a sample twice: with one, torch.export would fix the batch size at 1."""
+    return map_leaves(lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x, given)
+
+
+def any_batch(given: Any) -> tuple[Any]:
+    """Return the shapes that may vary: the first dimension of each tensor, of any size."""
+    batch = Dim("batch")
+    return (map_leaves(lambda x: {0: batch} if isinstance(x, Tensor) else None, given),)
 
 
 if __name__ == "__main__":

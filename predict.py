@@ -1,4 +1,4 @@
-"""Use a run's model on a folder of images, which need no labels.
+"""Use a run's model on a folder of images, which need no labels, or on new samples of own data.
 
     python predict.py run=outputs/mine data.root=PHOTOS out=predictions.csv
     python predict.py run=outputs/restorer data.root=PHOTOS out=DIR    # writes images or masks
@@ -56,17 +56,23 @@ def main() -> None:
         task = build_task(cfg, train_loader)
     elif split:
         raise UserError(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
-    elif cfg.data.layout in LOADERS or "images" not in LOADERS:
-        raise UserError(f"data.layout={cfg.data.layout} has no folder of images; use split=val")
-    elif not any(override.startswith("data.root=") for override in overrides):  # part: images
-        raise UserError("data.root= is missing; give the folder of the images, or split=val")
-    else:  # part: images
-        from loaders.prediction import build_prediction_loader  # a project may have no images
-
-        loader, broken = build_prediction_loader(
-            cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
-        )
+    elif cfg.data.layout in LOADERS.keys() - {"own"}:
+        raise UserError(f"data.layout={cfg.data.layout} has no new samples; use split=val")
+    elif not any(override.startswith("data.root=") for override in overrides):
+        raise UserError("data.root= is missing; give the place of new samples, or split=val")
+    else:
         cfg.loss.weights = None  # part: loss_weights
+        ours = group.rank, group.world_size
+        if cfg.data.layout != "own":  # part: images
+            from loaders.prediction import build_prediction_loader  # a project may have no images
+
+            loader, broken = build_prediction_loader(
+                cfg, trained.target, trained.in_channels, device, *ours
+            )
+        if cfg.data.layout == "own":  # part: own
+            from loaders.own import build_new_loader
+
+            loader = build_new_loader(cfg, trained.target, device, *ours)
         task = build_task(cfg, loader)
 
     # model

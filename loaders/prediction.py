@@ -18,7 +18,7 @@ from loaders.targets import Target, Unlabelled
 
 def build_prediction_loader(
     cfg: Config,
-    target: Target,
+    target: Target | None,
     channels: int,
     device: torch.device,
     rank: int = 0,

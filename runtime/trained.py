@@ -37,9 +37,11 @@ class TrainedRun:
     """File of the best weights, or the newest checkpoint if there are no best ones."""
 
     @property
-    def target(self) -> Target:
-        """Kind of the targets, with the names of classes or numbers in the order of the outputs."""
-        return target_of(self.facts["target"], f"{self.weights_file}: target")
+    def target(self) -> Target | None:
+        """Kind of the targets, with the names of classes or numbers in the order of the outputs;
+        None: own data did not describe them."""
+        facts = self.facts["target"]
+        return target_of(facts, f"{self.weights_file}: target") if facts else None
 
     @property
     def in_channels(self) -> int:

@@ -78,6 +78,11 @@ class Task:
 
     def predictions(self, outputs: Any) -> Tensor:  # part: predict|export
         """Return the predictions of an exported model, float32; images as (N, H, W, C)."""
+        if not isinstance(outputs, Tensor):
+            raise UserError(
+                f"{type(self).__name__} has no predictions() of outputs that are "
+                f"{type(outputs).__name__}; define it to return one tensor"
+            )
         return outputs.float()
 
     def table_rows(self, outputs: Any) -> list[tuple[str | float, ...]]:  # part: predict

@@ -3,24 +3,36 @@
 Yours: one file in this folder with a function, and one line in `OWN`. The function takes `cfg.data`
 and returns the training and the validation Dataset and, if the task asks for it, the kind of the
 targets (`loaders.targets`). An item is `(inputs, targets)`: tensors, numbers, texts, or dicts and
-tuples of these. A Dataset may have a `collate_fn`, which makes a batch of a list of items.
+tuples of these. A Dataset may have a `collate_fn`, which makes a batch of a list of items, and a
+`name_of`, which returns the name of a sample for messages and tables.
+
+For `predict.py data.root=...`, a function in `NEW` returns a Dataset of new samples.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from conf.errors import UserError, unknown_name
+from conf.errors import UserError, told, unknown_name
 from conf.schema import Config, DataConfig
 from loaders.epoch import EpochSampler
 from loaders.limits import limits_explained
-from loaders.own.digits import digits
+from loaders.own.digits import digits, new_digits
 from loaders.own.loader import OwnLoader
+from loaders.targets import Target
 
 OWN: dict[str, Callable[[DataConfig], tuple]] = {
     "digits": digits,
 }
+
+# part: predict
+NEW: dict[str, Callable[[DataConfig], Any]] = {
+    "digits": new_digits,
+}
+"""By name, a function that returns a Dataset of the new samples in `data.root`; any targets."""
 
 
 def build_loaders(
@@ -28,15 +40,7 @@ def build_loaders(
 ) -> tuple[OwnLoader, OwnLoader]:
     """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
     name = str(cfg.data.name)
-    if name not in OWN:
-        raise unknown_name("data.name", name, OWN)
-    if cfg.loader.name != "pytorch" or cfg.loader.num_workers == "auto":
-        raise UserError(
-            f"loader.name={cfg.loader.name} loader.num_workers={cfg.loader.num_workers} is for "
-            "images; with data=own use loader=pytorch and a number of workers"
-        )
-    with limits_explained():
-        datasets = OWN[name](cfg.data)
+    datasets = _returned(OWN, cfg)
     if not isinstance(datasets, tuple) or len(datasets) not in (2, 3):
         raise UserError(
             f"the function of data.name={name} returned {type(datasets).__name__}; return "
@@ -44,11 +48,7 @@ def build_loaders(
         )
     train, val, target = (*datasets, None)[:3]
     for data in (train, val):
-        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-            raise UserError(
-                f"data.name={name}: {type(data).__name__} has no __getitem__ and __len__; for data "
-                "that streams, write a loader (docs/own_data.md)"
-            )
+        _refuse_streams(name, data)
     samplers = [
         EpochSampler(f"{name}/{split}", len(data), cfg, rank, world_size, split == "train")
         for split, data in (("train", train), ("val", val))
@@ -61,3 +61,51 @@ def build_loaders(
     lines = (line, *train_loader.info.description)
     train_loader.info = replace(train_loader.info, description=lines)
     return train_loader, val_loader
+
+
+def build_new_loader(  # part: predict
+    cfg: Config, target: Target | None, device: torch.device, rank: int = 0, world_size: int = 1
+) -> OwnLoader:
+    """Build the loader of this rank's new samples in `data.root`, for `predict.py`.
+
+    Args:
+        cfg: configuration of the run that trained the model, with another `data.root`.
+        target: kind of targets that the model was trained on.
+        device, rank, world_size: see `build_loaders()`.
+    """
+    if cfg.data.name not in NEW:
+        raise UserError(
+            f"data.name={cfg.data.name} has no function of new samples in NEW "
+            "(loaders/own/__init__.py); add one, or use split=val"
+        )
+    data = _returned(NEW, cfg)
+    _refuse_streams(str(cfg.data.name), data)
+    cfg = copy.deepcopy(cfg)
+    cfg.data.on_error, cfg.data.max_bad_samples = "skip", len(data)  # they are part of the result
+    sampler = EpochSampler(f"{cfg.data.name}/new", len(data), cfg, rank, world_size, train=False)
+    return OwnLoader(data, target, sampler, cfg, device)
+
+
+def _returned(functions: Mapping[str, Callable[[DataConfig], Any]], cfg: Config) -> Any:
+    """Return what the function of `data.name` returns."""
+    name = str(cfg.data.name)
+    if name not in functions:
+        raise unknown_name("data.name", name, functions)
+    if cfg.loader.name != "pytorch" or cfg.loader.num_workers == "auto":
+        raise UserError(
+            f"loader.name={cfg.loader.name} loader.num_workers={cfg.loader.num_workers} is for "
+            "images; with data=own use loader=pytorch and a number of workers"
+        )
+    try:
+        with limits_explained():
+            return functions[name](cfg.data)
+    except FileNotFoundError as error:
+        raise UserError(f"data.name={name} data.root={cfg.data.root}: {told(error)}") from error
+
+
+def _refuse_streams(name: str, data: Any) -> None:
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise UserError(
+            f"data.name={name}: {type(data).__name__} has no __getitem__ and __len__; for data "
+            "that streams, write a loader (docs/own_data.md)"
+        )

@@ -26,6 +26,12 @@ class Digits(Dataset):
         return self.transform(image), int(self.labels[number])
 
 
+def new_digits(data: DataConfig) -> Dataset:  # part: predict
+    """Digits in a file like `FILE`, whose labels do not matter: `predict.py data.root=FILE.npz`."""
+    images = np.load(data.root)["val_images"]
+    return Digits(images, np.zeros(len(images)), v2.Identity())
+
+
 def digits(data: DataConfig) -> tuple[Dataset, Dataset, Labels]:
     with np.load(FILE) as file:
         arrays = dict(file)

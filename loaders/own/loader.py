@@ -74,7 +74,7 @@ class OwnLoader(EpochLoader):
         """
         single = (self.dataset.__getitems__(row) for rows in sampler for row in rows[:, None])
         none = UserError(f"all samples of {sampler.name} on rank {sampler.rank} are bad")
-        _, batch = next(self.good_batches(single, self.dataset.__getitems__), (None, none))
+        rows, batch = next(self.good_batches(single, self.dataset.__getitems__), (None, none))
         if isinstance(batch, UserError):
             raise batch
         if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -84,6 +84,11 @@ class OwnLoader(EpochLoader):
             )
         map_leaves(partial(_check_leaf, sampler.name), batch)
         inputs = batch[0]
+        if rows is not None and any(x.dtype == torch.float64 for x in tensors_of(inputs)):
+            raise UserError(
+                f"{sampler.name}: the inputs of sample {rows['sample'][0]} are float64, which "
+                "models do not take; return float32, such as array.astype('float32')"
+            )
         first = next(tensors_of(inputs), torch.zeros(0))
         shapes = [
             f"{'x'.join(map(str, each.shape[1:]))} {str(each.dtype).removeprefix('torch.')}".strip()
@@ -97,6 +102,7 @@ class OwnLoader(EpochLoader):
             num_samples=sampler.count,
             num_dropped=sampler.count - sampler.num_rows,
             example=inputs,  # part: fsdp
+            name_of=getattr(self.dataset.data, "name_of", DataInfo.name_of),
             pictures=pictures,
         )
         if isinstance(target, Labels) and len(target.values):  # part: loss_weights
