@@ -122,7 +122,7 @@ def main() -> None:
         table |= {sample: (*no_values, reason) for sample, reason in bad.items()}
     lines = [(loader.info.name_of(sample), *table[sample]) for sample in sorted(table)]
     lines += [(name, *no_values, reason) for name, reason in broken.items()]
-    write_table(path, ("path", *columns, "error"), lines if split else sorted(lines))
+    write_table(path, ("path", *columns, "error"), sorted(lines) if broken else lines)
     if split:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))

@@ -22,6 +22,7 @@ SLOW = {
     "test_export.py",
     "test_predict.py",
     "test_mlflow_needs_no_package_but_those_of_its_extra_and_no_setting",
+    "test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_dataset_gives_them",
     "test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_the_same_bits",
     "test_ranks_are_started_by_torchrun",
     "test_too_small_shared_memory_names_the_setting_and_does_not_hang",

@@ -1,5 +1,6 @@
 """Ordinary Datasets and own loaders are as exact as images, for any workers, ranks, first batch."""
 
+import csv
 import random
 import re
 from collections import namedtuple
@@ -9,17 +10,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 from torchvision.tv_tensors import KeyPoints
 
+import export
 from conf.errors import UserError
 from loaders import build_loaders
-from loaders.batch import tensors_of
+from loaders.batch import part, tensors_of
 from loaders.own import OWN
-from tests.helpers import DEVICES, REPOSITORY, folder_with, make_config, refused, scalars_of, train
+from tasks import Task
+from tests.helpers import (
+    DEVICES,
+    REPOSITORY,
+    answers_to,
+    folder_with,
+    make_config,
+    refused,
+    run_all,
+    scalars_of,
+    train,
+)
 
+FILE = REPOSITORY / "data" / "mnist_mini.npz"
+FILES = {"torch": "model.pt2", "onnx": "model.onnx", "safetensors": "model.safetensors"}
 BAD = {3, 20}
 IMAGE = torch.zeros(3, 8, 8)
 Pair = namedtuple("Pair", "left right")
@@ -164,6 +179,7 @@ def test_values_of_any_kind_and_nesting_make_a_batch_on_the_device(device, loade
         (Items([(IMAGE, 0, 1)] * 9), "tuple"),
         (Items([(IMAGE, 0)] * 5 + [(IMAGE[:1], 0)] * 4), r"float32 \(1, 8, 8\)"),
         (Items([(IMAGE, 0)] * 9, lambda items: {"image": 0}["mask"]), "mask"),
+        (Items([(np.ones(3), 0)] * 9), r"sample \d are float64.*float32"),
         (Items([(IMAGE, 0)] * 9, lambda items: (IMAGE, {1})), "set"),
     ],
 )
@@ -186,6 +202,51 @@ def test_mistakes_are_refused(loaders_of: Any) -> None:
     for returned in wrong:
         with refused("data.name=items"):
             loaders_of(of=returned)
+
+
+# part: predict
+def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_dataset_gives_them(
+    tmp_path,
+) -> None:
+    """The new samples here are those of the validation split."""
+    run, new = tmp_path / "run", FILE
+    data = ["data=own", "data.name=digits", f"output_dir={run}", "max_steps=3", "log.images=0"]
+    use = ["predict.py", f"run={run}"]
+    commands = [["train.py", *data], [*use, "split=val", f"out={tmp_path / 'val.csv'}"]]
+    commands += [[*use, f"data.root={new}", f"out={tmp_path / 'new.csv'}"]]
+    for form, file in FILES.items():  # part: export
+        commands += [["export.py", f"run={run}", f"format={form}", f"out={tmp_path / file}"]]
+    run_all(commands, tmp_path)
+    rows, same = ((tmp_path / name).read_text() for name in ("new.csv", "val.csv"))
+    assert rows == same
+    expected = next(csv.DictReader(rows.splitlines()))
+    assert expected["path"] == "sample 0"
+    with np.load(FILE) as arrays:  # part: export
+        image = torch.from_numpy(arrays["val_images"][:1])[:, None].float() / 255
+    answer = torch.export.load(tmp_path / FILES["torch"]).module()(image)[0]  # part: export
+    assert answer.max().item() == pytest.approx(float(expected["probability"]), abs=1e-4)
+    told = answers_to([[*use, f"data.root={path}", "out=x"] for path in ("none", "")], tmp_path)
+    for code, text in told:
+        assert (code, "data.root=" in text, "Traceback" in text) == (2, True, False)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_inputs_of_any_nesting_are_exported(nested: bool, tmp_path) -> None:  # part: export
+    class Model(nn.Module):
+        def forward(self, inputs: Any) -> Tensor:
+            return inputs["left"] * 2 + inputs["right"][0] if nested else inputs * 2
+
+    left, right = torch.rand(5, 3), torch.rand(5, 3)
+    given = {"left": left, "right": (right,)} if nested else left
+    exported = export.Exported(Model(), Task(make_config(), None))  # type: ignore[arg-type]
+    for form, file in FILES.items():
+        if form == "onnx":
+            pytest.importorskip("onnxscript")
+        compute = export.FORMATS[form](exported, given, {}, tmp_path / file)
+        torch.testing.assert_close(compute(given), exported(given))
+        torch.testing.assert_close(compute(part(given, 0, 1)), exported(given)[:1])
+    with refused("Task", "dict"):
+        Task(make_config(), None).predictions({"left": left})  # type: ignore[arg-type]
 
 
 # part: compose
