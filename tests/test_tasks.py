@@ -3,13 +3,17 @@
 Each task of the template has a file of tests: `test_task_<name>.py`.
 """
 
+import re
+
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
 from loaders.targets import Labels, Target, TargetImages
-from tasks import TASKS
-from tests.helpers import refused
-from tests.task_contract import build, names
+from tasks import TASKS, Task
+from tests.helpers import REPOSITORY, refused
+from tests.task_contract import build, names, random
 
 LABELS = Labels(np.zeros(0, np.int64), names(7))
 
@@ -25,3 +29,24 @@ def test_targets_of_another_kind_are_refused_with_the_tasks_that_fit(name: str) 
     fitting = [task for task in TASKS if TASKS[task].target_kind == other.kind]
     with refused(f"task={name}", other.kind, *fitting):
         build(name, "l1", other)
+
+
+def test_the_loss_over_tokens_of_the_page_is_exact_for_any_parts_of_a_batch(monkeypatch) -> None:
+    """Of 4 samples with 1, 2, 3 and 20 tokens: a rank with the first two has few."""
+    [code] = re.findall(
+        r"```python\n(.*?)```", (REPOSITORY / "docs/tasks.md").read_text(), re.DOTALL
+    )
+    defined: dict[str, type[Task]] = {}
+    exec(code, defined)
+    monkeypatch.setitem(TASKS, "tokens", defined["Tokens"])
+    task = build("tokens", "cross_entropy", LABELS)
+    outputs, targets = random(4, 20, 256), torch.randint(256, (4, 20))
+    lengths = torch.tensor([1, 2, 3, 20])
+    targets[torch.arange(20) >= lengths[:, None]] = -100
+    parts = [(outputs[:2], targets[:2]), (outputs[2:], targets[2:])]
+    whole = task.loss(outputs, targets)
+    torch.testing.assert_close(sum(task.loss(*part) for part in parts) / 2, whole)
+    mean = F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(whole, mean * 26 / (4 * task.tokens_per_sample))
+    metrics = task.metrics(sum(task.sums(*part) for part in parts))
+    assert metrics["loss"] == pytest.approx(mean.item(), rel=1e-6)
