@@ -175,7 +175,7 @@ def write_onnx(exported: Exported, given: Any, metadata: dict[str, str], file: P
         ) from error
     program = torch.onnx.export(
         exported,
-        (example(given),),
+        (example(given), {}),  # a dict at the end would be taken for keyword arguments
         input_names=["images"] if isinstance(exported, ExportedImages) else None,
         output_names=["outputs"],
         dynamic_shapes=any_batch(given),

@@ -233,12 +233,16 @@ def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_datase
 @pytest.mark.parametrize("nested", [False, True])
 def test_inputs_of_any_nesting_are_exported(nested: bool, tmp_path) -> None:  # part: export
     class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
         def forward(self, inputs: Any) -> Tensor:
-            return inputs["left"] * 2 + inputs["right"][0] if nested else inputs * 2
+            return self.layer(inputs["left"] + 2 * inputs["right"][0] if nested else inputs)
 
     left, right = torch.rand(5, 3), torch.rand(5, 3)
     given = {"left": left, "right": (right,)} if nested else left
-    exported = export.Exported(Model(), Task(make_config(), None))  # type: ignore[arg-type]
+    exported = export.Exported(Model(), Task(make_config(), None)).eval()  # type: ignore[arg-type]
     for form, file in FILES.items():
         if form == "onnx":
             pytest.importorskip("onnxscript")
