@@ -40,15 +40,18 @@ class NonFiniteGuard:
         optimizer: Optimizer,
         train_loader: Loader,
     ) -> None:
-        self.model, self.optimizer, self.train_loader = model, optimizer, train_loader
-        self.max_bad_steps, self.every_steps = cfg.max_bad_steps, cfg.log.every_steps
-        self.num_bad_steps = 0
+        self.optimizer, self.train_loader = optimizer, train_loader
+        self.max_bad_steps, self.num_bad_steps = cfg.max_bad_steps, 0
         self.bad_in_a_row = 0
         # For each step: norm, epoch, number of its batches so far, and samples.
         self.unchecked: list[tuple[Tensor, int, int, Sequence[int]]] = []
+        # BatchNorm's statistics by type, and their values after the last good step as one tensor:
+        # an operation on each of them would be hundreds of launches a step.
         layers = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
-        self.statistics = [buffer for layer in layers for buffer in layer.buffers()]
-        self.kept = [buffer.clone() for buffer in self.statistics]
+        buffers = [buffer.view(-1) for layer in layers for buffer in layer.buffers()]
+        dtypes = {buffer.dtype for buffer in buffers}
+        self.statistics = [[b for b in buffers if b.dtype == dtype] for dtype in dtypes]
+        self.keep_statistics()
 
     def state_dict(self) -> dict[str, int]:
         return {"num_bad_steps": self.num_bad_steps, "bad_in_a_row": self.bad_in_a_row}
@@ -58,36 +61,35 @@ class NonFiniteGuard:
 
     def keep_statistics(self) -> None:
         """Copy BatchNorm's current statistics, which replace those of a bad step."""
-        for kept, statistic in zip(self.kept, self.statistics, strict=True):
-            kept.copy_(statistic)
+        self.kept = [torch.cat(buffers) for buffers in self.statistics]
+
+    def _restore_statistics(self) -> None:
+        for kept, buffers in zip(self.kept, self.statistics, strict=True):
+            torch.split_with_sizes_copy(kept, [len(b) for b in buffers], out=buffers)
 
     def check(self, grad_norm: Tensor, scaler: GradScaler | None = None) -> None:
-        """Check the norm of all gradients; called before `optimizer.step()`.
-
-        Raises:
-            UserError: `max_bad_steps` steps in a row were bad.
-        """
+        """Check the norm of all gradients; called before `optimizer.step()`."""
         if grad_norm.is_cpu or not self.optimizer.defaults.get("fused"):
             if not math.isfinite(grad_norm):
                 # Weights without gradients stay as they are.
                 self.optimizer.zero_grad(set_to_none=True)
-                for kept, statistic in zip(self.kept, self.statistics, strict=True):
-                    statistic.copy_(kept)
+                self._restore_statistics()
+            self.keep_statistics()
         else:
             found_inf = (grad_norm - grad_norm).nan_to_num_(nan=1.0)  # 0 if it is finite, else 1
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
             is_bad = found_inf.bool()
-            for kept, statistic in zip(self.kept, self.statistics, strict=True):
-                torch.where(is_bad, kept, statistic, out=statistic)
-        self.keep_statistics()
+            self.kept = [
+                torch.where(is_bad, kept, torch.cat(buffers))
+                for kept, buffers in zip(self.kept, self.statistics, strict=True)
+            ]
+            self._restore_statistics()
         if scaler is not None:
             scale = scaler.scale(torch.ones_like(grad_norm))
             grad_norm = grad_norm.where(scale <= 1, 0)  # other steps are the scaler's
         loader = self.train_loader
         self.unchecked.append((grad_norm, loader.epoch, loader.batches_done, loader.last_samples))
-        if len(self.unchecked) >= self.every_steps:
-            self.settle()
 
     def settle(self) -> None:
         """Read the norms since the last call; called before the model is saved or evaluated.

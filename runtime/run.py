@@ -218,9 +218,6 @@ class Run:
         Args:
             grad_norm: L2 norm of all gradients, equal on all ranks.
             scaler: scaler of mixed precision; a step that it skips at a scale above 1 is not bad.
-
-        Raises:
-            UserError: `max_bad_steps` steps in a row were bad.
         """
         self.guard.check(grad_norm, scaler)
 
@@ -236,8 +233,13 @@ class Run:
         Args:
             loss: mean over this rank's batch.
             grad_norm: L2 norm of all gradients, before clipping.
+
+        Raises:
+            UserError: `max_bad_steps` steps in a row were bad, at a log point.
         """
         self.step_number += 1
+        if self.step_number % self.cfg.log.every_steps == 0:
+            self.guard.settle()  # here the recorder waits for the device anyway
         self.recorder.add_loss(loss)
         self.recorder.end_step(self.step_number, grad_norm)
         every_steps = self.cfg.checkpoint.every_steps
