@@ -21,12 +21,13 @@ from loaders import Loader
 from loaders.batch import part
 from runtime.evaluate import Shown
 from runtime.facts import facts_of
+from runtime.gpu_monitor import GpuMonitor
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers
 from runtime.preemption import REQUEUE_MARKER
 from runtime.run_dir import SUMMARY
 from runtime.state import settings
-from runtime.timing import Timing, verdict
+from runtime.timing import Timing, bottleneck, verdict
 from tasks import Task
 from tasks.inputs import with_targets
 
@@ -63,7 +64,7 @@ class Recorder:
         self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
         self.group, self.timing, self.device = group, timing, device
         self.loggers, self.changed = Loggers(cfg.log.to, run_dir), changed_settings(cfg)
-        self.bar = tqdm(disable=True)
+        self.gpu, self.bar = GpuMonitor(device), tqdm(disable=True)
         self.last_line, self.steps_between_lines = -SECONDS_BETWEEN_LINES, cfg.log.every_steps
         self.lr = 0.0
         self.precision = "float32"
@@ -146,6 +147,8 @@ class Recorder:
         self.grad_norm = grad_norm
         if step_number % self.cfg.log.every_steps == 0:
             self.log_point(step_number)
+        if self.group.rank == 0:
+            self.gpu.start()
         self.bar.update()
 
     def log_point(self, step_number: int) -> None:
@@ -163,10 +166,11 @@ class Recorder:
         norm = self.grad_norm.item()
         points = {"train/loss": loss, "train/lr": self.lr, "train/grad_norm": norm}
         line = f"loss {loss:.4f}"
+        points |= self.gpu.values()
         if self.timing.num_images:
             points["perf/images_per_s"] = self.timing.images_per_s
             points["perf/data_wait_share"] = self.timing.data_wait_share
-            line += f", {self.timing.speed()}, {self.timing.data_wait_share:.0%} waiting for data"
+            line += f", {self.timing.speed()}, {bottleneck(points)}"
         self.loggers.log(points, step_number)
         self.bar.set_postfix_str(line, refresh=False)
         if self.bar.disable and step_number % self.steps_between_lines == 0:
@@ -196,6 +200,7 @@ class Recorder:
         """Log the steps since the last log point, and remove the progress bar."""
         if self.losses_in_sum:
             self.log_point(step_number)
+        self.gpu.stop()
         self.bar.close()
 
     # part: pictures
@@ -229,10 +234,14 @@ class Recorder:
         if self.group.rank != 0:
             return
         (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)  # part: preemption
+        speeds = {
+            "perf/images_per_s": self.timing.images_per_s,
+            "perf/data_wait_share": self.timing.data_wait_share,
+            **self.gpu.values(),
+        }
         if not (self.run_dir / SUMMARY).exists():  # else there was nothing left to do
             measured = {
-                "perf/images_per_s": self.timing.images_per_s,
-                "perf/data_wait_share": self.timing.data_wait_share,
+                **speeds,
                 "seconds": {part: round(s, 3) for part, s in self.timing.seconds.items()},
                 "bad_samples": self.num_bad_samples,  # part: bad_samples
                 "device": str(self.device),
@@ -245,7 +254,7 @@ class Recorder:
         for name, seconds in self.timing.seconds.items():
             log.info("  %-12s %8.1f s  %4.0f %%", name, seconds, 100 * seconds / total)
         if self.timing.num_images:
-            advice = verdict(self.timing.data_wait_share, self.cfg)
+            advice = verdict(speeds, self.cfg, self.device)
             log.info("%s in training, %s", self.timing.speed(), advice)
         log.info("best: %s", listed(best_metrics) or "no epoch was validated")
         log.info("logs and checkpoints: %s", self.run_dir)

@@ -11,8 +11,9 @@ import torch
 from conf.schema import Config
 from loaders import LOADERS
 
-WORTH_MENTIONING = 0.1
-"""Share of the time waiting for data above which a run is called input-bound."""
+INPUT_BOUND, BUSY = 0.2, 0.8
+"""Share of the time waiting for data from which on a run is called input-bound; utilisation of a
+GPU below which it is host-bound, if it does not wait for data."""
 
 _previous_end: float | None = None
 """End of the job before this one in a multirun, in seconds since 1970."""
@@ -128,22 +129,43 @@ class Timing:
         return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} images/s"
 
 
-def verdict(data_wait_share: float, cfg: Config) -> str:
+def bottleneck(speeds: dict[str, float]) -> str:
+    """Name what limits the speed, such as `compute-bound: 3% of the time waiting for data`.
+
+    Args:
+        speeds: `perf/data_wait_share` and, if it is known, `perf/gpu_utilization`, both in [0, 1].
+    """
+    waits, busy = speeds["perf/data_wait_share"], speeds.get("perf/gpu_utilization")
+    kind = (
+        "input" if waits >= INPUT_BOUND else "compute" if busy is None or busy >= BUSY else "host"
+    )
+    kernels = "" if busy is None else f", GPU busy {busy:.0%}"
+    return f"{kind}-bound: {waits:.0%} of the time waiting for data{kernels}"
+
+
+def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
     """Name the bottleneck and settings to try; `python -m benchmarks bottleneck` measures it.
 
     Args:
-        data_wait_share: share of the training time in which the device waited for data, in [0, 1].
+        speeds: as for `bottleneck()`.
         cfg: configuration, whose settings are not recommended again.
+        device: device of the run.
     """
-    waits = f"{data_wait_share:.0%} of the time waiting for data"
-    if data_wait_share < WORTH_MENTIONING:
-        return f"compute-bound: {waits}"
+    bound = bottleneck(speeds)
+    if bound.startswith("compute"):
+        return bound
     options = {"a larger loader.num_workers": True}  # part: own
     if cfg.data.layout not in LOADERS:  # part: images
-        options = dict[str, bool]()
-        in_memory = cfg.data.layout.startswith("mnist")  # part: packed
-        options["loader.num_workers=auto"] = cfg.loader.num_workers != "auto"  # part: tune
-        options["loader=dali"] = cfg.loader.name == "pytorch"  # part: dali
-        options["loader=packed"] = cfg.loader.name != "packed" and not in_memory  # part: packed
+        options, name = dict[str, bool](), cfg.loader.name
+        in_memory = cfg.data.layout.startswith("mnist")  # part: dali|packed
+        can_tune = name != "synthetic" and cfg.loader.num_workers != "auto"  # part: tune
+        # On a CPU, DALI is slower than the threads.  # part: dali
+        on_gpu = device.type == "cuda" and not in_memory  # part: dali
+        options["loader.num_workers=auto"] = can_tune  # part: tune
+        options["loader=dali"] = on_gpu and name == "pytorch"  # part: dali
+        packs = name not in ("packed", "synthetic") and not in_memory  # part: packed
+        options["loader=packed"] = packs  # part: packed
+    if bound.startswith("host"):  # which launches kernels more slowly than they run
+        options |= {"model.compile=true": not cfg.model.compile, "a larger global_batch_size": True}
     advice = [option for option, is_new in options.items() if is_new] or ["smaller images"]
-    return f"input-bound: {waits}; try {', '.join(advice)}"
+    return f"{bound}; try {', '.join(advice)}"

@@ -1,18 +1,22 @@
 """Parts of `runtime/` by themselves."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaders import build_loaders
 from runtime import Run, build_optimizer
 from runtime.distributed import convert_sync_batchnorm
+from runtime.gpu_monitor import GpuMonitor
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
 from runtime.parallel import visible_gpus
@@ -26,7 +30,10 @@ from tests.helpers import (
     scalars_of,
     signal_handlers_restored,
     summary_of,
+    wait_for,
 )
+
+GPU = "perf/gpu_utilization"
 
 
 def test_the_guard_does_not_wait_for_a_device() -> None:
@@ -60,14 +67,16 @@ class FirstOfTwo(SingleProcess):
 def run_of(tmp_path) -> Iterator[Callable[..., Run]]:
     """Function that makes a run in `tmp_path` on synthetic data; signals' handlers are restored."""
 
-    def make_run(*overrides: str, group=None, clock=float, **parts: Any) -> Run:
+    def make_run(
+        *overrides: str, group=None, clock=float, device: str = "cpu", **parts: Any
+    ) -> Run:
         group = group or SingleProcess()
         cfg = make_config("loader=synthetic", f"output_dir={tmp_path}", *overrides)
         loader, _ = build_loaders(cfg, torch.device("cpu"), group.rank, group.world_size)
         model = nn.Linear(1, 1)
         optimizer, scheduler = build_optimizer(cfg, model, len(loader))
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
-        return Run(cfg, torch.device("cpu"), state | parts, group, clock)
+        return Run(cfg, torch.device(device), state | parts, group, clock)
 
     with signal_handlers_restored():
         yield make_run
@@ -76,6 +85,39 @@ def run_of(tmp_path) -> Iterator[Callable[..., Run]]:
 def test_a_part_of_ones_own_cannot_take_a_name_that_checkpoints_need(run_of) -> None:
     with pytest.raises(ValueError, match="step"):
         run_of(step=nn.Linear(1, 1))
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch, each of which is a launch on a GPU."""
+
+    num_calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_calls += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 9), ("meta", 15)])
+def test_a_step_costs_a_few_operations_whatever_the_number_of_layers(device, most, run_of) -> None:
+    """Beyond forward, backward, norm and optimizer. Tensors on the meta device stand for those of a
+    GPU: they have no values, so that a step which looks at one, and thus waits for it, fails."""
+    counts = []
+    for num_layers in (1, 40):
+        layers = nn.Sequential(*(nn.BatchNorm2d(3, device=device) for _ in range(num_layers)))
+        run = run_of("log.images=0", "overwrite=true", device=device, model=layers)
+        loss, norm = torch.ones(2, device=device)
+        scaler, batches = torch.amp.GradScaler("cpu"), iter(run.batches(run.loader))
+        with Operations() as operations:
+            for _ in range(3):
+                next(batches)
+                run.skip_if_not_finite(norm, scaler)
+                run.step(loss, norm)
+                counts.append(operations.num_calls)
+                operations.num_calls = 0
+    others = [
+        count for number, count in enumerate(counts) if number % 3
+    ]  # then the scaler has its own
+    assert max(others) <= most, counts
 
 
 # part: pictures
@@ -275,11 +317,82 @@ def test_sync_batchnorm_is_a_choice() -> None:
         assert isinstance(converted.get_submodule("1"), nn.SyncBatchNorm) == wanted
 
 
+def fake_driver(monkeypatch: pytest.MonkeyPatch, utilization: Iterator[int]) -> None:
+    """A module `pynvml` of a machine with one GPU, as busy as the next of these percentages."""
+
+    def handle_of(uuid: bytes) -> str:
+        if uuid != b"GPU-1-2":
+            raise driver.NVMLError
+        return "the GPU"
+
+    driver = SimpleNamespace(NVMLError=type("NVMLError", (Exception,), {}), nvmlInit=lambda: None)
+    driver.nvmlDeviceGetHandleByUUID = handle_of
+    driver.nvmlDeviceGetUtilizationRates = lambda gpu: SimpleNamespace(gpu=next(utilization))
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+
+
+def monitor_of(uuid: str) -> GpuMonitor:
+    return GpuMonitor(torch.device("cuda", 3), lambda device: SimpleNamespace(uuid=uuid))
+
+
+def test_a_gpu_is_found_by_its_uuid_and_watched_while_steps_are_made(monkeypatch) -> None:
+    fake_driver(monkeypatch, chain([0, 20], repeat(60)))  # it is read once at first
+    monitor = monitor_of("1-2")
+    assert monitor.values().keys() == {"perf/peak_memory_gib"}
+    for _ in range(2):
+        monitor.start()
+    wait_for(lambda: monitor.num_samples == 2, "two samples")
+    monitor.stop()
+    assert monitor.values()["perf/gpu_utilization"] == 0.4
+
+
+def test_without_a_driver_its_package_or_a_gpu_nothing_is_watched(monkeypatch) -> None:
+    fake_driver(monkeypatch, repeat(60))
+    monitors = [monitor_of("another"), GpuMonitor(torch.device("cpu"))]
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monitors += [monitor_of("1-2")]
+    monkeypatch.delitem(sys.modules, "pynvml")
+    monitors += [monitor_of("1-2")]  # NVIDIA's package, on a machine without a driver
+    for monitor in monitors:
+        monitor.start()
+        assert monitor.stopped is None
+        assert "perf/gpu_utilization" not in monitor.values()
+    assert monitors[1].values() == {}
+
+
+def test_a_run_logs_how_busy_its_gpu_is_and_says_what_limits_it(run_of, tmp_path, caplog) -> None:
+    run = run_of("log.to=[csv]", "log.every_steps=2", "max_steps=4", "log.images=0")
+    busy = {"perf/gpu_utilization": 0.5, "perf/peak_memory_gib": 2.0}
+    run.recorder.gpu = Mock(**{"values.return_value": busy})
+    with caplog.at_level("INFO"):
+        for _ in run.batches(run.loader):
+            run.step(torch.zeros(()), torch.zeros(()))
+        run.finish()
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert {f"{step},{key},{value}" for step in (2, 4) for key, value in busy.items()} < set(rows)
+    assert busy.items() <= summary_of(tmp_path).items()
+    assert caplog.text.count("host-bound") == 2, caplog.text  # at a log point and at the end
+
+
 # part: dali packed tune
-def test_a_run_closes_with_a_verdict_that_names_settings_not_yet_used() -> None:
-    settings = ("loader.num_workers=auto", "loader=dali")
-    assert verdict(0.05, make_config()).startswith("compute-bound")
-    assert all(setting in verdict(0.5, make_config()) for setting in settings)
-    used = verdict(0.5, make_config(*settings))
-    assert used.startswith("input-bound")
-    assert not any(setting in used for setting in settings)
+@pytest.mark.parametrize(
+    ("waits", "busy", "device", "settings", "expected", "advice"),
+    [
+        (0.19, None, "cpu", [], "compute", set()),
+        (0.19, 0.8, "cuda", [], "compute", set()),
+        (0.0, 0.79, "cuda", [], "host", {"num_workers=auto", "dali", "packed", "compile", "batch"}),
+        (0.0, 0.0, "cuda", ["loader=synthetic", "model.compile=true"], "host", {"batch"}),
+        (0.2, 0.3, "cuda", [], "input", {"num_workers=auto", "dali", "packed"}),
+        (0.5, None, "cuda", ["loader=dali", "loader.num_workers=auto"], "input", {"packed"}),
+        (0.5, None, "cpu", [], "input", {"num_workers=auto", "packed"}),
+        (0.5, None, "cuda", ["data=mnist_mini"], "input", {"num_workers=auto"}),  # in memory
+    ],
+)
+def test_a_verdict_names_what_may_help_and_is_not_yet_used(
+    waits, busy, device, settings, expected, advice
+) -> None:
+    speeds = {"perf/data_wait_share": waits} | ({} if busy is None else {GPU: busy})
+    cfg = make_config("data=imagefolder", "data.root=photos", *settings)
+    kind, _, tried = verdict(speeds, cfg, torch.device(device)).partition("-bound")
+    words = {"num_workers=auto", "dali", "packed", "compile", "batch"}
+    assert (kind, {word for word in words if word in tried}) == (expected, advice)
