@@ -37,9 +37,15 @@ class EMA(AveragedModel):
         following = [pair for pair in pairs if pair[0].is_floating_point()]
         if following:  # in one kernel
             get_ema_multi_avg_fn(decay)(*map(list, zip(*following, strict=True)), n)
+        counts = []  # BatchNorm's, of which there may be hundreds
         for average, weight in pairs:
-            if not average.is_floating_point():  # a count, such as BatchNorm's
+            if average.dtype == torch.int64 and average.ndim == 0:
+                counts.append((average.view(1), weight))
+            elif not average.is_floating_point():
                 average.copy_(weight)
+        if counts:  # in one kernel, too
+            own, new = zip(*counts, strict=True)
+            torch.split_with_sizes_copy(torch.stack(new), len(own) * [1], out=own)
         self.n_averaged += 1
         self.num_updates += 1
 

@@ -108,6 +108,13 @@ def test_of_outputs_that_are_no_tensors_it_hands_back_some_from_the_whole_split(
     assert first.untyped_storage().nbytes() == first.nbytes  # no view of the whole batch
 
 
+def test_no_batch_is_waited_for() -> None:
+    """Tensors on the meta device have no values: looking at one fails."""
+    batches = [tuple(tensor.to("meta") for tensor in batch(7)) for _ in range(5)]
+    totals, _ = evaluate(nn.Linear(7, 7, device="meta"), TASK, loader_of(*batches))
+    assert totals.is_meta
+
+
 # part: fsdp
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device: str) -> None:

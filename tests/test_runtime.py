@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loaders import build_loaders
 from runtime import Run, build_optimizer
 from runtime.distributed import convert_sync_batchnorm
+from runtime.ema import EMA
 from runtime.gpu_monitor import GpuMonitor
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
@@ -118,6 +119,17 @@ def test_a_step_costs_a_few_operations_whatever_the_number_of_layers(device, mos
         count for number, count in enumerate(counts) if number % 3
     ]  # then the scaler has its own
     assert max(others) <= most, counts
+
+
+def test_an_average_follows_all_layers_in_a_few_operations() -> None:  # part: ema
+    for num_layers in (1, 40):
+        model = nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(num_layers)))
+        average = EMA(model, 0.9)
+        model(torch.rand(2, 3, 4, 4))
+        with Operations() as operations:
+            average.update_parameters(model)
+        assert operations.num_calls <= 6
+        assert all(int(layer.num_batches_tracked) == 1 for layer in average.module)
 
 
 # part: pictures
