@@ -195,6 +195,8 @@ class Recorder:
         target, value_range = self.loader.info.target, self.cfg.data.value_range  # part: pictures
         drawn = with_targets(images, some[1], target, value_range)  # part: pictures
         self.loggers.log({f"train/{name}": image for name, image in drawn.items()}, step_number)
+        # TensorBoard computes checksums in a thread that would hold up the following steps.
+        self.loggers.flush()
 
     def close_epoch(self, step_number: int) -> None:
         """Log the steps since the last log point, and remove the progress bar."""

@@ -369,6 +369,7 @@ class Run:
             value: value of the task's best metric, higher is better; None without validation.
         """
         self.guard.settle()
+        self.timing.finished()  # what follows, such as the wait for the previous write, is no step
         self.recorder.count_bad_samples()  # part: bad_samples
         # A checkpoint that could not be written is not the best one.
         self.best, self.best_metrics = self.writer.wait()
@@ -380,7 +381,6 @@ class Run:
         if value is not None and is_best:
             self.best, self.best_metrics = value, self.metrics
         self.recorder.loggers.flush()  # the log reaches at least as far as the checkpoint
-        self.timing.finished()
         state = {name: value.state_dict() for name, value in self.state.items()}
         if is_best and self.eval_model is not self.model:  # part: ema
             state["weights"] = self.eval_model.state_dict()

@@ -121,6 +121,26 @@ def test_a_step_costs_a_few_operations_whatever_the_number_of_layers(device, mos
     assert max(others) <= most, counts
 
 
+def test_writing_of_logs_and_checkpoints_is_no_part_of_the_steps(run_of) -> None:
+    """TensorBoard's thread takes the interpreter's lock, until all is written."""
+    now = 0.0
+
+    def flush() -> None:
+        nonlocal now
+        now += 100
+
+    run = run_of("max_steps=3", "checkpoint.every_steps=2", clock=lambda: now)
+    run.recorder.loggers = Mock(**{"flush.side_effect": flush})
+    for _ in run.batches(run.loader):
+        now += 1
+        run.step(torch.zeros(()), torch.zeros(()))
+    task = build_task(run.cfg, run.loader)
+    run.epoch(task, torch.ones(task.num_sums, dtype=torch.float64))
+    run.finish()
+    seconds = {name: run.timing.seconds[name] for name in ("first_step", "compute", "saving")}
+    assert seconds == {"first_step": 101, "compute": 2, "saving": 200}
+
+
 def test_an_average_follows_all_layers_in_a_few_operations() -> None:  # part: ema
     for num_layers in (1, 40):
         model = nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(num_layers)))
