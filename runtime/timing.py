@@ -156,14 +156,14 @@ def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
         return bound
     options = {"a larger loader.num_workers": True}  # part: own
     if cfg.data.layout not in LOADERS:  # part: images
-        options, name = dict[str, bool](), cfg.loader.name
+        options = dict[str, bool]()
         in_memory = cfg.data.layout.startswith("mnist")  # part: dali|packed
-        can_tune = name != "synthetic" and cfg.loader.num_workers != "auto"  # part: tune
-        # On a CPU, DALI is slower than the threads.  # part: dali
-        on_gpu = device.type == "cuda" and not in_memory  # part: dali
+        can_tune = cfg.loader.num_workers != "auto" and cfg.loader.name != "synthetic"  # part: tune
         options["loader.num_workers=auto"] = can_tune  # part: tune
-        options["loader=dali"] = on_gpu and name == "pytorch"  # part: dali
-        packs = name not in ("packed", "synthetic") and not in_memory  # part: packed
+        # On a CPU, DALI is slower than the threads.  # part: dali
+        on_gpu = device.type == "cuda" and cfg.loader.name == "pytorch"  # part: dali
+        options["loader=dali"] = on_gpu and not in_memory  # part: dali
+        packs = cfg.loader.name not in ("packed", "synthetic") and not in_memory  # part: packed
         options["loader=packed"] = packs  # part: packed
     if bound.startswith("host"):  # which launches kernels more slowly than they run
         options |= {"model.compile=true": not cfg.model.compile, "a larger global_batch_size": True}

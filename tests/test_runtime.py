@@ -392,6 +392,7 @@ def test_without_a_driver_its_package_or_a_gpu_nothing_is_watched(monkeypatch) -
     assert monitors[1].values() == {}
 
 
+# part: csv
 def test_a_run_logs_how_busy_its_gpu_is_and_says_what_limits_it(run_of, tmp_path, caplog) -> None:
     run = run_of("log.to=[csv]", "log.every_steps=2", "max_steps=4", "log.images=0")
     busy = {"perf/gpu_utilization": 0.5, "perf/peak_memory_gib": 2.0}
