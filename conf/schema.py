@@ -257,9 +257,10 @@ class LoaderConfig:
     name: str = MISSING
     """Backend: `pytorch`, `dali`, `dali_reader`, `packed` or `synthetic`."""
 
-    num_workers: Any = key(0, WORKERS)  # part: workers
-    """pytorch, packed: worker processes per rank; 0: threads of the training process. `auto`: a
-    measurement of some seconds chooses workers and threads (dali: threads)."""
+    num_workers: Any = key(None, WORKERS)  # part: workers
+    """pytorch, packed: worker processes per rank; 0: threads of the training process; null: on a
+    GPU, for all CPUs of the rank but one, else 0 (`data=own`: 0). `auto`: a measurement of some
+    seconds chooses workers and threads (dali: threads)."""
 
     prefetch_factor: int = key(2, FROM_1)
     """pytorch, packed: batches that the threads, or each worker, prepare ahead."""

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from loaders.backends.pytorch import default_workers
 from loaders.limits import cpus_per_rank
-from tests.images import loaders_of
+from tests.images import loaders_of, make_photos
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:
@@ -54,3 +55,26 @@ def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_
     if limit:
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert cpus_per_rank(tmp_path) == cpus
+
+
+# part: workers
+@pytest.mark.parametrize(
+    ("device", "num_cpus", "num_threads", "workers"),
+    [
+        ("cuda", 16, 0, 15),
+        ("cuda", 64, 0, 20),
+        ("cuda", 16, 4, 3),
+        ("cuda", 1, 0, 0),
+        ("cpu", 16, 0, 0),
+    ],
+)
+def test_a_gpu_has_worker_processes(
+    device, num_cpus, num_threads, workers, monkeypatch, tmp_path
+) -> None:
+    """One per CPU but one, and not more than batches; images in memory have none."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cpus)))
+    options = ["data=imagefolder", f"data.root={make_photos(tmp_path, 24)}", "data.val_count=4"]
+    train, _ = loaders_of(*options, "global_batch_size=1")
+    assert default_workers(train.sampler, torch.device(device), num_threads) == workers
+    in_memory, _ = loaders_of()
+    assert default_workers(in_memory.sampler, torch.device(device), num_threads) == 0

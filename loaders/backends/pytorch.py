@@ -27,17 +27,21 @@ class PyTorchLoader(ImageLoader):
         super().__init__(sampler, cfg, device)
         index, options, pin_memory = self.index, cfg.loader, device.type == "cuda"
         num_threads = options.num_threads or cpus_per_rank()
+        num_workers = options.num_workers  # part: workers
+        if num_workers is None:  # part: workers
+            num_workers = default_workers(sampler, device, options.num_threads)
         self.data_loader: DataLoader[LoadedBatch] | None = None  # part: workers
-        if options.num_workers:  # part: workers
-            num_threads = options.num_threads or max(1, cpus_per_rank() // options.num_workers)
+        if num_workers:  # part: workers
+            num_threads = options.num_threads or max(1, cpus_per_rank() // num_workers)
             pin_memory = False  # the DataLoader does it
-        if options.num_workers and not isinstance(index, StoredIndex):  # part: index workers
+        if num_workers and not isinstance(index, StoredIndex):  # part: index workers
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
         self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory)
         self.dataset.reduces = cfg.data.reduced_decoding  # part: partial_decoding
-        if options.num_workers:  # part: workers
-            self.data_loader = worker_loader(self.dataset, sampler, options, device)
+        if num_workers:  # part: workers
+            ahead = options.prefetch_factor
+            self.data_loader = worker_loader(self.dataset, sampler, num_workers, ahead, device)
 
     def raw_batches(self) -> Iterator[RawBatch]:
         batches: Iterable[LoadedBatch] = self._by_threads(lambda batch: batch)
@@ -75,3 +79,18 @@ class PyTorchLoader(ImageLoader):
 
     def _transform_good(self, batch: LoadedBatch) -> LoadedBatch | Batch:
         return batch if batch.bad else self.transform(batch.rows, batch.content)
+
+
+# part: workers
+def default_workers(sampler: PlanSampler, device: torch.device, num_threads: int = 0) -> int:
+    """Return the number of worker processes where `loader.num_workers` is null.
+
+    On a GPU there is one per CPU but one (per `loader.num_threads` CPUs), and not more than
+    batches: threads of the training process would hold up the one that launches kernels, since
+    each call passes Python's interpreter lock around. Images in memory that are copied by the
+    batch, and a CPU, which has no kernels to launch, have threads.
+    """
+    index = sampler.index
+    if device.type != "cuda" or (index.is_raw and index.pixels):
+        return 0
+    return min((cpus_per_rank() - 1) // (num_threads or 1), len(sampler))

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from conf.schema import LoaderConfig
 from loaders.batch import tensors_of
 from loaders.epoch.sampler import EpochSampler
 
@@ -21,18 +20,19 @@ FORWARDED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 
 
 def worker_loader(
-    dataset: Any, sampler: EpochSampler, options: LoaderConfig, device: torch.device
+    dataset: Any, sampler: EpochSampler, num_workers: int, ahead: int, device: torch.device
 ) -> DataLoader:
-    """Return a DataLoader whose `loader.num_workers` processes load the sampler's batches.
+    """Return a DataLoader whose `num_workers` processes load the sampler's batches.
 
-    The dataset's `__getitems__` makes a batch of rows, which will be copied to `device`.
+    The dataset's `__getitems__` makes a batch of rows, which will be copied to `device`. Each
+    process loads `ahead` batches before they are needed.
     """
     return DataLoader(
         dataset,
         batch_sampler=sampler,  # type: ignore[arg-type]  # of arrays, not lists
         collate_fn=_in_shared_memory,
-        num_workers=options.num_workers,
-        prefetch_factor=options.prefetch_factor,
+        num_workers=num_workers,
+        prefetch_factor=ahead,
         persistent_workers=True,
         pin_memory=device.type == "cuda",
         worker_init_fn=_init_worker,
