@@ -3,8 +3,9 @@
 Threads are enough, because decoding and resizing release Python's interpreter lock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError, Index
 from loaders.limits import torch_threads
 from loaders.read import read_raw_batch, read_resized
+
+PLACE = ["sample", "y", "x", "height", "width", "vflip", "hflip"]
+"""Columns of the rows that say what is read."""
 
 
 class PlanDataset(Dataset[LoadedBatch]):
@@ -48,10 +52,17 @@ class PlanDataset(Dataset[LoadedBatch]):
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"pool": None}
 
+    @torch.inference_mode(False)  # whose tensors threads could not write to
     def __getitems__(self, rows: np.ndarray) -> LoadedBatch:
-        return self._copy(rows) if self._is_copied(rows) else self.start(rows).result()
+        if self._is_copied(rows):
+            return self._copy(rows)
+        if self.num_threads > 1:
+            return self.start(rows).result()
+        batch = LoadedBatch(rows, self._new_batch(len(rows)), {})
+        self._fill(batch, enumerate(rows[PLACE].tolist()))
+        return batch
 
-    @torch.inference_mode(False)  # whose tensors the pool's threads could not write to
+    @torch.inference_mode(False)
     def start(
         self,
         rows: np.ndarray,
@@ -67,18 +78,15 @@ class PlanDataset(Dataset[LoadedBatch]):
             self.pool = torch_threads(self.num_threads, "load", 1)
         if self._is_copied(rows):
             return self.pool.submit(lambda: then(self._copy(rows)))
-        images, positions = self._new_batch(len(rows)), iter(range(len(rows)))
-        batch = LoadedBatch(rows, images, {})
+        batch = LoadedBatch(rows, self._new_batch(len(rows)), {})
+        places = enumerate(rows[PLACE].tolist())
         finished: Future[Any] | None = None
 
+        def is_wanted(place: Any) -> bool:
+            return finished is None or not finished.cancelled()
+
         def fill() -> None:
-            for position in positions:
-                if finished is not None and finished.cancelled():
-                    return
-                try:
-                    self._fill(rows[position], [side[position] for side in images])
-                except BadFileError as error:
-                    batch.bad[int(rows["sample"][position])] = str(error)
+            self._fill(batch, takewhile(is_wanted, places))
 
         def finish() -> Any:
             for filled in fills:
@@ -125,27 +133,28 @@ class PlanDataset(Dataset[LoadedBatch]):
             batch.append(images)
         return tuple(batch)
 
-    def _fill(self, row: np.void, batch: list[Tensor]) -> None:
-        """Fill (height, width, C) of each side with the row's images.
-
-        Raises:
-            BadFileError: the sample is bad.
-        """
-        sample, *rectangle = (int(row[name]) for name in ("sample", "y", "x", "height", "width"))
-        flips = [dim for dim, name in enumerate(("vflip", "hflip")) if row[name]]
-        for number, filled in zip(self.sizes, batch, strict=True):
-            factor = self.sides[number].size_factor
-            y, x, height, width = (factor * length for length in rectangle)
-            image = read_resized(
-                self.index,
-                sample,
-                number,
-                (y, x, height, width),
-                (filled.shape[0], filled.shape[1]),
-                self.reduces,  # part: partial_decoding
-            )
-            pixels = movable(torch.from_numpy(image))
-            movable(filled).copy_(pixels.flip(flips) if flips else pixels)
+    def _fill(self, batch: LoadedBatch, places: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Fill in the images of these positions in the batch, each with its values of `PLACE`."""
+        arrays = [images.numpy() for images in batch.content]
+        for position, (sample, y, x, height, width, *flips) in places:
+            dims = [dim for dim in (0, 1) if flips[dim]]
+            try:
+                for number, filled in zip(self.sizes, arrays, strict=True):
+                    factor = self.sides[number].size_factor
+                    image = read_resized(
+                        self.index,
+                        sample,
+                        number,
+                        (factor * y, factor * x, factor * height, factor * width),
+                        self.sizes[number],
+                        self.reduces,  # part: partial_decoding
+                    )
+                    if dims:  # which takes NumPy ten times as long
+                        flipped = movable(torch.from_numpy(image)).flip(dims)
+                        image = flipped.numpy().view(image.dtype)
+                    filled[position] = image
+            except BadFileError as error:
+                batch.bad[sample] = str(error)
 
 
 def movable(images: Tensor) -> Tensor:

@@ -140,15 +140,18 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linea
             for new, old in zip(size, image.shape, strict=False)
         )
         return image[lines[:, None], columns]
-    # The leading dimension comes first: only so does torch see channels_last.
-    pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    # The leading dimension comes first: only so does torch see channels_last. Done by torch, each
+    # of these steps would give up the interpreter's lock.
+    pixels = torch.from_numpy(image.reshape(1, *image.shape).transpose(0, 3, 1, 2))
     if image.dtype == np.uint16:  # part: cells
         pixels = pixels.float()  # torch cannot resize uint16
     # Lines cost torch more than columns: the fewer of them it resizes, the better.
     if size[0] < image.shape[0]:
         pixels = interpolate(pixels, (size[0], image.shape[1]), mode="bilinear", antialias=True)
-    pixels = interpolate(pixels, size, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
-    return (pixels.round().to(torch.uint16) if image.dtype == np.uint16 else pixels).numpy()
+    pixels = interpolate(pixels, size, mode="bilinear", antialias=True)
+    if image.dtype == np.uint16:  # part: cells
+        pixels = pixels.round().to(torch.uint16)
+    return pixels.numpy()[0].transpose(1, 2, 0)
 
 
 def reason_of(error: Exception, path: str) -> str:

@@ -112,5 +112,5 @@ def upper_png_lines(content: bytes | bytearray, num_lines: int) -> bytearray | N
 def factor_for(shape: tuple[int, int], size: tuple[int, int]) -> int:
     """Return the largest factor by which a rectangle of `shape` (height, width) can be reduced and
     still be MARGIN times as large as `size` in both directions."""
-    most = min(length / new for length, new in zip(shape, size, strict=True)) / MARGIN
-    return next((factor for factor in FACTORS if factor <= most), 1)
+    most = min(shape[0] / size[0], shape[1] / size[1]) / MARGIN
+    return 1 if most < FACTORS[-1] else next(factor for factor in FACTORS if factor <= most)

@@ -51,5 +51,5 @@ def folder_of(root: str) -> str:
 def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:
     """Raise BadFileError unless a file, found like this, has the size and the time of change of its
     indexed header (of dtype `HEADER`)."""
-    if header[["num_bytes", "modified_ns"]].item() != (found.st_size, found.st_mtime_ns):
+    if (header["num_bytes"], header["modified_ns"]) != (found.st_size, found.st_mtime_ns):
         raise BadFileError(f"{path} has changed since it was indexed; start again to reindex it")
