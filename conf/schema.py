@@ -263,7 +263,8 @@ class LoaderConfig:
     seconds chooses workers and threads (dali: threads)."""
 
     prefetch_factor: int = key(2, FROM_1)
-    """pytorch, packed: batches that the threads, or each worker, prepare ahead."""
+    """pytorch, packed: batches that the threads, or the workers, prepare ahead; with fewer than 32
+    rows a worker, each worker prepares so many."""
 
     num_threads: int = key(0, FROM_0)  # part: images
     """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the

@@ -61,9 +61,9 @@ def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("device", "num_cpus", "num_threads", "workers"),
     [
-        ("cuda", 16, 0, 15),
-        ("cuda", 64, 0, 20),
-        ("cuda", 16, 4, 3),
+        ("cuda", 3, 0, 2),
+        ("cuda", 16, 0, 3),  # 96 samples
+        ("cuda", 9, 4, 2),
         ("cuda", 1, 0, 0),
         ("cpu", 16, 0, 0),
     ],
@@ -71,9 +71,9 @@ def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_
 def test_a_gpu_has_worker_processes(
     device, num_cpus, num_threads, workers, monkeypatch, tmp_path
 ) -> None:
-    """One per CPU but one, and not more than batches; images in memory have none."""
+    """One per CPU but one, and one per 32 samples; images in memory have none."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cpus)))
-    options = ["data=imagefolder", f"data.root={make_photos(tmp_path, 24)}", "data.val_count=4"]
+    options = ["data=imagefolder", f"data.root={make_photos(tmp_path, 100)}", "data.val_count=4"]
     train, _ = loaders_of(*options, "global_batch_size=1")
     assert default_workers(train.sampler, torch.device(device), num_threads) == workers
     in_memory, _ = loaders_of()

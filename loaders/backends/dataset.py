@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
 
 from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError, Index
@@ -22,9 +21,9 @@ PLACE = ["sample", "y", "x", "height", "width", "vflip", "hflip"]
 """Columns of the rows that say what is read."""
 
 
-class PlanDataset(Dataset[LoadedBatch]):
-    """Data set whose items are batches of rows of the plan: for each side the images, a Tensor
-    (B, height, width, C) of the index's dtype.
+class PlanDataset:
+    """Loads batches of rows of the plan: for each side the images, a Tensor (B, height, width, C)
+    of the index's dtype.
 
     Args:
         index: index of the samples.
@@ -53,12 +52,13 @@ class PlanDataset(Dataset[LoadedBatch]):
         return vars(self) | {"pool": None}
 
     @torch.inference_mode(False)  # whose tensors threads could not write to
-    def __getitems__(self, rows: np.ndarray) -> LoadedBatch:
+    def load(self, rows: np.ndarray, images: tuple[Tensor, ...] = ()) -> LoadedBatch:
+        """Load a batch, into `images` if these are given."""
         if self._is_copied(rows):
-            return self._copy(rows)
+            return self._copy(rows, images)
         if self.num_threads > 1:
-            return self.start(rows).result()
-        batch = LoadedBatch(rows, self._new_batch(len(rows)), {})
+            return self.start(rows, images=images).result()
+        batch = LoadedBatch(rows, images or self.new_batch(len(rows)), {})
         self._fill(batch, enumerate(rows[PLACE].tolist()))
         return batch
 
@@ -67,6 +67,7 @@ class PlanDataset(Dataset[LoadedBatch]):
         self,
         rows: np.ndarray,
         then: Callable[[LoadedBatch], Any] = lambda batch: batch,
+        images: tuple[Tensor, ...] = (),
     ) -> "Future[Any]":
         """Begin with a batch in the threads, and return the future result of `then` of it.
 
@@ -77,8 +78,8 @@ class PlanDataset(Dataset[LoadedBatch]):
             # Operations of a thread are not split among further threads, which would take longer.
             self.pool = torch_threads(self.num_threads, "load", 1)
         if self._is_copied(rows):
-            return self.pool.submit(lambda: then(self._copy(rows)))
-        batch = LoadedBatch(rows, self._new_batch(len(rows)), {})
+            return self.pool.submit(lambda: then(self._copy(rows, images)))
+        batch = LoadedBatch(rows, images or self.new_batch(len(rows)), {})
         places = enumerate(rows[PLACE].tolist())
         finished: Future[Any] | None = None
 
@@ -105,7 +106,7 @@ class PlanDataset(Dataset[LoadedBatch]):
         )
 
     @torch.inference_mode(False)
-    def _copy(self, rows: np.ndarray) -> LoadedBatch:
+    def _copy(self, rows: np.ndarray, filled: tuple[Tensor, ...]) -> LoadedBatch:
         """Copy a batch where `_is_copied`, without further threads."""
         whole, bad = read_raw_batch(self.index, rows["sample"])
         images, (height, width) = torch.from_numpy(whole), self.sizes[0]
@@ -118,19 +119,19 @@ class PlanDataset(Dataset[LoadedBatch]):
             if rows[name].any():
                 flipped = torch.from_numpy(rows[name].copy())
                 pixels[flipped] = pixels[flipped].flip(dim)
+        if filled:
+            movable(filled[0]).copy_(pixels)
+            return LoadedBatch(rows, filled, bad)
         images = images.pin_memory() if self.pin_memory else images
         return LoadedBatch(rows, (images,), bad)
 
-    def _new_batch(self, count: int) -> tuple[Tensor, ...]:
-        """Allocate the memory of a batch of `count` samples, for each side."""
+    def new_batch(self, *shape: int) -> tuple[Tensor, ...]:
+        """Allocate the memory of a batch of this shape of samples, for each side."""
         batch = []
         for number, size in self.sizes.items():
             side = self.sides[number]
-            shape, dtype = (count, *size, side.channels), getattr(torch, side.dtype)
-            images = torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
-            if get_worker_info() is not None:  # part: workers
-                images.share_memory_()  # cheaper than after they are filled
-            batch.append(images)
+            whole, dtype = (*shape, *size, side.channels), getattr(torch, side.dtype)
+            batch.append(torch.empty(whole, dtype=dtype, pin_memory=self.pin_memory))
         return tuple(batch)
 
     def _fill(self, batch: LoadedBatch, places: Iterable[tuple[int, Sequence[int]]]) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor
 
 from conf.schema import Config
 from loaders.backends.dataset import PlanDataset
 from loaders.backends.loader import ImageLoader
+from loaders.backends.shared import MIN_ROWS, SharedBatches
 from loaders.backends.transform import Batch, RawBatch
-from loaders.epoch import LoadedBatch, worker_loader
+from loaders.epoch import LoadedBatch, transformed
 from loaders.index import StoredIndex, share
 from loaders.limits import cpus_per_rank
 from loaders.plan import PlanSampler
@@ -30,35 +32,38 @@ class PyTorchLoader(ImageLoader):
         num_workers = options.num_workers  # part: workers
         if num_workers is None:  # part: workers
             num_workers = default_workers(sampler, device, options.num_threads)
-        self.data_loader: DataLoader[LoadedBatch] | None = None  # part: workers
+        self.shared: SharedBatches | None = None  # part: workers
         if num_workers:  # part: workers
             num_threads = options.num_threads or max(1, cpus_per_rank() // num_workers)
-            pin_memory = False  # the DataLoader does it
+            pin_memory = False  # done later
         if num_workers and not isinstance(index, StoredIndex):  # part: index workers
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
         self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory)
         self.dataset.reduces = cfg.data.reduced_decoding  # part: partial_decoding
         if num_workers:  # part: workers
-            ahead = options.prefetch_factor
-            self.data_loader = worker_loader(self.dataset, sampler, num_workers, ahead, device)
+            counts = num_workers, options.prefetch_factor
+            self.shared = SharedBatches(self.dataset, sampler, *counts)
 
     def raw_batches(self) -> Iterator[RawBatch]:
         batches: Iterable[LoadedBatch] = self._by_threads(lambda batch: batch)
-        if self.data_loader is not None:  # part: workers
-            batches = self.data_loader
-        return self.good_batches(batches, self.dataset.__getitems__)
+        if self.shared is not None:  # part: workers
+            batches = self.shared
+        good = self.good_batches(batches, self.dataset.load)
+        if self.shared is not None and self.device.type == "cuda":  # part: workers
+            return transformed(good, _pinned, 1)
+        return good
 
     def finished_batches(self) -> Iterator[Batch]:
         is_by_threads = self.device.type == "cpu"
-        is_by_threads &= self.data_loader is None  # part: workers
+        is_by_threads &= self.shared is None  # part: workers
         if not is_by_threads:
             yield from super().finished_batches()
             return
         # The threads that fill a batch transform it: one more thread would take a CPU from them.
         for batch in self._by_threads(self._transform_good):
             if isinstance(batch, LoadedBatch):  # with bad samples
-                for good in self.good_batches([batch], self.dataset.__getitems__):
+                for good in self.good_batches([batch], self.dataset.load):
                     yield self.transform(*good)
             else:
                 yield batch
@@ -82,15 +87,20 @@ class PyTorchLoader(ImageLoader):
 
 
 # part: workers
+def _pinned(rows: np.ndarray, images: tuple[Tensor, ...]) -> RawBatch:
+    return rows, tuple(side.pin_memory() for side in images)
+
+
+# part: workers
 def default_workers(sampler: PlanSampler, device: torch.device, num_threads: int = 0) -> int:
     """Return the number of worker processes where `loader.num_workers` is null.
 
-    On a GPU there is one per CPU but one (per `loader.num_threads` CPUs), and not more than
-    batches: threads of the training process would hold up the one that launches kernels, since
-    each call passes Python's interpreter lock around. Images in memory that are copied by the
-    batch, and a CPU, which has no kernels to launch, have threads.
+    On a GPU there is one per CPU but one (per `loader.num_threads` CPUs), for 32 samples or more:
+    threads of the training process would hold up the one that launches kernels, since each call
+    passes Python's interpreter lock around. Images in memory that are copied by the batch, and a
+    CPU, which has no kernels to launch, have threads.
     """
     index = sampler.index
     if device.type != "cuda" or (index.is_raw and index.pixels):
         return 0
-    return min((cpus_per_rank() - 1) // (num_threads or 1), len(sampler))
+    return min((cpus_per_rank() - 1) // (num_threads or 1), -(-sampler.num_rows // MIN_ROWS))

@@ -14,7 +14,7 @@ from loaders.limits import torch_threads
 RawBatch = tuple[Any, Any]
 """Rows, and what a backend has made of them."""
 
-Batch = tuple[Any, tuple[Any, Any]]
+Batch = tuple[Any, Any]
 """Rows, and their inputs and targets on the device."""
 
 Transform = Callable[[Any, Any], Batch]

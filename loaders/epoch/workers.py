@@ -13,28 +13,27 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaders.batch import tensors_of
-from loaders.epoch.sampler import EpochSampler
 
 FORWARDED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 """Signals that are often sent to all processes, and that only the training process handles."""
 
 
 def worker_loader(
-    dataset: Any, sampler: EpochSampler, num_workers: int, ahead: int, device: torch.device
+    dataset: Any, sampler: Any, num_workers: int, ahead: int, pin_memory: bool = False
 ) -> DataLoader:
-    """Return a DataLoader whose `num_workers` processes load the sampler's batches.
+    """Return a DataLoader whose `num_workers` processes load what the sampler yields.
 
-    The dataset's `__getitems__` makes a batch of rows, which will be copied to `device`. Each
-    process loads `ahead` batches before they are needed.
+    The dataset's `__getitems__` makes an item of it, such as a batch of rows. Each process loads
+    `ahead` items before they are needed.
     """
     return DataLoader(
         dataset,
-        batch_sampler=sampler,  # type: ignore[arg-type]  # of arrays, not lists
+        batch_sampler=sampler,
         collate_fn=_in_shared_memory,
         num_workers=num_workers,
         prefetch_factor=ahead,
         persistent_workers=True,
-        pin_memory=device.type == "cuda",
+        pin_memory=pin_memory,
         worker_init_fn=_init_worker,
         multiprocessing_context=_worker_context(type(dataset).__module__),
         # Drawing from the global generator would change dropout after a resume.

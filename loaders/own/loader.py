@@ -42,8 +42,8 @@ class OwnLoader(EpochLoader):
         super().__init__(sampler, self._info(sampler, target))
         self.data_loader: DataLoader[LoadedBatch] | None = None
         if cfg.loader.num_workers:
-            workers = cfg.loader.num_workers, cfg.loader.prefetch_factor
-            self.data_loader = worker_loader(self.dataset, sampler, *workers, device)
+            workers = cfg.loader.num_workers, cfg.loader.prefetch_factor, device.type == "cuda"
+            self.data_loader = worker_loader(self.dataset, sampler, *workers)
 
     def finished_batches(self) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
         loaded = self.data_loader or map(self.dataset.__getitems__, self.sampler)
