@@ -20,6 +20,9 @@ WORKER_DIED = (  # part: workers
 OPEN_FILES = "raise the limit with ulimit -n 65536"
 OPEN_FILES += ", or lower loader.num_workers"  # part: workers
 
+MIN_ROWS = 32  # part: images workers
+"""Rows that a worker loads at once, or more: each time costs the training process about 0.1 ms."""
+
 # part of an error's message -> which setting to change
 LIMITS = {
     "Too many open files": OPEN_FILES,
@@ -66,6 +69,19 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         quota, period = limit.read_text().split()  # in us; `max`: none
         all_ranks = min(all_ranks, int(quota) // int(period) if quota != "max" else all_ranks)
     return max(1, min(mine, all_ranks // num_ranks))
+
+
+# part: images workers
+def default_workers(device: torch.device, num_samples: int, num_threads: int) -> int:
+    """Return the number of worker processes where `loader.num_workers` is null.
+
+    On a GPU there is one per CPU but one (per `num_threads` CPUs), for 32 samples or more: threads
+    of the training process would hold up the one that launches kernels, since each call passes
+    Python's interpreter lock around. On a CPU, which has no kernels to launch, there is none.
+    """
+    if device.type != "cuda":
+        return 0
+    return min((cpus_per_rank() - 1) // (num_threads or 1), -(-num_samples // MIN_ROWS))
 
 
 def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolExecutor:

@@ -14,11 +14,11 @@ from torch import Tensor
 from conf.schema import Config
 from loaders.backends.dataset import PlanDataset
 from loaders.backends.loader import ImageLoader
-from loaders.backends.shared import MIN_ROWS, SharedBatches
+from loaders.backends.shared import SharedBatches
 from loaders.backends.transform import Batch, RawBatch
 from loaders.epoch import LoadedBatch, transformed
 from loaders.index import StoredIndex, share
-from loaders.limits import cpus_per_rank
+from loaders.limits import cpus_per_rank, default_workers
 from loaders.plan import PlanSampler
 
 
@@ -31,7 +31,9 @@ class PyTorchLoader(ImageLoader):
         num_threads = options.num_threads or cpus_per_rank()
         num_workers = options.num_workers  # part: workers
         if num_workers is None:  # part: workers
-            num_workers = default_workers(sampler, device, options.num_threads)
+            is_copied = index.is_raw and index.pixels  # from memory, by the batch
+            counts = 0 if is_copied else sampler.num_rows, options.num_threads
+            num_workers = default_workers(device, *counts)
         self.shared: SharedBatches | None = None  # part: workers
         if num_workers:  # part: workers
             num_threads = options.num_threads or max(1, cpus_per_rank() // num_workers)
@@ -89,18 +91,3 @@ class PyTorchLoader(ImageLoader):
 # part: workers
 def _pinned(rows: np.ndarray, images: tuple[Tensor, ...]) -> RawBatch:
     return rows, tuple(side.pin_memory() for side in images)
-
-
-# part: workers
-def default_workers(sampler: PlanSampler, device: torch.device, num_threads: int = 0) -> int:
-    """Return the number of worker processes where `loader.num_workers` is null.
-
-    On a GPU there is one per CPU but one (per `loader.num_threads` CPUs), for 32 samples or more:
-    threads of the training process would hold up the one that launches kernels, since each call
-    passes Python's interpreter lock around. Images in memory that are copied by the batch, and a
-    CPU, which has no kernels to launch, have threads.
-    """
-    index = sampler.index
-    if device.type != "cuda" or (index.is_raw and index.pixels):
-        return 0
-    return min((cpus_per_rank() - 1) // (num_threads or 1), -(-sampler.num_rows // MIN_ROWS))

@@ -10,10 +10,8 @@ from torch.utils.data import Dataset
 
 from loaders.backends.dataset import PlanDataset
 from loaders.epoch import LoadedBatch, worker_loader
+from loaders.limits import MIN_ROWS
 from loaders.plan import PlanSampler
-
-MIN_ROWS = 32
-"""Rows that a worker loads at once, or more: each time costs the training process about 0.1 ms."""
 
 
 class Part(NamedTuple):
