@@ -51,7 +51,7 @@ def build_prediction_loader(
     index, broken = replace(index, left_out={}), index.left_out
     cfg.data.max_bad_samples = len(index)
     if cfg.loader.num_workers == "auto":  # part: tune
-        cfg.loader.num_workers = 0  # measuring may take longer than loading
+        cfg.loader.num_workers = None  # measuring may take longer than loading
     sampler = PlanSampler(index, cfg, rank, world_size, train=False)
     loader = backend(cfg.loader.name)(sampler, cfg, device)
     loader.info = replace(loader.info, target=target, description=index.notes)

@@ -59,8 +59,10 @@ def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_
 # part: workers
 @pytest.mark.parametrize(
     ("device", "num_cpus", "num_threads", "workers"),
-    [("cuda", 16, 0, 15), ("cuda", 64, 0, 32), ("cuda", 16, 4, 3), ("cuda", 1, 0, 0)]
-    + [("cpu", 16, 0, 0)],
+    [
+        *[("cuda", 16, 0, 15), ("cuda", 64, 0, 32), ("cuda", 16, 4, 3), ("cuda", 1, 0, 0)],
+        ("cpu", 16, 0, 0),
+    ],
 )
 def test_a_gpu_has_worker_processes(device, num_cpus, num_threads, workers, monkeypatch) -> None:
     """One per CPU but one, and one per 32 samples."""
