@@ -68,3 +68,17 @@ def test_a_gpu_has_worker_processes(device, num_cpus, num_threads, workers, monk
     """One per CPU but one, and one per 32 samples."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cpus)))
     assert default_workers(torch.device(device), 1000, num_threads) == workers
+
+
+# part: workers
+def test_worker_processes_share_batches_and_mix_none_up() -> None:
+    """Also after an epoch was left early, and with more batches than fit into their memory."""
+    options = ["data.random_resized_crop=[0.5,1]", "data.hflip=0.5", "global_batch_size=100"]
+    threads, _ = loaders_of(*options)
+    workers, _ = loaders_of(*options, "loader.num_workers=2", "loader.prefetch_factor=1")
+    next(iter(workers))
+    for loader in (threads, workers):
+        loader.set_epoch(1)
+    assert len(workers) >= 20
+    for batch, other in zip(threads, workers, strict=True):
+        assert all(map(torch.equal, batch, other))
