@@ -97,7 +97,8 @@ DATA = {
     "raw": ["data=cells", "data.resize=null", "data.crop=[32,24]", *CUT],
 }
 LOADERS = {
-    "threads": ["loader=pytorch"],
+    "threads": ["loader=pytorch", "loader.num_workers=0"],
+    "default": ["loader=pytorch"],
     "processes": ["loader=pytorch", "loader.num_workers=2", "loader.num_threads=1"],
     "dali": ["loader=dali"],
     "dali, no hardware": ["loader=dali", "loader.hw_decoder_load=0"],

@@ -125,6 +125,7 @@ class PlanDataset:
         images = images.pin_memory() if self.pin_memory else images
         return LoadedBatch(rows, (images,), bad)
 
+    @torch.inference_mode(False)
     def new_batch(self, *shape: int) -> tuple[Tensor, ...]:
         """Allocate the memory of a batch of this shape of samples, for each side."""
         batch = []

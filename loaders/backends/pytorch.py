@@ -31,21 +31,21 @@ class PyTorchLoader(ImageLoader):
         num_threads = options.num_threads or cpus_per_rank()
         num_workers = options.num_workers  # part: workers
         if num_workers is None:  # part: workers
-            is_copied = index.is_raw and index.pixels  # from memory, by the batch
-            counts = 0 if is_copied else sampler.num_rows, options.num_threads
-            num_workers = default_workers(device, *counts)
+            # Images in memory that only have to be copied need none.
+            num_samples = 0 if index.is_raw and index.pixels else sampler.num_rows
+            num_workers = default_workers(device, num_samples, options.num_threads)
         self.shared: SharedBatches | None = None  # part: workers
         if num_workers:  # part: workers
             num_threads = options.num_threads or max(1, cpus_per_rank() // num_workers)
-            pin_memory = False  # done later
+            pin_memory = False  # `_pinned` does it
         if num_workers and not isinstance(index, StoredIndex):  # part: index workers
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
         self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory)
         self.dataset.reduces = cfg.data.reduced_decoding  # part: partial_decoding
         if num_workers:  # part: workers
-            counts = num_workers, options.prefetch_factor
-            self.shared = SharedBatches(self.dataset, sampler, *counts)
+            ahead = options.prefetch_factor
+            self.shared = SharedBatches(self.dataset, sampler, num_workers, ahead)
 
     def raw_batches(self) -> Iterator[RawBatch]:
         batches: Iterable[LoadedBatch] = self._by_threads(lambda batch: batch)

@@ -63,8 +63,8 @@ class PartDataset(Dataset[dict[int, str]]):
 class SharedBatches(Iterable[LoadedBatch]):
     """The sampler's batches, loaded by `num_workers` processes, `ahead` of them in advance.
 
-    The processes share each batch: the first one is there soon, and little memory is in use. An
-    image is valid until the batch after the next one is asked for.
+    The processes share each batch, so that the first one is there soon and little memory is in use.
+    A batch is valid until the one after the next is asked for.
     """
 
     def __init__(
