@@ -37,7 +37,7 @@ class Sizes:
     """Batch size of pairs and cells."""
     photos: int = 256
     """Number of different photos."""
-    copies: int = 48
+    copies: int = 200
     """Times that each photo is linked; others are linked 8 times."""
     resize: int = 256
     crop: int = 224
@@ -56,8 +56,8 @@ class Source:
     """Returns batches: tensors, or tuples of these; endless, or iterable repeatedly."""
     rows: tuple[str, ...] = (ALONE, *MODELS)
     data: str = "photos"
-    decoded: int = 0
-    """Least bytes of a sample's decoded images, if a GPU has to decode them."""
+    decodes: bool = False
+    """The GPU has to decode."""
     unit: str = "images/s"
     batches: Iterator[Any] | None = None
     decoder: tuple[bool, str] = (True, "")
@@ -70,8 +70,8 @@ class Source:
         if self.batches is None:
             self.batches = on_device(self.build(), device)
             next(self.batches)
-            if self.decoded and device.type == "cuda":
-                self.decoder = decoder_of(self.batches, device, self.decoded)
+            if self.decodes and device.type == "cuda":
+                self.decoder = decoder_of(self.batches, device)
         return self.batches
 
 
@@ -119,7 +119,6 @@ def sources(run: Run, sizes: Sizes) -> list[Source]:
 
     root, workers = folder_of(run), max(1, run.num_cores - 2)
     plain = (root / "photos", Recipe(sizes.resize, (sizes.crop, sizes.crop)), sizes.batch_size)
-    decoded = 3 * sizes.crop**2
     folder = Subject("torchvision ImageFolder + DataLoader", workers)
     minimal = Subject("minimal DALI", 0, workers)
 
@@ -132,8 +131,8 @@ def sources(run: Run, sizes: Sizes) -> list[Source]:
         ours("synthetic", rows=tuple(MODELS)),
         ours("pytorch"),
         ours("packed"),
-        Source(minimal, partial(dali.with_labels, *plain, workers, run.device), decoded=decoded),
-        ours("dali", decoded=decoded),
+        Source(minimal, partial(dali.with_labels, *plain, workers, run.device), decodes=True),
+        ours("dali", decodes=True),
     ]
     for name, pipeline in (("pairs", PIL_PAIRS), ("cells", TIFFFILE)):
         more = [f"data.root={root / name}", f"data.cache_dir={root / 'cache'}"]
@@ -141,12 +140,12 @@ def sources(run: Run, sizes: Sizes) -> list[Source]:
         pipeline = replace(pipeline, count=workers)
         unit = f"{CASES[name].unit}/s"
         batches: Any = partial(pipeline.batches, run, CASES[name], more)
-        found.append(Source(pipeline.subject(run), batches, (ALONE,), name, 0, unit))
+        found.append(Source(pipeline.subject(run), batches, (ALONE,), name, False, unit))
         for loader in ("pytorch", "dali"):
             batches = partial(load_case, run, name, f"loader={loader}", *more)
-            least = 2 * decoded if (name, loader) == ("pairs", "dali") else 0
+            decodes = (name, loader) == ("pairs", "dali")
             subject = Subject(f"loader={loader}")
-            found.append(Source(subject, batches, (ALONE,), name, least, unit))
+            found.append(Source(subject, batches, (ALONE,), name, decodes, unit))
     return found
 
 

@@ -52,17 +52,8 @@ class Utilisation:
         return {(name, "%"): [sum(some) / len(some)] for name, some in late.items() if some}
 
 
-def decoder_of(
-    batches: Iterator[Any], device: torch.device, decoded_bytes: int
-) -> tuple[bool, str]:
-    """Whether a GPU decodes the JPEGs of the next batches, and the reasons.
-
-    Args:
-        batches: batches of tensors on the device, or tuples of these.
-        device: CUDA device.
-        decoded_bytes: least number of bytes of the decoded images of a sample. If more are copied
-            to the device, the CPU has decoded them.
-    """
+def decoder_of(batches: Iterator[Any], device: torch.device) -> tuple[bool, str]:
+    """Whether a GPU decodes the JPEGs of the next batches, and the reasons."""
     num_samples = 0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(NUM_TRACED):
@@ -71,10 +62,10 @@ def decoder_of(
     with tempfile.TemporaryDirectory() as folder:
         profiler.export_chrome_trace(f"{folder}/trace.json")
         events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
-    return judge(events, num_samples, decoded_bytes)
+    return judge(events, num_samples)
 
 
-def judge(events: list[dict[str, Any]], num_samples: int, decoded_bytes: int) -> tuple[bool, str]:
+def judge(events: list[dict[str, Any]], num_samples: int) -> tuple[bool, str]:
     """See `decoder_of`; `events`: of a trace of these samples."""
     kernels = {event["name"] for event in events if event.get("cat") == "kernel"}
     copies = [e["args"]["bytes"] for e in events if e.get("name", "").startswith("Memcpy HtoD")]
@@ -82,8 +73,7 @@ def judge(events: list[dict[str, Any]], num_samples: int, decoded_bytes: int) ->
     by_cuda = any("dct" in name.lower() for name in by_nvjpeg)
     who = "no kernel of nvJPEG" if not by_nvjpeg else "kernels of nvJPEG"
     who += ", which decode" if by_cuda else ", none of which decodes" if by_nvjpeg else ""
-    bytes_each = sum(copies) / max(1, num_samples)
-    text = f"{who}; {bytes_each / 1000:.0f} kB a sample copied to the device"
+    copied = f"{sum(copies) / max(1, num_samples) / 1000:.0f} kB a sample copied to the device"
     if not kernels:
         return True, "decoder unknown: the trace is empty"
-    return bytes_each < decoded_bytes, text
+    return bool(by_nvjpeg), f"{who}; {copied}"

@@ -22,7 +22,7 @@ def batch(num_images: int) -> tuple[Tensor, Tensor]:
     return random(num_images, 7), torch.arange(num_images) % 7
 
 
-def loader_of(*batches: tuple[Tensor, Tensor]) -> Loader:
+def loader_of(*batches: tuple[Tensor, ...]) -> Loader:
     """A loader as far as evaluate() sees it: batches and an example."""
     loader: Any = UserList(batches)
     loader.info = DataInfo(example=torch.zeros(1, 3, 24, 32))  # part: fsdp

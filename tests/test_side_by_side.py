@@ -66,8 +66,10 @@ class HostReads(TorchFunctionMode):
     """
 
     FUNCTIONS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
-    ALLOWED = (("guard.py", "check"), ("group.py", "pending_flags"), ("recorder.py", "log_point"))
-    ALLOWED += (("guard.py", "settle"),)  # at log points
+    ALLOWED: tuple[tuple[str, str], ...] = (
+        *(("guard.py", "check"), ("group.py", "pending_flags")),
+        *(("recorder.py", "log_point"), ("guard.py", "settle")),  # at log points
+    )
 
     def __init__(self, script: str) -> None:
         super().__init__()

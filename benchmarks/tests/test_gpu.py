@@ -21,21 +21,19 @@ RESIZING = "void dali::kernels::resampling::BatchedSeparableResampleKernel<1>()"
 
 
 @pytest.mark.parametrize(
-    ("kernels", "num_bytes", "expected"),
+    ("kernels", "expected"),
     [
-        ([RESIZING, COLOURS, CUDA_KERNEL], 40_000, (True, "which decode")),
-        ([RESIZING, COLOURS], 40_000, (True, "none of which decodes")),  # the hardware does
-        ([RESIZING], 40_000, (True, "no kernel of nvJPEG")),
-        ([RESIZING], 382_000, (False, "no kernel of nvJPEG")),
-        ([RESIZING, COLOURS, CUDA_KERNEL], 382_000, (False, "382 kB")),  # some on the CPU
-        ([], 0, (True, "unknown")),
+        ([RESIZING, COLOURS, CUDA_KERNEL], (True, "which decode")),
+        ([RESIZING, COLOURS], (True, "none of which decodes")),  # the hardware does
+        ([RESIZING], (False, "no kernel of nvJPEG")),
+        ([], (True, "unknown")),
     ],
 )
-def test_a_trace_shows_what_decoded(kernels: list[str], num_bytes: int, expected: Any) -> None:
+def test_a_trace_shows_what_decoded(kernels: list[str], expected: tuple[bool, str]) -> None:
     events: list[dict[str, Any]] = [{"cat": "kernel", "name": name} for name in kernels]
     copy = {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)"}
-    events += [copy | {"args": {"bytes": num_bytes}} for _ in range(8)]
-    is_right, text = watch.judge([*events, {"ph": "M"}], 8, 3 * 224 * 224)
+    events += [copy | {"args": {"bytes": 40_000}} for _ in range(8)]
+    is_right, text = watch.judge([*events, {"ph": "M"}], 8)
     assert is_right == expected[0]
     assert expected[1] in text
 

@@ -287,11 +287,13 @@ class DALILoader(ImageLoader):
 
 def pipeline_options(loader: ImageLoader, batch_size: int) -> dict[str, Any]:
     """Return the arguments of all pipelines of a loader."""
-    options = loader.cfg.loader
+    options, is_gpu = loader.cfg.loader, loader.device.type == "cuda"
+    # On a GPU, the threads that launch kernels, the training's and DALI's, have CPUs of their own.
+    num_threads = max(1, cpus_per_rank() - 2) if is_gpu else cpus_per_rank()
     return {
         "batch_size": batch_size,
-        "num_threads": options.num_threads or cpus_per_rank(),
-        "device_id": loader.device.index if loader.device.type == "cuda" else None,
+        "num_threads": options.num_threads or num_threads,
+        "device_id": loader.device.index if is_gpu else None,
         "prefetch_queue_depth": options.prefetch_queue_depth,
     }
 
