@@ -47,7 +47,7 @@ def planned_images(  # type: ignore[no-untyped-def]
     """
     encoded = fn.external_source(name="files", dtype=types.UINT8)
     if reads:
-        encoded = fn.io.file.read(encoded)
+        encoded = fn.io.file.read(encoded, dont_use_mmap=True)
     if cut:
         start = fn.external_source(name="start", dtype=types.INT32)
         shape = fn.external_source(name="shape", dtype=types.INT32)
