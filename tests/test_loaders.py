@@ -4,10 +4,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from loaders.limits import cpus_per_rank, default_workers
+from tests.helpers import workers_of
 from tests.images import loaders_of
 
 
@@ -72,7 +74,8 @@ def test_a_gpu_has_worker_processes(device, num_cpus, num_threads, workers, monk
 
 # part: workers
 def test_worker_processes_share_batches_and_mix_none_up() -> None:
-    """Also after an epoch was left early, and with more batches than fit into their memory."""
+    """Also after an epoch was left early, and with more batches than fit into their memory. They
+    have little memory of their own."""
     options = ["data.random_resized_crop=[0.5,1]", "data.hflip=0.5", "global_batch_size=100"]
     threads, _ = loaders_of(*options)
     workers, _ = loaders_of(*options, "loader.num_workers=2", "loader.prefetch_factor=1")
@@ -82,3 +85,6 @@ def test_worker_processes_share_batches_and_mix_none_up() -> None:
     assert len(workers) >= 20
     for batch, other in zip(threads, workers, strict=True):
         assert all(map(torch.equal, batch, other))
+    processes = workers_of(psutil.Process())
+    assert len(processes) >= 2
+    assert max(process.memory_full_info().uss for process in processes) < 150e6
