@@ -230,8 +230,9 @@ def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_datase
         assert (code, "data.root=" in text, "Traceback" in text) == (2, True, False)
 
 
+# part: export
 @pytest.mark.parametrize("nested", [False, True])
-def test_inputs_of_any_nesting_are_exported(nested: bool, tmp_path) -> None:  # part: export
+def test_inputs_of_any_nesting_are_exported(nested: bool, tmp_path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
