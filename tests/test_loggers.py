@@ -93,7 +93,6 @@ def environment_of(extra: str, folder: Path) -> dict[str, str]:  # part: mlflow
     return {**ENVIRONMENT, "PYTHONPATH": f"{folder}:{REPOSITORY}"}
 
 
-# part: mlflow
 LOG = """
 from pathlib import Path
 import torch
