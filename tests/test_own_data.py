@@ -224,7 +224,7 @@ def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_datase
     with np.load(FILE) as arrays:  # part: export
         image = torch.from_numpy(arrays["val_images"][:1])[:, None].float() / 255
     answer = torch.export.load(tmp_path / FILES["torch"]).module()(image)[0]  # part: export
-    probability = pytest.approx(float(expected["probability"]), abs=1e-4)
+    probability = pytest.approx(float(expected["probability"]), abs=1e-4)  # part: export
     assert answer.max().item() == probability  # part: export
     told = answers_to([[*use, f"data.root={path}", "out=x"] for path in ("none", "")], tmp_path)
     for code, text in told:
