@@ -98,6 +98,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# part: synthetic
 @pytest.mark.parametrize(("device", "most"), [("cpu", 9), ("meta", 15)])
 def test_a_step_costs_a_few_operations_whatever_the_number_of_layers(device, most, run_of) -> None:
     """Beyond forward, backward, norm and optimizer. Tensors on the meta device stand for those of a
