@@ -110,7 +110,8 @@ def test_of_outputs_that_are_no_tensors_it_hands_back_some_from_the_whole_split(
 
 def test_no_batch_is_waited_for() -> None:
     """Tensors on the meta device have no values: looking at one fails."""
-    batches = [tuple(tensor.to("meta") for tensor in batch(7)) for _ in range(5)]
+    outputs, targets = (tensor.to("meta") for tensor in batch(7))
+    batches = 5 * [(outputs, targets)]
     totals, _ = evaluate(nn.Linear(7, 7, device="meta"), TASK, loader_of(*batches))
     assert totals.is_meta
 
