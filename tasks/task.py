@@ -117,8 +117,14 @@ class Task:
         return {}
 
 
-def check_shape(outputs: Tensor, expected: tuple[int, ...], fix: str) -> None:
-    """Raise UserError if the outputs have another shape, which broadcasting could hide."""
+def check_shape(outputs: Any, expected: tuple[int, ...], fix: str) -> None:
+    """Raise UserError if the outputs are no tensor, or of a shape that broadcasting could hide."""
+    if not isinstance(outputs, Tensor):
+        raise UserError(
+            f"the model returned {type(outputs).__name__}, but the task needs one tensor of shape "
+            f"{expected}; a model has to return it in training and in evaluation, without others "
+            "such as those of auxiliary heads (aux_logits)"
+        )
     if outputs.shape != expected:
         raise UserError(
             f"model outputs have shape {tuple(outputs.shape)}, but the task needs {expected}; {fix}"

@@ -94,6 +94,10 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
         for call in (task.loss, task.sums):
             with refused("outputs have shape"):
                 call(wrong, targets)
+    for several in ({"out": outputs}, (outputs, outputs)):
+        for call in (task.loss, task.sums):
+            with refused(type(several).__name__, str(tuple(outputs.shape))):
+                call(several, targets)
 
     rows = [len(row) for row in task.table_rows(outputs)]  # part: predict
     assert rows == num_images * [len(task.columns)]  # part: predict
