@@ -1,5 +1,7 @@
 """The command line: configuration from overrides, options of tools, and display of errors."""
 
+import errno
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,7 @@ from omegaconf.errors import (
 
 from conf.check import check_combinations, check_ranges, keys_of
 from conf.credentials import masked
-from conf.errors import UserError, nearest
+from conf.errors import UserError, cause_of, nearest
 from conf.schema import Config
 
 EXIT_CODE = 2
@@ -34,6 +36,13 @@ PATH_ERRORS = (
     *(FileNotFoundError, PermissionError, FileExistsError),
     *(IsADirectoryError, NotADirectoryError),
 )
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def with_home(argument: str) -> str:
+    """Return `key=~/path` with the home folder for `~`, which shells leave after most keys."""
+    home = str(Path.home())
+    return re.sub("^([^=]+=[\"']?)~(?=/)", lambda found: found[1] + home, argument)
 
 
 def load_config(overrides: Sequence[str]) -> Config:
@@ -92,7 +101,11 @@ def explain(error: Exception) -> str | None:
         text = str(error)
     elif isinstance(error, HydraException | OmegaConfBaseException):
         text = _explain_config(error)
-    elif isinstance(error, PATH_ERRORS) and error.filename:
+    elif (
+        isinstance(error, OSError)
+        and error.filename
+        and (isinstance(error, PATH_ERRORS) or error.errno in FULL)
+    ):
         name = str(error.filename)
         given = [argument for argument in sys.argv[1:] if name in argument]
         text = f"{given[0] if given else name}: {error.strerror}; choose another path"
@@ -101,6 +114,8 @@ def explain(error: Exception) -> str | None:
             return None
         text = f"the package {error.name} is not installed; make setup installs all that is needed"
     else:
+        text = cause_of(error) or ""
+    if not text:
         return None
     text = masked(text)  # part: credentials
     return "\n".join([line for line in text.splitlines() if line.strip()][:MAX_LINES])

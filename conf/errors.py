@@ -1,6 +1,7 @@
 """The error that the user can fix, and its texts."""
 
 import difflib
+import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +9,35 @@ from pathlib import Path
 
 class UserError(ValueError):
     """Error that the user can fix: its message names the key or file, the value and the fix."""
+
+
+OTHER_SIZE = "the model does not take such images; set data.crop, and data.resize, to its size"
+OTHER_DTYPE = "return inputs of float32 from the Dataset, such as image.float() / 255"
+ONE_SAMPLE = "BatchNorm needs two samples at a time; raise global_batch_size"
+ONE_SAMPLE += ", or lower accumulate_steps"  # part: accumulate
+UNUSED = "DDP needs a gradient of each; remove unused layers, or freeze them"  # part: ranks
+PICKLED = "worker processes need a def of a module, or loader.num_workers=0"  # part: workers
+
+# what a library's error says, as a regular expression -> what the user can do
+CAUSES = {
+    "(Input|Wrong image) (height|width)|Kernel size can't|Output size is too small": OTHER_SIZE,
+    r"(scalar |Input |d)type.*\b(Byte|unsigned char|[Dd]ouble|float64|\w+eTensor)\b": OTHER_DTYPE,
+    "more than 1 value per channel": ONE_SAMPLE,
+    "which did not receive grad": UNUSED,  # part: ranks
+    "Can't pickle|Can't get local object": PICKLED,  # part: workers
+}
+
+
+def cause_of(error: Exception) -> str | None:
+    """Return what a library's error says, where, and what to do, if it is one of `CAUSES`."""
+    for line in str(error).splitlines():
+        for sign, fix in CAUSES.items():
+            if re.search(sign, line):
+                frames = traceback.extract_tb(error.__traceback__)
+                own = [frame for frame in frames if "site-packages" not in frame.filename]
+                places = [f" ({Path(frame.filename).name}:{frame.lineno})" for frame in own[-1:]]
+                return f"{line.strip(' .')}{''.join(places)}: {fix}"
+    return None
 
 
 def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:

@@ -16,10 +16,14 @@ from torchvision.transforms import v2
 from torchvision.tv_tensors import KeyPoints
 
 import export
+from conf.cli import explain
 from conf.errors import UserError
+from conf.schema import ModelConfig
 from loaders import build_loaders
 from loaders.batch import part, tensors_of
 from loaders.own import OWN
+from loaders.targets import Labels
+from models import build_model
 from tasks import Task
 from tests.helpers import (
     DEVICES,
@@ -186,6 +190,47 @@ def test_values_of_any_kind_and_nesting_make_a_batch_on_the_device(device, loade
 def test_samples_that_make_no_batch_are_refused(data: Items, named: str, loaders_of: Any) -> None:
     with pytest.raises(UserError, match=named):
         list(loaders_of(of=(data, data))[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [(-1, "sample 5"), (10, "sample 5"), (np.int32(3), "int32"), (3.0, "float64")],
+)
+def test_labels_that_are_no_class_are_refused_with_their_sample(
+    wrong: Any, shown: str, loaders_of: Any
+) -> None:
+    data = Items([(IMAGE, wrong if number == 5 else type(wrong)(3)) for number in range(9)])
+    labels = Labels(np.zeros(0, np.int64), tuple("0123456789"))
+    with refused("items/val", shown, "from 0 to 9"):
+        list(loaders_of(of=(data, data, labels))[1])
+
+
+class Transformed(Items):
+    def __init__(self, transform: Any) -> None:
+        self.items, self.transform, self.collate_fn = [IMAGE] * 9, transform, None
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        return self.transform(self.items[number]), 0
+
+
+@pytest.mark.parametrize(
+    ("transform", "workers", "named"),
+    [
+        (Tensor.byte, 0, "float32"),
+        (Tensor.double, 0, "float32"),
+        (lambda image: image, 1, "loader.num_workers=0"),
+    ],
+)
+def test_what_no_model_and_no_worker_takes_is_told_in_a_line(
+    transform: Any, workers: int, named: str, loaders_of: Any
+) -> None:
+    model = build_model(ModelConfig(name="small_cnn"), 3, 2)
+    data = Transformed(transform)
+    with pytest.raises(Exception) as error:  # noqa: PT011
+        model(next(iter(loaders_of(f"loader.num_workers={workers}", of=(data, data))[1]))[0])
+    told = explain(error.value)
+    assert told is not None
+    assert named in told
 
 
 OVERRIDES = ["data.name=digts", "loader.num_workers=auto", "loader=dali", "global_batch_size=65"]

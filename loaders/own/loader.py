@@ -55,6 +55,8 @@ class OwnLoader(EpochLoader):
     def _on_device(self, rows: np.ndarray, batch: Any) -> tuple[np.ndarray, tuple[Any, Any]]:
         if isinstance(batch, UserError):
             raise batch
+        if isinstance(self.info.target, Labels):
+            _check_labels(self.sampler.name, rows, batch[1], len(self.info.target.classes))
         inputs, targets = map_leaves(self._moved, batch)
         if self.cfg.loader.channels_last:
             inputs = map_leaves(_channels_last, inputs)
@@ -127,6 +129,19 @@ def _check_leaf(name: str, value: Any) -> None:
         raise UserError(
             f"{name}: a batch has a value of type {type(value).__name__}; use tensors, numbers "
             "and texts in dicts, tuples and lists"
+        )
+
+
+def _check_labels(name: str, rows: np.ndarray, labels: Any, num_classes: int) -> None:
+    """Raise UserError for labels (B,) that are no classes: a GPU would not name the sample."""
+    if not isinstance(labels, Tensor) or labels.ndim != 1:
+        return
+    wrong = (labels < 0) | (labels >= num_classes)
+    if labels.dtype != torch.int64 or wrong.any():
+        number = int(wrong.int().argmax())
+        raise UserError(
+            f"{name}: sample {rows['sample'][number]} has the label {labels[number].item()} of "
+            f"{str(labels.dtype).removeprefix('torch.')}; return int64 from 0 to {num_classes - 1}"
         )
 
 

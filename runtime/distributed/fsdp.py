@@ -1,5 +1,7 @@
 """Dividing the parameters of a model among the ranks."""
 
+from collections import Counter
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -7,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from conf.errors import UserError, first_few
 from runtime.guard import BATCH_NORMS
 
 NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
@@ -29,10 +32,15 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
 
     With `gather_in()`, blocks without BatchNorm, whose statistics need float32 weights, are
     gathered and compute in that dtype; gradients are added in float32.
+
+    Raises:
+        UserError: a parameter is a scalar, or belongs to two blocks.
     """
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     dtype = getattr(model, "gather_dtype", None)
-    for block in [*_blocks(model, _num_parameters(model)), model]:
+    blocks = _blocks(model, _num_parameters(model))
+    _check_parameters(model, blocks)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in [*blocks, model]:
         for parameter in block.parameters():
             if not isinstance(parameter, DTensor):  # those of blocks inside it are
                 parameter.data = parameter.data.contiguous()
@@ -53,6 +61,26 @@ def _blocks(module: nn.Module, total: int) -> list[nn.Module]:
         elif size > SMALL * total:
             blocks.append(child)
     return blocks
+
+
+def _check_parameters(model: nn.Module, blocks: list[nn.Module]) -> None:
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for parameter, (name, *_) in names.items():
+        if parameter.ndim == 0:
+            raise UserError(
+                f"{name} is a parameter without dimensions, which FSDP cannot divide; "
+                "use torch.ones(1) in place of torch.ones(()), or train_ddp.py"
+            )
+    for block in blocks:
+        here = Counter(parameter for _, parameter in block.named_parameters(remove_duplicate=False))
+        for parameter, count in here.items():
+            if count < len(names[parameter]):  # FSDP would leave each of them weights of its own
+                raise UserError(
+                    f"{first_few(names[parameter])} are one weight in several blocks of the model, "
+                    "which FSDP cannot divide; use train_ddp.py"
+                )
 
 
 def _num_parameters(module: nn.Module) -> int:

@@ -90,6 +90,8 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
+    if dist.get_debug_level() == dist.DebugLevel.OFF:
+        dist.set_debug_level(dist.DebugLevel.INFO)  # DDP names parameters without gradients
     atexit.register(leave_process_group)
     heartbeat.start(store, device, cfg.distributed.timeout_s)  # part: hang_reports
     if rank != 0:
