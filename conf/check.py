@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from conf.errors import UserError, check_utf8
@@ -25,6 +26,10 @@ def check_ranges(cfg: Config) -> None:
         value, allowed = attrgetter(key)(cfg), field.metadata.get("allowed")
         if isinstance(value, str):
             check_utf8(key, value)
+        if isinstance(value, str) and value.startswith("~/"):
+            raise UserError(
+                f"{key}={value}: write {Path(value).expanduser()}; ~ is for command lines"
+            )
         is_optional = field.default is None
         if allowed and not (is_optional and value is None) and not allowed.contains(value):
             raise UserError(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from conf.cli import with_home
 from conf.errors import UserError
 
 
@@ -26,7 +27,7 @@ def parse_options(
         print(usage)
         sys.exit()
     given, others = dict(options), []
-    for number, argument in enumerate(arguments):
+    for number, argument in enumerate(map(with_home, arguments)):
         key, equals, value = argument.partition("=")
         if not equals or argument.startswith("-"):
             raise UserError(

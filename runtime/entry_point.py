@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from conf.check import check_batch_size
-from conf.cli import to_config, user_errors
+from conf.cli import to_config, user_errors, with_home
 from conf.schema import Config
 from runtime.setup import num_processes  # part: ranks
 
@@ -38,6 +38,7 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
 
 def run_main(main: Callable[[], None]) -> None:
     """Call a script's `main`; errors of the command line end it as `entry_point` describes."""
+    sys.argv[1:] = map(with_home, sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text

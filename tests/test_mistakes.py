@@ -45,6 +45,9 @@ TABLE = [
     ("train_dp.py model.compile=true", "model.compile=true"),
     ("train_ddp.py", "torchrun"),
     ("train.py data=imagefolder data.root=nowhere", "data.root=nowhere is not a folder; set"),
+    ("train.py data=imagefolder data.root=~/nowhere", f"root={Path.home()}/nowhere is not a"),
+    ("train.py data=imagefolder 'data.root=\"~/no\"'", f"data.root={Path.home()}/no is not a"),
+    ("sweep.py script=~/nowhere.py", f"script={Path.home()}/nowhere.py"),
     ("train.py data=imagefolder data.root=FOLDER/photos/a", "has no class folders"),
     ("train.py data=cells data.root=FOLDER/photos", "cannot be used"),
     ("train.py data=pairs data.root=FOLDER/photos", "FOLDER/photos/input is not a folder"),
@@ -123,6 +126,26 @@ def test_a_mistake_ends_in_a_few_lines_with_the_fix(line: str, message: str, tol
 def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
     left = {TABLE[int(path.name)][0] for path in (folder / "runs").glob("*")}
     assert left <= {"train.py resume=nowhere.pt", "train_dp.py model.compile=true"}
+
+
+AT_THE_FIRST_STEP = [
+    ("train.py model=torchvision model.arch=alexnet", "data.crop"),  # part: torchvision
+    ("train.py model=timm model.arch=test_vit", "data.crop"),  # part: timm
+    ("train.py model.kwargs.width=8 global_batch_size=1 data.crop=2", "global_batch_size"),
+]
+
+
+def test_what_a_model_does_not_take_ends_the_first_step_with_the_key(tmp_path) -> None:
+    commands = [
+        [*line.split(), f"output_dir={tmp_path / str(number)}"]
+        for number, (line, _) in enumerate(AT_THE_FIRST_STEP)
+    ]
+    for (_, key), (code, text) in zip(
+        AT_THE_FIRST_STEP, answers_to(commands, tmp_path), strict=True
+    ):
+        assert code == 2, text
+        assert key in text.splitlines()[-1]
+        assert "Traceback" not in text
 
 
 # part: scripts
