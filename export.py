@@ -8,8 +8,9 @@ The files of `onnx` and `torch` contain the normalisation. They take uint8 image
 N, of the size that the run validated with, and return (N, classes) probabilities, (N, numbers),
 (N, H, W, C) images with pixels in [0, 1], or (N, H, W, classes) probabilities, as the task needs.
 With data=own they take inputs as the model does, and return the task's `predictions()`.
-The names of classes or numbers are in the metadata. Any key of the configuration can be changed,
-such as `data.root`; with `data.crop=[512,512]` a restorer takes larger images.
+The names of classes or numbers are in the metadata, as are `resize` and `crop`, by which
+docs/use.md prepares a photo. Any key of the configuration can be changed, such as `data.root`; with
+`data.crop=[512,512]` a restorer takes larger images.
 
 The file is written only if its outputs are those of the model on samples of the validation split,
 with a difference below 1e-4 (relative for values above 1).
@@ -115,8 +116,11 @@ def main() -> None:
         "in_channels": json.dumps(trained.in_channels),
         "dtype": json.dumps(trained.facts["dtype"]),
         "precision": json.dumps(trained.facts["precision"]),
-        "resize": json.dumps(cfg.data.resize),
     }
+    if isinstance(loader, ImageLoader):
+        # The crop of the photo that is resized by this becomes an image: docs/use.md.
+        resize = loader.output_size if cfg.data.crop is None else cfg.data.resize
+        metadata |= {"resize": json.dumps(resize), "crop": json.dumps(loader.output_size)}
     out.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(out) as unchecked:
         try:
@@ -202,7 +206,10 @@ def write_program(exported: Exported, given: Any, metadata: dict[str, str], file
 
 
 def write_weights(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
-    weights = {name: value.contiguous() for name, value in exported.model.state_dict().items()}
+    weights = {  # copies: the file holds no weight that two layers share
+        name: value.clone(memory_format=torch.contiguous_format)
+        for name, value in exported.model.state_dict().items()
+    }
     save_file(weights, file, metadata)
     again = copy.deepcopy(exported)
     again.model.load_state_dict(load_file(file))

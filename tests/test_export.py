@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
 
 import export
+from models import MODELS, SmallCNN
 from tests.helpers import REPOSITORY, refused, run_all
-from tests.images import digit_folders, photos_in
+from tests.images import digit_folders, photos_in, save, smooth, turned
 from tests.test_predict import SMALL, table
 
 CLASSES = [f"digit {number}" for number in range(10)]
@@ -40,9 +43,23 @@ def test_weights_alone_have_the_names_of_the_classes(run: Path) -> None:
         assert json.loads(file.metadata()["classes"]) == CLASSES
 
 
-def test_a_file_takes_any_number_of_raw_images_and_the_documented_ten_lines_one(
-    run: Path, tmp_path, monkeypatch, capsys
-) -> None:
+def test_weights_that_layers_share_are_written_for_each(run: Path, tmp_path, monkeypatch) -> None:
+    def tied(in_channels: int, num_outputs: int, **kwargs: Any) -> nn.Module:
+        model = SmallCNN(in_channels, num_outputs, **kwargs)
+        norm = next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d))
+        norm.bias = norm.weight
+        return model
+
+    monkeypatch.setitem(MODELS, "small_cnn", tied)
+    file = tmp_path / "tied.safetensors"
+    monkeypatch.setattr(
+        "sys.argv", ["export.py", f"run={run}", "format=safetensors", f"out={file}"]
+    )
+    export.main()
+    assert load_file(file).keys() == load_file(f"{run}.safetensors").keys()
+
+
+def test_a_file_takes_any_number_of_raw_images(run: Path, tmp_path) -> None:
     pytest.importorskip("onnxscript")
     file, rows = tmp_path / "mine.onnx", table(run.parent / "val.csv")
     run_all([["export.py", f"run={run}", "format=onnx", f"out={file}"]], tmp_path)
@@ -55,15 +72,35 @@ def test_a_file_takes_any_number_of_raw_images_and_the_documented_ten_lines_one(
             assert CLASSES[answer.argmax()] == row["prediction"]
             assert answer.max() == pytest.approx(float(row["probability"]), abs=1e-4)
 
+
+@pytest.mark.parametrize(
+    "sizes", [["resize=32"], ["resize=[40,32]"], ["resize=30", "crop=[20,24]"]]
+)
+def test_the_documented_lines_predict_what_predict_does(
+    sizes: list[str], run: Path, tmp_path, monkeypatch, capsys
+) -> None:
+    """For photos of any shape, upright or not."""
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    photos, file, csv = tmp_path / "photos", tmp_path / "mine.onnx", tmp_path / "out.csv"
+    for number, exif in enumerate([None, turned(6), turned(3)]):
+        options = {} if exif is None else {"exif": exif}
+        save(photos / f"{number}.jpg", smooth(number, 240 + 40 * number, 280), **options)
+    use = [f"run={run}", *(f"data.{size}" for size in sizes)]
+    commands = [
+        ["predict.py", *use, f"data.root={photos}", f"out={csv}", "data.reduced_decoding=false"],
+        ["export.py", *use, "format=onnx", f"out={file}"],
+    ]
+    run_all(commands, tmp_path)
     text = (REPOSITORY / "docs" / "use.md").read_text()
     (code,) = re.findall(r"<!-- onnx -->\n```python\n(.*?)```", text, re.DOTALL)
-    assert len(list(filter(None, code.splitlines()))) == 10
-    shutil.copy(rows[5]["path"], tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
-    exec(code.replace("(224, 224)", "(28, 28)"), {})
-    name, _, probability = capsys.readouterr().out.rpartition(" ")
-    assert name == rows[5]["prediction"]
-    assert float(probability) == pytest.approx(float(rows[5]["probability"]), abs=1e-4)
+    for row in table(csv):
+        shutil.copy(row["path"], "photo.jpg")
+        exec(code, {})
+        name, _, probability = capsys.readouterr().out.rpartition(" ")
+        assert name == row["prediction"]
+        assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
 @pytest.mark.parametrize(
