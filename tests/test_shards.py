@@ -240,6 +240,32 @@ def test_processes_share_one_whole_copy_of_each_shard(remote, shards, tmp_path, 
     assert not copies[0].exists()
 
 
+@pytest.mark.parametrize("page", [b"", b"<!DOCTYPE html><title>Busy</title>" * 10_000])
+def test_a_damaged_copy_is_fetched_once_more_before_a_sample_is_blamed(
+    page: bytes, remote, shards, tmp_path, web
+) -> None:
+    """Whether it was damaged on the disk or by a page in its place."""
+    remote = [*remote, "data.cache_gb=1"]
+    expected, whole = read_epoch([*remote, f"data.root={shards}"]), dict(web.files)
+    read_epoch(remote)
+    damaged = sorted((tmp_path / "cache" / "shards").glob("*train-00000[12].tar"))
+    for path in damaged:
+        path.write_bytes(page or path.read_bytes()[::-1])
+    web.requests.clear()
+    assert read_epoch(remote) == expected
+    assert sorted(fetched_shards(web)) == ["train/000001.tar", "train/000002.tar"]
+
+    name = "train/000001.tar"
+    web.files[name] = page or whole[name][::-1]
+    damaged[0].unlink()
+    web.requests.clear()
+    with refused(name, str(damaged[0])):
+        read_epoch(remote)
+    assert fetched_shards(web) == [name] * 2
+    web.files = whole
+    assert read_epoch(remote) == expected
+
+
 def test_the_next_window_is_fetched_while_one_is_read(remote, shards, tmp_path, web) -> None:
     """And copies stay within their bound."""
     remote = [*remote, "global_batch_size=1"]

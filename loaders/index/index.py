@@ -155,8 +155,7 @@ class Index:
         if self.shards is not None:  # part: shards
             place = self.shards.place(sample, side)
             return BadFileError(
-                f"{place} ({path}) cannot be decoded ({reason}); pack the data again, or remove a "
-                "copy of it from data.cache_dir"
+                f"{place} ({path}) cannot be decoded ({reason}); pack the data again"
             )
         return BadFileError(f"{path} cannot be decoded ({reason}); repair or remove it")
 

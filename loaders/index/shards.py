@@ -70,6 +70,10 @@ class ShardFiles:
             self._open = dict([*there, (number, file)][-MAX_OPEN:])
         return file
 
+    def reopen(self, number: int, damaged: FileIO) -> FileIO:
+        """Open a shard again in which damaged bytes were found; a copy may be replaced before."""
+        return damaged
+
 
 @dataclass(frozen=True, eq=False)
 class Shards:
@@ -101,12 +105,11 @@ class Shards:
         """
         shard, start, length, crc32 = self.spans[side][sample].item()
         file = self.files.open(self._existing(shard))
-        # Before so much memory is asked for.
-        if not 0 <= start <= os.fstat(file.fileno()).st_size - length:
-            raise OSError("its shard is shorter than its index says")
-        content = os.pread(file.fileno(), length, start)
+        content = _read(file, start, length)
         if zlib.crc32(content) != crc32:
-            raise OSError("its bytes are not those that were packed")
+            content = _read(self.files.reopen(shard, file), start, length)
+            if zlib.crc32(content) != crc32:
+                raise OSError(f"in {self.files.path(shard)}, its bytes are not those packed")
         return content
 
     def fetch(self, samples: np.ndarray) -> None:
@@ -126,6 +129,13 @@ class Shards:
                 f"{len(self.files.names)} shards; restore it, or pack again into another folder"
             )
         return number
+
+
+def _read(file: FileIO, start: int, length: int) -> bytes:
+    """Return bytes of a file; none if it is too short, before so much memory is asked for."""
+    if not 0 <= start <= os.fstat(file.fileno()).st_size - length:
+        return b""
+    return os.pread(file.fileno(), length, start)
 
 
 def key_in_shard(sample: int) -> str:

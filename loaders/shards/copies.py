@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ class Copies(ShardFiles):
         super().__init__(folder.absolute(), names)
         self.storage, self.sizes, self.prefix, self.max_bytes = storage, sizes, prefix, max_bytes
         self._running: dict[int, Future[None]] = {}
+        self._replaced: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__() | {"_running": {}}
@@ -138,6 +140,21 @@ class Copies(ShardFiles):
                     future.result()
                 else:  # others are being copied
                     self._fetch(number)
+
+    def reopen(self, number: int, damaged: FileIO) -> FileIO:
+        """Open a shard again; the first time, remove its copy and fetch it once more.
+
+        Raises:
+            StorageError, UserError: it cannot be copied.
+        """
+        path = self.path(number)
+        with suppress(FileNotFoundError):  # another process or thread has removed it
+            is_same = os.path.samestat(path.stat(), os.fstat(damaged.fileno()))
+            if is_same and number not in self._replaced:
+                path.unlink()
+        self._replaced.add(number)
+        self._open.pop(number, None)
+        return self.open(number)
 
     def _touch(self, number: int) -> bool:
         """Mark a copy as used; return False if there is none."""
