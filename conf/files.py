@@ -12,7 +12,8 @@ from uuid import uuid4
 def write_atomically(path: Path) -> Iterator[Path]:
     """Give the block a temporary file to write, which replaces `path` at the end of the block.
 
-    After a crash or an error in the block there is either the old file or the complete new one.
+    After a crash or an error in the block there is either the old file or the complete new one. An
+    OSError without a name, as of a full disk, gets that of the file.
     """
     # Not the process id: processes of two containers that share a disk may have the same one.
     temporary = path.with_name(f".{path.stem}.{uuid4().hex}{path.suffix}")
@@ -24,6 +25,9 @@ def write_atomically(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)

@@ -124,6 +124,9 @@ class CheckpointWriter:
             room = f"about {needed / 1e6:.1f} MB needed"
             with suppress(OSError):  # where the folder is gone
                 room += f", {shutil.disk_usage(self.folder.parent).free / 1e6:.1f} MB free"
+            if self.group.rank == 0:  # part: fsdp
+                with suppress(OSError):
+                    remove_shards(self.folder)  # of this write
             self.error = OSError(
                 f"{file} could not be written ({reason}): {room}; earlier checkpoints are untouched"
             )

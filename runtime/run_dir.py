@@ -11,6 +11,7 @@ from conf.errors import UserError
 from conf.schema import Config
 from runtime.checkpoint import newest_first
 from runtime.preemption import REQUEUE_MARKER
+from runtime.shards import remove_shards
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
         # torchrun restarts ranks while those of a lost machine may still end.
         timeout_s = min(LOCK_TIMEOUT_S, cfg.distributed.timeout_s / 2)
     lock_run_dir(run_dir, timeout_s)
+    remove_shards(run_dir / "checkpoints")  # of a write that was killed  # part: fsdp
     checkpoints = run_dir / "checkpoints"
     events = list(run_dir.glob("events.out.tfevents.*"))
     if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):

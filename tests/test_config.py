@@ -1,13 +1,19 @@
 """The configuration is typed, documented and complete; a value out of its range is named."""
 
+import errno
 import re
 from itertools import zip_longest
 from math import inf, nan
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from conf import reference
 from conf.check import check_batch_size, check_ranges, keys_of
+from conf.cli import explain
+from conf.files import write_atomically
 from tests.helpers import REPOSITORY, make_config, refused
 
 FILLED = ["data.root=somewhere", "model.name=small_cnn"]
@@ -66,6 +72,20 @@ def test_a_value_out_of_its_range_is_named() -> None:
             with refused(f"{key}={value} "):
                 check_ranges(cfg)
         setattr(place, name, before)
+
+
+def test_a_home_folder_that_no_command_line_gave_is_refused() -> None:
+    with refused("resume=~/run:", str(Path.home())):
+        make_config("resume='~/run'")
+
+
+def test_a_full_disk_is_told_with_the_file_and_without_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as error, write_atomically(tmp_path / "run.json"):  # noqa: PT011
+        raise OSError(errno.ENOSPC, "No space left on device")
+    told = explain(error.value)
+    assert told is not None
+    assert str(tmp_path / "run.json") in told
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_that_ranks_or_their_micro_batches_cannot_share_is_refused() -> None:  # part: ranks
