@@ -21,11 +21,14 @@ def check_shards(state: dict[str, Any], folder: Path) -> None:
         folder: folder of the checkpoint.
 
     Raises:
-        ValueError: a file has other content.
+        ValueError: a file has other content, or is elsewhere.
         OSError: a file cannot be read.
     """
     if "shards" not in state:
         return
+    for name in (state["shards"]["folder"], *state["shards"]["files"]):
+        if name != Path(name).name:
+            raise ValueError(f"{name} is not in the folder of the checkpoint")
     expected = {
         folder / state["shards"]["folder"] / name: value
         for name, value in state["shards"]["files"].items()

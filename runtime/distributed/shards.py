@@ -2,11 +2,14 @@
 
 The file `step-00000123.pt` of such a run holds all but the sharded tensors, which lie in a folder
 `shards-*` in the same place. All ranks have to see this folder. Its table of contents is a pickle,
-which can run code: use only checkpoints that you trust.
+which is refused if it names anything but descriptions of tensors.
 """
 
+import pickle
 import warnings
 from collections.abc import Callable
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,13 @@ from torch.distributed.tensor import DTensor, Shard, empty
 from conf.errors import UserError
 from conf.files import checksum, sync_folder
 from runtime.group import SingleProcess
-from runtime.shards import check_shards, remove_shards
+from runtime.shards import check_shards
+
+OF_TABLES = {
+    *(("torch", "Size"), ("torch.serialization", "_get_layout")),
+    *(("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")),
+}
+"""What a table of contents names besides dtypes and the classes of torch.distributed.checkpoint."""
 
 
 def write_shards(
@@ -48,11 +57,7 @@ def write_shards(
     if not tensors:
         return state
 
-    def new_folder() -> Path:
-        remove_shards(folder)  # of writes that failed: they take the room of this one
-        return folder / f"shards-{uuid4().hex[:8]}"
-
-    path = group.broadcast_from_rank0(new_folder)
+    path = group.broadcast_from_rank0(lambda: folder / f"shards-{uuid4().hex[:8]}")
     writer = dcp.FileSystemWriter(path)
     try:
         dcp.save(tensors, storage_writer=writer, process_group=handle)
@@ -129,7 +134,9 @@ def _read(
     """Read the sharded tensors of the checkpoint `path` into `new` ones, and put these into its
     state."""
     others = {key: value for key, value in state.items() if key != "shards"}
-    reader = dcp.FileSystemReader(path.parent / state["shards"]["folder"])
+    folder = path.parent / state["shards"]["folder"]
+    _check_table(folder / ".metadata")
+    reader = dcp.FileSystemReader(folder)
     tensors = {
         name: new(about.size, dtype=about.properties.dtype)
         for name, about in reader.read_metadata().state_dict_metadata.items()
@@ -137,6 +144,33 @@ def _read(
     }
     dcp.load(tensors, storage_reader=reader, no_dist=is_alone)
     return map_named(lambda name, value: tensors.get(name, value), others)
+
+
+class _Table(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in OF_TABLES:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module.startswith("torch.distributed.checkpoint.") and "." not in name:
+            found = super().find_class(module, name)
+            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
+                return found
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _check_table(path: Path) -> None:
+    """Raise UserError if reading the table of contents of shards could run code."""
+    try:
+        with path.open("rb") as file:
+            _Table(file).load()
+    except OSError:
+        raise
+    except Exception as error:  # damaged bytes raise errors of any type
+        raise UserError(
+            f"{path} is no table of shards as train_fsdp.py writes it ({error}); "
+            "resume from a run of your own"
+        ) from error
 
 
 def map_named(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:

@@ -1,17 +1,30 @@
 """Checkpoints in shards, written by all ranks while they train; precision of gathered weights."""
 
+import pickle
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from conf.files import checksum
 from runtime.amp import gather_in
 from runtime.distributed import shard
 from runtime.whole import make_whole
 from tests.faults import NUM_STEPS, assert_same_state, script_with, step_file, steps_saved
-from tests.helpers import checkpoint_of, run_to_end, train, values_of, weights_differ_by
+from tests.helpers import (
+    checkpoint_of,
+    folder_with,
+    refused,
+    replace,
+    run_to_end,
+    train,
+    values_of,
+    weights_differ_by,
+)
 
 SCRIPT = "train_fsdp.py"
 
@@ -72,12 +85,24 @@ def test_shards_that_are_not_all_written_are_named_by_no_file(options, tmp_path)
     assert "No space left on device" in text
     assert "on rank 1" in text
     assert steps_saved(run) == []
+    assert not list(run.glob("checkpoints/shards-*"))
 
     folder = script_that_writes(tmp_path / "killed", "if (rank, count) == (1, 2): os._exit(9)")
     codes, prints = run_to_end(SCRIPT, run, *overrides, folder=folder)
     assert codes == [1, 9], prints
     assert steps_saved(run) == [2]
     assert len(list(run.glob("checkpoints/shards-*"))) == 2
+
+    # The disk is still full: what the killed write has left is gone before anything is written.
+    folder = folder_with(tmp_path / "still_full", SCRIPT)
+    replace(
+        folder / SCRIPT,
+        "    # your own: ",
+        "    raise OSError(28, 'Full', 'x')\n\n    # your own: ",
+    )
+    codes, prints = run_to_end(SCRIPT, run, *overrides, folder=folder)
+    assert codes == [2, 2], prints
+    assert_all_shards_are_named(run)
 
     printed = train(SCRIPT, run, *overrides)
     assert "step-00000002.pt: step 2" in printed
@@ -121,6 +146,43 @@ def test_a_run_goes_on_sharded_and_whole_in_turn_on_any_number_of_ranks(options,
 
     train("train.py", run, *options, "max_steps=1", "overwrite=true")
     assert not list(run.glob("checkpoints/shards-*"))
+
+
+class Harmful:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_shards_that_run_code_or_lie_elsewhere_are_refused(options, tmp_path) -> None:
+    run, made = tmp_path / "run", tmp_path / "made"
+    train(SCRIPT, run, *options, "max_steps=2")
+    shutil.copytree(run, other := tmp_path / "other")
+    [file] = other.glob("checkpoints/step-*.pt")
+    state = torch.load(file, weights_only=True)
+    folder, files = state["shards"]["folder"], state["shards"]["files"]
+    state["shards"]["folder"] = f"../../run/checkpoints/{folder}"
+    torch.save(state, file)
+    (other / "checkpoints" / "best.pt").unlink()
+    with refused(f"{folder} is not in the folder"):
+        make_whole(other)
+
+    table = run / "checkpoints" / folder / ".metadata"
+    table.write_bytes(pickle.dumps(Harmful(made)))
+    [file] = run.glob("checkpoints/step-*.pt")
+    state["shards"] = {"folder": folder, "files": files | {".metadata": checksum(table)}}
+    torch.save(state, file)
+    (run / "checkpoints" / "best.pt").unlink()
+    with refused(str(table), "touch"):
+        make_whole(run)
+    codes, [text, _] = run_to_end(SCRIPT, run, *options, "resume=auto")
+    assert codes == [2, 2], text
+    assert str(table) in text
+    assert not made.exists()
 
 
 def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm() -> None:
