@@ -76,7 +76,7 @@ def main(cfg: Config) -> None:
 
             # forward
             # new #: the forward pass runs in low precision where that is safe
-            with torch.autocast(device.type, dtype):
+            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 outputs = model(inputs)
 
             # loss
@@ -108,7 +108,7 @@ def main(cfg: Config) -> None:
             task,
             val_loader,
             # new #: evaluate in the precision of training
-            precision=torch.autocast(device.type, dtype),
+            precision=torch.autocast(device.type, dtype, enabled=dtype is not torch.float32),
         )
 
         # record

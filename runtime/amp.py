@@ -8,13 +8,13 @@ def amp_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of autocast's low precision.
 
     Args:
-        name: `float16`, `bfloat16`, or `auto`: float16 on CUDA; on a CPU bfloat16, since most CPUs
-            take many times as long in float16.
+        name: `float16`, `bfloat16`, `float32` (off), or `auto`: float16 on CUDA; on a CPU bfloat16,
+            since most CPUs take many times as long in float16.
         device: device that computes.
     """
     if name == "auto":
         return torch.float16 if device.type == "cuda" else torch.bfloat16
-    return {"float16": torch.float16, "bfloat16": torch.bfloat16}[name]
+    return getattr(torch, name)
 
 
 def gather_in(model: nn.Module, dtype: torch.dtype) -> None:

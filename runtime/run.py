@@ -298,7 +298,8 @@ class Run:
     def _warn_of_unused_settings(self) -> None:  # part: amp|ema|ranks
         """Warn of settings of techniques that this script does not have."""
         is_used: dict[str, bool] = {}
-        is_used["amp"] = self.precision is not torch.float32  # part: amp
+        has_amp = self.precision is not torch.float32  # part: amp
+        is_used["amp"] = has_amp or self.cfg.amp.dtype == "float32"  # part: amp
         is_used["ema"] = self.eval_model is not self.model  # part: ema
         is_used["distributed"] = type(self.group) is not SingleProcess  # part: ranks
         for group in [name for name in is_used if not is_used[name]]:

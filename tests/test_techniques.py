@@ -21,6 +21,7 @@ from tests.helpers import (
     has_ranks,
     join,
     published,
+    refused,
     replace,
     run_all,
     run_to_end,
@@ -74,6 +75,7 @@ def baselines(data, tmp_path_factory) -> Path:
         ("train_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
         ("train_ddp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
         ("train_fsdp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+        ("train_amp.py", "sgd", ["amp.dtype=float32"], 1e-12, 1e-12),
         # The norms of gradients differ most.
         ("train_amp.py", "sgd", ["amp.dtype=bfloat16"], 2e-2, 0.1),
         ("train_amp.py", "sgd", [FLOAT16, "amp.init_scale=256"], 2e-2, 0.1),
@@ -177,6 +179,30 @@ def shard_blocks(rank: int, place: str) -> None:
 def test_no_rank_holds_more_than_its_shards_and_a_block_when_a_model_is_sharded(tmp_path) -> None:
     ranks = [start_process(shard_blocks, rank, f"file://{tmp_path / 'place'}") for rank in (0, 1)]
     assert join(ranks) == [0, 0]
+
+
+def test_parameters_that_fsdp_cannot_divide_are_named() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    scalar = nn.Sequential(nn.Linear(4, 4))
+    scalar.register_parameter("scale", nn.Parameter(torch.ones(())))
+    for model, names in ((tied, "0.weight, 2.weight"), (scalar, "scale")):
+        with refused(names, "train_ddp.py"):
+            shard(model, torch.device("cpu"))
+
+
+def test_a_layer_that_is_not_used_is_named_under_ddp(data, tmp_path) -> None:
+    script = "train_ddp.py"
+    folder = folder_with(tmp_path / "s", script)
+    replace(
+        folder / script,
+        "    # optimizer\n",
+        "    model.extra = nn.Linear(3, 3)\n\n    # optimizer\n",
+    )
+    codes, prints = run_to_end(script, tmp_path / "run", *data, *PLAIN, folder=folder)
+    for code, text in zip(codes, prints, strict=True):
+        assert code == 2, text
+        assert "extra.weight" in text.splitlines()[-1]
 
 
 def test_an_overflow_in_one_ranks_part_skips_the_step_on_all(data, tmp_path) -> None:

@@ -145,7 +145,8 @@ def test_a_project_with_one_merged_script_names_no_other(project_of) -> None:
     for name in ("README.md", "Makefile", "docs/use.md"):
         text = (project / name).read_text()
         assert "python train.py" not in text, name
-        assert name == "docs/use.md" or command in text
+        started = command.replace("=2", "=1") if name == "Makefile" else command
+        assert name == "docs/use.md" or started in text
     assert "script=${SCRIPT:-train.py}" in (project / "launch" / "slurm.sbatch").read_text()
 
 
