@@ -2,16 +2,15 @@
 conf.reference`."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
 
 CONF = Path(__file__).parent
 TABLE = CONF.parent / "docs" / "configuration.md"
+ENTRY = re.compile(r"^(\w+): ?(.*)\n((?:  .*\n)*)", re.MULTILINE)
 START, END = "<!-- configuration keys -->", "<!-- end of configuration keys -->"
 
 
@@ -47,12 +46,18 @@ def _meaning(key: str, docstring: ast.stmt | None) -> str:
     return " ".join(str(docstring.value.value).split())
 
 
-def _values_of(file: Path) -> dict[str, Any]:
-    """Return the values that a file of a group sets, such as conf/data/pairs.yaml."""
-    values: Any = OmegaConf.to_container(OmegaConf.load(file))
-    parents = [file.with_name(f"{name}.yaml") for name in values.pop("defaults")]
-    inherited = [_values_of(parent) for parent in parents if parent.stem != "schema"]
-    return {key: value for one in (*inherited, values) for key, value in one.items()}
+def _values_of(file: Path) -> dict[str, str]:
+    """Return the values that a file of a group sets, such as conf/data/pairs.yaml, whose lines are
+    `key: value` or `key:` followed by such lines, indented."""
+    values: dict[str, str] = {}
+    for key, value, below in ENTRY.findall(file.read_text()):
+        if key == "defaults":
+            for parent in value.strip("[]").split(", "):
+                values |= _values_of(file.with_name(f"{parent}.yaml")) if parent != "schema" else {}
+        else:
+            lines = ",".join(line.strip() for line in below.splitlines())
+            values[key] = (value or f"{{{lines}}}").replace(" ", "")
+    return values
 
 
 @cache
@@ -61,10 +66,8 @@ def _defaults_of_group(folder: Path) -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {}
     for file in sorted(folder.glob("*.yaml")):
         for key, value in _values_of(file).items():
-            text = str(value).replace("'", "").replace(" ", "")
-            text = {"None": "null", "True": "true", "False": "false"}.get(text, text)
-            if text != file.stem:  # the name itself
-                found.setdefault(key, {}).setdefault(text, []).append(file.stem)
+            if value != file.stem:  # the name itself
+                found.setdefault(key, {}).setdefault(value, []).append(file.stem)
     return found
 
 

@@ -20,7 +20,7 @@ WORKER_DIED = (  # part: workers
 OPEN_FILES = "raise the limit with ulimit -n 65536"
 OPEN_FILES += ", or lower loader.num_workers"  # part: workers
 
-MIN_ROWS = 32  # part: images workers
+MIN_ROWS = 64  # part: images workers
 """Rows that a worker loads at once, or more: each time costs the training process about 0.1 ms."""
 
 # part of an error's message -> which setting to change
@@ -75,7 +75,7 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 def default_workers(device: torch.device, num_samples: int, num_threads: int) -> int:
     """Return the number of worker processes where `loader.num_workers` is null.
 
-    On a GPU there is one per CPU but one (per `num_threads` CPUs), for 32 samples or more: threads
+    On a GPU there is one per CPU but one (per `num_threads` CPUs), for 64 samples or more: threads
     of the training process would hold up the one that launches kernels, since each call passes
     Python's interpreter lock around. On a CPU, which has no kernels to launch, there is none.
     """

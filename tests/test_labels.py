@@ -163,7 +163,7 @@ def test_classes_without_a_training_sample_are_named(images: Path, tmp_path) -> 
         seeds = (f"data.split_seed={seed}" for seed in range(99))
         found = (loaders_of(*options, seed, f"data.label_kind={kind}")[0] for seed in seeds)
         loader = next(loader for loader in found if "cow" not in class_names(loader.index))
-        assert loader.info.description[1] == "1 classes have no training sample: cow"
+        assert "1 classes have no training sample: cow" in loader.info.description
 
 
 def class_names(index: Index) -> set[str]:

@@ -67,7 +67,7 @@ def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_
     ],
 )
 def test_a_gpu_has_worker_processes(device, num_cpus, num_threads, workers, monkeypatch) -> None:
-    """One per CPU but one, and one per 32 samples."""
+    """One per CPU but one, and one per 64 samples."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cpus)))
     assert default_workers(torch.device(device), 1000, num_threads) == workers
 

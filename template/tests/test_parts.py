@@ -122,7 +122,7 @@ def test_the_list_of_parts_has_the_lines_that_projects_have(project_of) -> None:
     text = listing(REPOSITORY, [file for file in files if not file.startswith(tuple(LEFT_OUT))])
     product, of_tests = num_lines(project_of("core"))
     assert f"core       {product:6,}" in text
-    assert product <= 5_500
+    assert product <= 8_000
     assert of_tests <= 3_000
     own = re.search(r"([\d,]+)  what PARTS=own has", text)
     assert own
