@@ -22,7 +22,8 @@ from benchmarks import REPOSITORY
 from conf.files import write_atomically
 
 PACKAGES = (
-    *("torch", "torchvision", "nvidia-dali-cuda120", "numpy", "pillow", "simplejpeg", "tifffile"),
+    *("torch", "torchvision", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "numpy", "pillow"),
+    *("simplejpeg", "tifffile"),
     *("spdl", "webdataset", "litdata", "mosaicml-streaming", "obstore", "lightning", "accelerate"),
 )
 CONFIDENCE = 0.95

@@ -62,7 +62,7 @@ def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("device", "num_cpus", "num_threads", "workers"),
     [
-        *[("cuda", 16, 0, 15), ("cuda", 64, 0, 32), ("cuda", 16, 4, 3), ("cuda", 1, 0, 0)],
+        *[("cuda", 16, 0, 15), ("cuda", 64, 0, 16), ("cuda", 16, 4, 3), ("cuda", 1, 0, 0)],
         ("cpu", 16, 0, 0),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_gpu_has_worker_processes(device, num_cpus, num_threads, workers, monk
 def test_worker_processes_share_batches_and_mix_none_up() -> None:
     """Also after an epoch was left early, and with more batches than fit into their memory. They
     have little memory of their own."""
-    options = ["data.random_resized_crop=[0.5,1]", "data.hflip=0.5", "global_batch_size=100"]
+    options = ["data.random_resized_crop=[0.5,1]", "data.hflip=0.5", "global_batch_size=160"]
     threads, _ = loaders_of(*options)
     workers, _ = loaders_of(*options, "loader.num_workers=2", "loader.prefetch_factor=1")
     next(iter(workers))

@@ -176,3 +176,12 @@ def test_an_interrupted_run_goes_on_and_lists_what_cannot_be_had(tmp_path: Path)
         *(("one", "a", 1), ("one", "b", 0), ("two", "c", 1), ("two", "d", 1))
     ]
     assert rows[1].note == "not measured: spdl is not installed"
+
+
+@pytest.mark.parametrize("name", ["nvidia-dali-cuda120", "nvidia-dali-cuda130"])
+def test_rows_have_the_version_of_dali_for_any_cuda(name: str, tmp_path, monkeypatch) -> None:
+    folder = tmp_path / f"{name.replace('-', '_')}-9.9.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert f"{name} 9.9" in records.machine.__wrapped__()["versions"]

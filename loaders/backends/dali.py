@@ -29,7 +29,7 @@ try:
 except ModuleNotFoundError as error:
     raise UserError(
         "loader=dali needs NVIDIA DALI, which exists for Linux only: pip install "
-        "nvidia-dali-cuda120, or use loader=pytorch"
+        "nvidia-dali-cuda120 (or nvidia-dali-cuda130), or use loader=pytorch"
     ) from error
 
 log = logging.getLogger(__name__)

@@ -117,6 +117,7 @@ def test_the_projects_tests_pass_after_the_guide_and_without_a_model_and_a_task(
         table = smaller / f"{kind}s" / "__init__.py"
         lines = table.read_text().splitlines(keepends=True)
         table.write_text("".join(line for line in lines if name not in line.lower()))
+    subprocess.run([sys.executable, "-m", "conf.reference"], cwd=smaller, check=True)
     files = [f"tests/test_{name}.py" for name in ("tasks", "models", "config", "documents")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     command += ["-m", "not slow", "-k", "not batch"]
