@@ -1,4 +1,4 @@
-"""GUIDE.md and the pages on own data do what they say; README's picture is up to date."""
+"""GUIDE.md and the pages on own data do what they say."""
 
 import csv
 import json
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from compose import allowed_sets
-from template.side_by_side import PICTURE, draw
 from template.tests.test_project import clone_template, made
 from tests.helpers import REPOSITORY, SCRIPTS, has_ranks, run_all, summary_of, values_of
 
@@ -28,10 +27,6 @@ SHORTER = {"known": ["epochs=2"], "by_heart": ["epochs=15"]}
 """What the test adds to the guide's commands, by their folders: it has less time."""
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def test_the_picture_shows_the_scripts_as_they_are() -> None:
-    assert PICTURE.read_text() == draw(), "run python template/side_by_side.py"
 
 
 def test_readme_says_how_many_sets_of_techniques_merge() -> None:
