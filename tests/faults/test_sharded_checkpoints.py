@@ -97,8 +97,8 @@ def test_shards_that_are_not_all_written_are_named_by_no_file(options, tmp_path)
     folder = folder_with(tmp_path / "still_full", SCRIPT)
     replace(
         folder / SCRIPT,
-        "    # your own: ",
-        "    raise OSError(28, 'Full', 'x')\n\n    # your own: ",
+        "    # your own: loggers",
+        "    raise OSError(28, 'Full', 'x')\n\n    # your own: loggers",
     )
     codes, prints = run_to_end(SCRIPT, run, *overrides, folder=folder)
     assert codes == [2, 2], prints
