@@ -30,8 +30,8 @@ PARTS, SCRIPT = "Parts: ", "Script: "
 # What measures, shows or makes the template, and the published experiments.
 LEFT_OUT = [
     *("template", "benchmarks", "conf/experiment"),
-    *("SCALING.md", "docs/benchmarks.md", "docs/experiments.md"),
-    *("docs/side_by_side", "docs/side_by_side.svg"),
+    *("CHANGELOG.md", "SCALING.md", "docs/benchmarks.md", "docs/coming_from.md"),
+    *("docs/experiments.md", "docs/side_by_side", "docs/side_by_side.svg"),
 ]
 # Git sets these in hooks; they would point git to the hook's repository.
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
