@@ -170,7 +170,7 @@ class DataConfig:
     """masks: number of classes; null: one more than the highest index in the masks."""
 
     ignore_index: int = -100  # part: masks|header_cache
-    """masks: index of pixels without a class, often 255; -100, which no mask holds: none."""
+    """masks: index of pixels without a class, often 255. No mask has the default: all count."""
 
     shuffle: str = key("full", one_of("full", "window"))  # part: shards
     """Training order: `full` (any sample may follow any other) or, for shards, `window`: the shards
@@ -183,8 +183,9 @@ class DataConfig:
     """Largest number of pixels of an image; protects against decompression bombs."""
 
     on_error: str = key("raise", one_of("raise", "skip"))  # part: bad_samples
-    """Action if a file cannot be decoded: `raise` (stop and name it) or `skip` (training takes the
-    next good sample of its shard, evaluation leaves it out; with a bad header, the index does)."""
+    """Action if a file cannot be decoded: `raise` (stop and name it) or `skip`: training takes the
+    rank's next good sample in its place, evaluation leaves it out. Files whose headers are already
+    bad belong to no split."""
 
     max_bad_samples: int = key(10, FROM_0)  # part: bad_samples
     """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes,
@@ -259,12 +260,12 @@ class LoaderConfig:
 
     num_workers: Any = key(None, WORKERS)  # part: workers
     """pytorch, packed: worker processes per rank; 0: threads of the training process; null: on a
-    GPU, for all CPUs of the rank but one, else 0 (`data=own`: 0). `auto`: a measurement of some
-    seconds chooses workers and threads (dali: threads)."""
+    GPU one for each CPU of the rank but one, on a CPU or with `data=own` 0. `auto`: a measurement
+    of some seconds chooses workers and threads (dali: threads)."""
 
     prefetch_factor: int = key(2, FROM_1)
-    """pytorch, packed: batches that the threads, or the workers, prepare ahead; with fewer than 32
-    rows a worker, each worker prepares so many."""
+    """pytorch, packed: batches prepared ahead. Workers that cannot share a batch, because it is
+    small or of `data=own`, prepare so many each."""
 
     num_threads: int = key(0, FROM_0)  # part: images
     """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the
@@ -303,7 +304,8 @@ class ModelConfig:
 
     weights: str | None = None  # part: finetune
     """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the
-    folder of a run; null: random. Tensors that fit are loaded; a resumed run ignores it."""
+    folder of a run; null: random. Tensors of the right name and shape are loaded, the others start
+    at random. A resumed run has the weights of its checkpoint instead."""
 
     freeze: str | None = None  # part: finetune
     """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it
@@ -344,7 +346,7 @@ class OptimizerConfig:
     """step: factor of each change."""
 
     backbone_lr_scale: float = key(1.0, ABOVE_0)  # part: finetune
-    """Learning rate of all layers but the head, divided by `lr`; such as 0.1 for fine-tuning."""
+    """Factor of `lr` for all layers but the head, such as 0.1 for fine-tuning."""
 
 
 @dataclass
@@ -422,7 +424,8 @@ class DistributedConfig:
 @dataclass  # part: early_stopping
 class EarlyStoppingConfig:
     patience: int | None = key(None, FROM_1)
-    """The run ends after this many epochs in a row without a better best metric; null: never."""
+    """The run ends after so many epochs in a row in which the task's best metric did not improve;
+    null: never."""
 
 
 @dataclass
@@ -491,14 +494,15 @@ class Config:
     """Number of parts of a batch whose gradients are added up (`train_accumulate.py`)."""
 
     max_bad_steps: int = key(25, FROM_1)
-    """Number of steps in a row without a finite gradient norm, all skipped, that end the run."""
+    """Steps whose gradient norm is not finite are skipped; so many of them in a row end the run."""
 
     clip_grad_norm: float = key(float("inf"), CLIP)
-    """Largest L2 norm of all gradients together; larger gradients are scaled down."""
+    """Largest L2 norm of all gradients together, to which larger ones are scaled down; inf: the
+    norm is only measured."""
 
     resume: str | None = None
-    """Checkpoint to resume from: `auto` (the newest one in `output_dir`, if any), or the path of a
-    checkpoint or another run, unless this run has a checkpoint of its own; null: a fresh run."""
+    """`auto`: continue from the newest checkpoint in `output_dir`, if there is one. The path of a
+    checkpoint or of a run: start from it while `output_dir` has none. null: a fresh run."""
 
     overwrite: bool = False
     """Remove checkpoints and TensorBoard events in `output_dir`; false: refuse to start if any."""
