@@ -260,12 +260,12 @@ class LoaderConfig:
 
     num_workers: Any = key(None, WORKERS)  # part: workers
     """pytorch, packed: worker processes per rank; 0: threads of the training process; null: on a
-    GPU one for each CPU of the rank but one, on a CPU or with `data=own` 0. `auto`: a measurement
-    of some seconds chooses workers and threads (dali: threads)."""
+    GPU one for each CPU of the rank but one, on a CPU or without images 0. `auto`: a measurement of
+    some seconds chooses workers and threads (dali: threads)."""
 
     prefetch_factor: int = key(2, FROM_1)
     """pytorch, packed: batches prepared ahead. Workers that cannot share a batch, because it is
-    small or of `data=own`, prepare so many each."""
+    small or not of images, prepare so many each."""
 
     num_threads: int = key(0, FROM_0)  # part: images
     """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the
