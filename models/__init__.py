@@ -1,31 +1,18 @@
-"""The models by name. Your own: one file in this folder and one line in `MODELS`.
+"""The models by name, one file each. Your own: `models/tiny_net.py` with a class `TinyNet`.
 
 A model is called with (in_channels, num_outputs, **kwargs), and with `arch` if `model.arch` is set,
 and takes images. It returns `num_outputs` numbers for each image, or for each pixel.
 """
 
 import inspect
-from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from conf.errors import UserError, unknown_name
+from conf.errors import UserError
+from conf.names import find
 from conf.schema import ModelConfig
-from models.finetune import freeze_as
-from models.nafnet import NAFNet
-from models.small_cnn import SmallCNN
-from models.timm_models import timm_model
-from models.torchvision_models import torchvision_model
-from models.unet import UNet
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "small_cnn": SmallCNN,
-    "nafnet": NAFNet,
-    "unet": UNet,
-    "torchvision": torchvision_model,
-    "timm": timm_model,
-}
+from models.pretrained import freeze_as
 
 
 def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Module:
@@ -39,10 +26,8 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
     Raises:
         UserError: the name is unknown, or the model does not take these sizes or kwargs.
     """
-    if cfg.name not in MODELS:
-        raise unknown_name("model.name", cfg.name, MODELS)
-
-    signature = inspect.signature(MODELS[cfg.name])
+    new_model = find("models", cfg.name, "model.name")
+    signature = inspect.signature(new_model)
     arch = {} if cfg.arch is None else {"arch": cfg.arch}
     sizes = {"in_channels": in_channels, "num_outputs": num_outputs}
     try:
@@ -52,7 +37,7 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
             f"model.arch={cfg.arch} and model.kwargs={cfg.kwargs} do not fit model={cfg.name}: "
             f"{error}; it takes only {', '.join(signature.parameters)}"
         ) from error
-    model = MODELS[cfg.name](*given.args, **given.kwargs)
+    model = new_model(*given.args, **given.kwargs)
 
     freeze_as(cfg, model)  # part: finetune
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from conf.schema import Config, OptimizerConfig
 from loaders import Loader
-from models.finetune import fitting_weights, head_of, initial_weights, is_in
+from models.pretrained import fitting_weights, head_of, initial_weights, is_in
 from runtime.facts import check_facts, differences, facts_of
 from runtime.group import SingleProcess
 from runtime.state import load_into

@@ -16,7 +16,7 @@ from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
 from loaders.targets import Target, target_of
-from models.weights import read_weights, weights_in
+from models.pretrained import read_weights, weights_in
 from runtime.facts import PRECISIONS, check_facts, facts_of, refuse_differences
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from conf.schema import ModelConfig
 from models import build_model
-from models.finetune import first_convolution, head_of, is_in
+from models.pretrained import first_convolution, head_of, is_in
 from tests.helpers import refused
 
 

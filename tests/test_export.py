@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import export
-from models import MODELS, SmallCNN
+from models.small_cnn import SmallCNN
 from tests.helpers import REPOSITORY, refused, run_all
 from tests.images import digit_folders, photos_in, save, smooth, turned
 from tests.test_predict import SMALL, table
@@ -50,7 +50,7 @@ def test_weights_that_layers_share_are_written_for_each(run: Path, tmp_path, mon
         norm.bias = norm.weight
         return model
 
-    monkeypatch.setitem(MODELS, "small_cnn", tied)
+    monkeypatch.setattr("models.small_cnn.SmallCNN", tied)
     file = tmp_path / "tied.safetensors"
     monkeypatch.setattr(
         "sys.argv", ["export.py", f"run={run}", "format=safetensors", f"out={file}"]

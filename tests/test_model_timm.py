@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from conf.schema import ModelConfig
 from models import build_model
-from models.finetune import fitting_weights, initial_weights
+from models.pretrained import fitting_weights, initial_weights
 from tests.helpers import refused
 from tests.model_contract import build, check_family, check_refusals
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from loaders import build_loaders
 from models import build_model
-from models.finetune import fitting_weights, initial_weights
+from models.pretrained import fitting_weights, initial_weights
 from runtime.finetune import start_from
 from runtime.group import SingleProcess
 from tests.helpers import checkpoint_of, has_ranks, make_config, refused, run_all, train

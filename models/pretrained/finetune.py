@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from conf.errors import UserError, first_few, unknown_name
+from conf.names import file_of
 from conf.schema import ModelConfig
-from models.timm_models import timm_weights
-from models.torchvision_models import torchvision_weights
-from models.weights import read_weights
+from models.pretrained.weights import read_weights
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +72,9 @@ def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tenso
     """
     if cfg.weights != "imagenet":
         return read_weights(str(cfg.weights))
-    if cfg.name == "torchvision":  # part: torchvision
-        return torchvision_weights(str(cfg.arch)), {}
-    if cfg.name == "timm":  # part: timm
-        return timm_weights(cfg, in_channels), {}
+    model = file_of("models", cfg.name, "model.name")
+    if hasattr(model, "imagenet_weights"):
+        return model.imagenet_weights(cfg, in_channels), {}
     raise UserError(
         f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file or "
         "the folder of a run, or use model=torchvision or model=timm"

@@ -1,21 +1,18 @@
 """The models of timm, by the name of their architecture."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from timm import create_model, is_model, list_models
 from torch import Tensor, nn
 
 from conf.errors import UserError, unknown_name
-
-if TYPE_CHECKING:
-    from conf.schema import ModelConfig
+from conf.schema import ModelConfig
 
 log = logging.getLogger(__name__)
 
 
-def timm_model(
-    in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: Any
-) -> nn.Module:
+def timm(in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: Any) -> nn.Module:
     """Build timm's model `arch` with new weights; its head is what timm's `get_classifier()`
     returns.
 
@@ -23,13 +20,12 @@ def timm_model(
     `kwargs`. Outputs: (N, num_outputs).
 
     Raises:
-        UserError: timm is not installed, has no such architecture, or it does not take `kwargs`.
+        UserError: timm has no such architecture, or it does not take `kwargs`.
     """
-    timm = import_timm()
-    if arch is None or not timm.is_model(arch):
-        raise unknown_name("model.arch", str(arch), timm.list_models())
+    if arch is None or not is_model(arch):
+        raise unknown_name("model.arch", str(arch), list_models())
     try:
-        model: Any = timm.create_model(
+        model: Any = create_model(
             arch, pretrained=False, num_classes=num_outputs, in_chans=in_channels, **kwargs
         )
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
@@ -40,16 +36,15 @@ def timm_model(
     return model
 
 
-def timm_weights(cfg: "ModelConfig", in_channels: int) -> dict[str, Tensor]:
+def imagenet_weights(cfg: ModelConfig, in_channels: int) -> dict[str, Tensor]:
     """Load timm's weights of `cfg.arch`, fitted to `cfg.kwargs` and to the channels; timm downloads
     them the first time.
 
     Raises:
         UserError: timm has no weights of this model, or they could not be downloaded.
     """
-    timm = import_timm()
     try:
-        model = timm.create_model(cfg.arch, pretrained=True, in_chans=in_channels, **cfg.kwargs)
+        model = create_model(cfg.arch, pretrained=True, in_chans=in_channels, **cfg.kwargs)
     except Exception as error:  # of the hub, its connection and its cache: of many types
         reason = str(error).partition("\n")[0] or repr(error)
         raise UserError(
@@ -62,12 +57,3 @@ def timm_weights(cfg: "ModelConfig", in_channels: int) -> dict[str, Tensor]:
         *(cfg.arch, list(facts["mean"]), list(facts["std"]), facts["input_size"]),
     )
     return model.state_dict()
-
-
-def import_timm() -> Any:
-    """Import timm when it is used: it takes seconds, and few projects have it."""
-    try:
-        import timm
-    except ModuleNotFoundError as error:
-        raise UserError("model=timm needs timm: pip install timm") from error
-    return timm

@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchvision import models
 
 from conf.errors import UserError, unknown_name
+from conf.schema import ModelConfig
 
 
-def torchvision_model(
+def torchvision(
     in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: Any
 ) -> nn.Module:
     """Build torchvision's model `arch` with new weights; its first convolution is replaced when
@@ -21,8 +23,6 @@ def torchvision_model(
     Raises:
         UserError: torchvision has no such architecture, or it does not take `kwargs`.
     """
-    from torchvision import models  # here: importing it takes seconds; other models do not need it
-
     names = models.list_models(module=models)  # without those of segmentation, detection and video
     if arch not in names:
         raise unknown_name("model.arch", str(arch), names)
@@ -49,15 +49,13 @@ def torchvision_model(
     return model
 
 
-def torchvision_weights(arch: str) -> dict[str, Tensor]:
-    """Load torchvision's newest weights of its model `arch`, and download them the first time.
+def imagenet_weights(cfg: ModelConfig, in_channels: int) -> dict[str, Tensor]:
+    """Load torchvision's newest weights of its model `cfg.arch`, and download them the first time.
 
     Raises:
         UserError: they could not be downloaded; the message says where to put the file.
     """
-    from torchvision.models import get_model_weights
-
-    weights = get_model_weights(arch).DEFAULT
+    weights = models.get_model_weights(str(cfg.arch)).DEFAULT
     folder = Path(torch.hub.get_dir(), "checkpoints")
     file = folder / weights.url.rpartition("/")[2]
     try:
