@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.pictures import confusion_matrix, with_captions
-from tasks.sums import count_of_each, sum_columns
-from tasks.task import Task, check_shape
-from tasks.weights import class_weights, on_device
+from tasks.common.pictures import confusion_matrix, with_captions
+from tasks.common.sums import count_of_each, sum_columns
+from tasks.common.task import Task, check_shape
+from tasks.common.weights import class_weights, on_device
 
 MAX_CONFUSION_CLASSES = 500  # part: pictures
 """Number of classes up to which the confusion matrix is part of the sums."""

@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.pictures import shares_text, with_captions
-from tasks.sums import count_of_each, divide_by_count, sum_columns
-from tasks.task import Task, check_shape
-from tasks.weights import class_weights, on_device
+from tasks.common.pictures import shares_text, with_captions
+from tasks.common.sums import count_of_each, divide_by_count, sum_columns
+from tasks.common.task import Task, check_shape
+from tasks.common.weights import class_weights, on_device
 
 MANTISSA_BITS = 6
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -20, 12

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
-from tasks.pictures import as_pictures
-from tasks.sums import sum_columns
-from tasks.task import Task, check_shape
+from tasks.common.pictures import as_pictures
+from tasks.common.sums import sum_columns
+from tasks.common.task import Task, check_shape
 
 
 class Restoration(Task):

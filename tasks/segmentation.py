@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.palette import coloured, palette
-from tasks.pictures import as_pictures
-from tasks.sums import count_of_each, divide_by_count, sum_columns
-from tasks.task import Task, check_shape
-from tasks.weights import class_weights, on_device
+from tasks.common.palette import coloured, palette
+from tasks.common.pictures import as_pictures
+from tasks.common.sums import count_of_each, divide_by_count, sum_columns
+from tasks.common.task import Task, check_shape
+from tasks.common.weights import class_weights, on_device
 
 
 class Segmentation(Task):

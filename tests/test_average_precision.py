@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks.average_precision import mean_average_precision, num_precision_sums, precision_sums
+from tasks.common.average_precision import (
+    mean_average_precision,
+    num_precision_sums,
+    precision_sums,
+)
 
 NUM_CLASSES = 3  # the last of which no image has
 

@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import tasks
+from conf.names import names_in
 from loaders.targets import Labels, Target, TargetImages
-from tasks import TASKS, Task
+from tasks import task_of
 from tests.helpers import REPOSITORY, refused
 from tests.task_contract import build, names, random
 
 LABELS = Labels(np.zeros(0, np.int64), names(7))
+NAMES = names_in("tasks")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
@@ -23,22 +26,23 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
         build("clasification", "cross_entropy", LABELS)
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.target_kind])
+@pytest.mark.parametrize("name", [name for name in NAMES if task_of(name).target_kind])
 def test_targets_of_another_kind_are_refused_with_the_tasks_that_fit(name: str) -> None:
-    other: Target = LABELS if TASKS[name].target_kind != LABELS.kind else TargetImages()
-    fitting = [task for task in TASKS if TASKS[task].target_kind == other.kind]
+    other: Target = LABELS if task_of(name).target_kind != LABELS.kind else TargetImages()
+    fitting = [task for task in NAMES if task_of(task).target_kind == other.kind]
     with refused(f"task={name}", other.kind, *fitting):
         build(name, "l1", other)
 
 
-def test_the_loss_over_tokens_of_the_page_is_exact_for_any_parts_of_a_batch(monkeypatch) -> None:
+def test_the_loss_over_tokens_of_the_page_is_exact_for_any_parts_of_a_batch(
+    tmp_path, monkeypatch
+) -> None:
     """Of 4 samples with 1, 2, 3 and 20 tokens: a rank with the first two has few."""
     [code] = re.findall(
         r"```python\n(.*?)```", (REPOSITORY / "docs/tasks.md").read_text(), re.DOTALL
     )
-    defined: dict[str, type[Task]] = {}
-    exec(code, defined)
-    monkeypatch.setitem(TASKS, "tokens", defined["Tokens"])
+    (tmp_path / "tokens.py").write_text(code)
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
     task = build("tokens", "cross_entropy", LABELS)
     outputs, targets = random(4, 20, 256), torch.randint(256, (4, 20))
     lengths = torch.tensor([1, 2, 3, 20])

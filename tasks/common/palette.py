@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.pictures import floats
+from tasks.common.pictures import floats
 
 
 def palette(num_classes: int) -> np.ndarray:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.palette import coloured, palette
-from tasks.pictures import as_pictures, shares_text, with_captions
+from tasks.common.palette import coloured, palette
+from tasks.common.pictures import as_pictures, shares_text, with_captions
 
 
 def with_targets(

@@ -9,7 +9,7 @@ from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
 from loaders.batch import num_samples
-from tasks.sums import divide_by_count
+from tasks.common.sums import divide_by_count
 
 
 class Task:
