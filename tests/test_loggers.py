@@ -11,10 +11,11 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from runtime.loggers import LOGGERS, Loggers
+from conf.names import names_in
+from runtime.loggers import Loggers
 from tests.helpers import ENVIRONMENT, REPOSITORY
 
-NAMES = [name for name in LOGGERS if name != "tensorboard" and find_spec(name)]
+NAMES = [name for name in names_in("runtime.loggers") if name != "tensorboard" and find_spec(name)]
 
 
 @pytest.fixture(scope="module")

@@ -1,48 +1,62 @@
-"""Loggers of numbers and images. Your own: one file with a `Logger`, and one line in `LOGGERS`."""
+"""Loggers of numbers and images, by name. Your own: a `MineLogger` in `mine.py` in this folder."""
 
-import importlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from conf.errors import UserError, told, unknown_name
-from runtime.loggers.logger import Logger, Settings, Values
+from torch import Tensor
+
+from conf.errors import told
+from conf.files import write_atomically
+from conf.names import find
 
 log = logging.getLogger(__name__)
 
-# name in `log.to` -> its class; a logger is imported only when it is used
-LOGGERS = {
-    "tensorboard": "runtime.loggers.tensorboard.TensorBoardLogger",
-    "csv": "runtime.loggers.csv_file.CSVLogger",
-    "wandb": "runtime.loggers.wandb_run.WandbLogger",
-    "mlflow": "runtime.loggers.mlflow_run.MLflowLogger",
-}
+Settings = Mapping[str, float | str | bool]
+Values = Mapping[str, float | Tensor]
 
 
-def logger_class(name: str) -> type[Logger]:
-    """Return the class of a logger.
+class Logger:
+    """Writes a run's values to one service, on rank 0 alone.
 
-    Raises:
-        UserError: there is no logger of this name, or its package is not installed.
+    Args:
+        run_dir: folder of the run.
+        settings: values that distinguish the run from others, by name.
+        step: number of optimizer steps so far. After a resume, values of later steps are logged
+            again; the logger hides or deletes those that an earlier process has logged.
     """
-    if name not in LOGGERS:
-        raise unknown_name("log.to", name, LOGGERS)
-    module, _, class_name = LOGGERS[name].rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), class_name)
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package == module.partition(".")[0]:  # a file is missing, no package
-            raise
-        raise UserError(f"log.to={name} needs a package: pip install {package}") from error
+
+    def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
+        raise NotImplementedError
+
+    def log(self, values: Values, step: int) -> None:
+        """Log values by name, such as `train/loss`, after `step` optimizer steps.
+
+        A float is a number to plot, a tensor of shape (N, 1 or 3, H, W) in [0, 1] holds images.
+        If it raises an error, the run warns and continues without the logger.
+        """
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Write all values so far to disk; called before each checkpoint."""
+
+    def close(self) -> None:
+        """End the log; called at the end of the run."""
 
 
 class Loggers:
-    """Loggers of a run. One that raises an error is left out until `open()`."""
+    """Loggers of a run. One that raises an error is left out until `open()`.
+
+    Raises:
+        UserError: there is no logger of a name, or its package is not installed.
+    """
 
     def __init__(self, names: Sequence[str], run_dir: Path) -> None:
-        self.classes, self.run_dir = {name: logger_class(name) for name in names}, run_dir
+        self.run_dir = run_dir
+        self.classes: dict[str, type[Logger]] = {
+            name: find("runtime.loggers", name, "log.to", "{}Logger") for name in names
+        }
         self.loggers: dict[str, Logger] = {}
 
     def open(self, settings: Settings, step: int) -> None:
@@ -74,3 +88,13 @@ class Loggers:
         except Exception as error:  # a service's own type, or a bug
             log.warning("log.to=%s: values are lost until the next epoch: %s", name, told(error))
             self.loggers.pop(name, None)
+
+
+def kept_id(path: Path, create: Callable[[], str]) -> str:  # part: mlflow|wandb
+    """Return the service's id of the run, which is kept in a file; of a new run, `create()`."""
+    if path.exists() and (kept := path.read_text()):
+        return kept
+    created = create()
+    with write_atomically(path) as temporary:
+        temporary.write_text(created)
+    return created

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from runtime.loggers.logger import Logger, Settings, Values
+from runtime.loggers import Logger, Settings, Values
 
 GAP = 2  # pixels around each image of a grid
 

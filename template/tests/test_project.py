@@ -137,7 +137,7 @@ def test_a_newer_template_and_more_parts_are_merged_with_the_users_own(template:
         "runtime/ema.py": ("Mine. ",),
         "README.md": ("Mine, made from",),
         "models/newer.py": (),
-        "runtime/loggers/csv_file.py": (),
+        "runtime/loggers/csv.py": (),
         "conf/model/unet.yaml": (),
     }.items():
         assert all((project / name).read_text().count(text) == 1 for text in texts), name

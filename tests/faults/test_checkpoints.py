@@ -109,19 +109,19 @@ def test_steps_that_a_run_has_left_go_before_older_ones(tmp_path) -> None:
         assert steps_saved(tmp_path) == kept
 
 
-LOST = """
-from runtime.loggers import LOGGERS
+FULL = """
 from runtime.loggers.tensorboard import TensorBoardLogger
 
-LOGGERS |= {"full": "own_loggers.FullDisk", "service": "own_loggers.NoServer"}
-
-class FullDisk(TensorBoardLogger):
+class FullLogger(TensorBoardLogger):
     def log(self, values, step):
         if 4 <= step <= 8:
             raise OSError(28, "No space left on device")
         super().log(values, step)
+"""
+SERVICE = """
+from runtime.loggers import Logger
 
-class NoServer(TensorBoardLogger):
+class ServiceLogger(Logger):
     def __init__(self, run_dir, settings, step):
         raise RuntimeError("a bug")
 """
@@ -129,9 +129,11 @@ class NoServer(TensorBoardLogger):
 
 def test_training_goes_on_while_a_logger_cannot_write(options, tmp_path) -> None:
     folder, run = folder_with(tmp_path / "s", "train.py"), tmp_path / "run"
-    (folder / "own_loggers.py").write_text(LOST)
+    for name, text in (("full", FULL), ("service", SERVICE)):
+        (folder / f"{name}.py").write_text(text)
     script = folder / "train.py"
-    script.write_text(f"import own_loggers\n{script.read_text()}")
+    found = f"import runtime.loggers\n\nruntime.loggers.__path__.append({str(folder)!r})\n"
+    script.write_text(script.read_text().replace("@hydra", f"{found}@hydra"))
     printed = train("train.py", run, *options, "log.to=[full,service]", folder=folder)
     assert printed.count("log.to=full: values are lost until the next epoch") == 1
     assert "log.to=service: values are lost until the next epoch" in printed

@@ -6,7 +6,7 @@ from pathlib import Path
 import wandb
 from torch import Tensor
 
-from runtime.loggers.logger import Logger, Settings, Values, kept_id
+from runtime.loggers import Logger, Settings, Values, kept_id
 
 
 class WandbLogger(Logger):

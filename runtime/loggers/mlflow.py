@@ -8,7 +8,7 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 from torch import Tensor
 
-from runtime.loggers.logger import Logger, Settings, Values, kept_id
+from runtime.loggers import Logger, Settings, Values, kept_id
 
 
 class MLflowLogger(Logger):

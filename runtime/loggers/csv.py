@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from conf.files import write_atomically
-from runtime.loggers.logger import Logger, Settings, Values
+from runtime.loggers import Logger, Settings, Values
 
 
 class CSVLogger(Logger):
