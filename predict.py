@@ -26,7 +26,7 @@ from tqdm import tqdm
 from conf.errors import UserError
 from conf.files import write_atomically
 from conf.options import parse_options
-from loaders import LOADERS, Loader, build_loaders
+from loaders import Loader, build_loaders, build_new_loader
 from models import build_model
 from runtime import run_main, setup
 from runtime.distributed import init_process_group, local_rank
@@ -56,23 +56,13 @@ def main() -> None:
         task = build_task(cfg, train_loader)
     elif split:
         raise UserError(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
-    elif cfg.data.layout in LOADERS.keys() - {"own"}:
-        raise UserError(f"data.layout={cfg.data.layout} has no new samples; use split=val")
     elif not any(override.startswith("data.root=") for override in overrides):
         raise UserError("data.root= is missing; give the place of new samples, or split=val")
     else:
         cfg.loss.weights = None  # part: loss_weights
-        ours = group.rank, group.world_size
-        if cfg.data.layout != "own":  # part: images
-            from loaders.prediction import build_prediction_loader  # a project may have no images
-
-            loader, broken = build_prediction_loader(
-                cfg, trained.target, trained.in_channels, device, *ours
-            )
-        if cfg.data.layout == "own":  # part: own
-            from loaders.own import build_new_loader
-
-            loader = build_new_loader(cfg, trained.target, device, *ours)
+        loader, broken = build_new_loader(
+            cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
+        )
         task = build_task(cfg, loader)
 
     # model

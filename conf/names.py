@@ -53,7 +53,8 @@ def find(package: str, name: str, key: str, form: str = "{}") -> Any:
     for defined in (wanted, *vars(module)):  # a function goes before its class: digits, Digits
         if _plain(defined) == _plain(wanted) and callable(value := getattr(module, defined, None)):
             return value
-    capitals = form.format(name.title().replace("_", ""))
+    words = wanted.split("_")
+    capitals = "".join(word[:1].upper() + word[1:] for word in words)
     raise UserError(
         f"{key}={name}: {package.replace('.', '/')}/{name}.py has no class {capitals} and no "
         f"function {wanted}; define one of them"

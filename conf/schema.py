@@ -111,7 +111,7 @@ class DataConfig:
     pixels), `caltech256`, `mnist_mini` (embedded), `mnist`, or `own` (ordinary Datasets)."""
 
     name: str | None = None
-    """own: key of `loaders.own.OWN`."""
+    """own: name of a file in `loaders/own/`."""
 
     root: str = MISSING
     """Folder of the data set, relative to the folder that the script is started in, or place of its
@@ -287,7 +287,7 @@ class LoaderConfig:
 @dataclass
 class ModelConfig:
     name: str = MISSING
-    """Key of `models.MODELS`."""
+    """Name of a file in `models/`."""
 
     arch: str | None = None
     """Architecture, with the models `torchvision` and `timm`: a name of

@@ -10,12 +10,10 @@ from functools import partial
 
 import torch
 
-from conf.errors import unknown_name
 from conf.schema import Config
-from loaders import LOADERS
 from loaders.backends import ImageLoader, backend, with_fastest_parallelism
 from loaders.describe import describe, warn
-from loaders.index import DATASETS, Index
+from loaders.index import Index
 from loaders.limits import limits_explained
 from loaders.open import open_splits
 from loaders.plan import PlanSampler
@@ -25,8 +23,6 @@ def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[ImageLoader, ImageLoader]:
     """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
-    if cfg.data.layout not in DATASETS:
-        raise unknown_name("data.layout", cfg.data.layout, {*DATASETS, *LOADERS} - {"images"})
     new_loader = backend(cfg.loader.name)
     with limits_explained():
         train_index, val_index = _open_indexes(cfg)

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from conf.schema import Config
-from loaders import LOADERS
+from loaders.layouts import has_images
 
 INPUT_BOUND, BUSY = 0.2, 0.8
 """Share of the time waiting for data from which on a run is called input-bound; utilisation of a
@@ -155,7 +155,7 @@ def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
     if bound.startswith("compute"):
         return bound
     options = {"a larger loader.num_workers": True}  # part: own
-    if cfg.data.layout not in LOADERS:  # part: images
+    if has_images(cfg.data):  # part: images
         options = dict[str, bool]()
         in_memory = cfg.data.layout.startswith("mnist")  # part: dali|packed
         can_tune = cfg.loader.num_workers != "auto" and cfg.loader.name != "synthetic"  # part: tune

@@ -21,7 +21,6 @@ from conf.errors import UserError
 from conf.schema import ModelConfig
 from loaders import build_loaders
 from loaders.batch import part, tensors_of
-from loaders.own import OWN
 from loaders.targets import Labels
 from models import build_model
 from tasks import Task
@@ -80,8 +79,8 @@ def loaders_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Returns the loaders of what a user's function returns."""
 
     def build(*overrides: str, of: Any = PHOTOS, rank=0, world_size=1, device="cpu") -> Any:
-        monkeypatch.setitem(OWN, "items", lambda data: of)
-        options = ["data=own", "data.name=items", "global_batch_size=8", "seed=1", *overrides]
+        monkeypatch.setattr("loaders.own.digits.digits", lambda data: of)
+        options = ["data=own", "data.name=digits", "global_batch_size=8", "seed=1", *overrides]
         return build_loaders(make_config(*options), torch.device(device), rank, world_size)
 
     return build
@@ -153,7 +152,7 @@ def test_a_validation_split_needs_a_good_sample_but_not_as_its_first(loaders_of:
     val = Photos([None, *range(1, 8)])
     [batch] = items_of(loaders_of("data.on_error=skip", of=(val, val))[1])
     assert sorted(batch) == [*range(1, 8)]
-    with refused("items/val"):
+    with refused("digits/val"):
         loaders_of("data.on_error=skip", of=(val, Photos([None] * 4)))
 
 
@@ -201,7 +200,7 @@ def test_labels_that_are_no_class_are_refused_with_their_sample(
 ) -> None:
     data = Items([(IMAGE, wrong if number == 5 else type(wrong)(3)) for number in range(9)])
     labels = Labels(np.zeros(0, np.int64), tuple("0123456789"))
-    with refused("items/val", shown, "from 0 to 9"):
+    with refused("digits/val", shown, "from 0 to 9"):
         list(loaders_of(of=(data, data, labels))[1])
 
 
@@ -245,7 +244,7 @@ def test_mistakes_are_refused(loaders_of: Any) -> None:
         loaders_of("data.layout=onw")
     wrong: list[Any] = [Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (iter([]),) * 2, None]
     for returned in wrong:
-        with refused("data.name=items"):
+        with refused("data.name=digits"):
             loaders_of(of=returned)
 
 
@@ -306,13 +305,12 @@ def test_runs_with_the_loader_of_the_page_continue_on_two_ranks_in_mid_epoch(tmp
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     loader = code.partition("class Stream")[2].partition("\n\n\n")[0]
     assert len([line for line in loader.splitlines() if line]) <= 30
-    own = 'import loaders\n\nloaders.LOADERS["stream"] = "mine.stream.build_loaders"\n\n'
     scripts = ["train.py", "train_ddp.py"]
     for script in scripts:
         path = folder_with(tmp_path / script, script) / script
-        path.write_text(path.read_text().replace("@hydra", f"{own}@hydra"))
-        (path.parent / "mine").mkdir()
-        (path.parent / "mine" / "stream.py").write_text(code)
+        (path.parent / "stream.py").write_text(code)
+        found = f"import loaders.layouts\n\nloaders.layouts.__path__.append({str(path.parent)!r})\n"
+        path.write_text(path.read_text().replace("@hydra", f"{found}@hydra"))
     options = ["data.layout=stream", "epochs=1", "log.every_steps=1", "global_batch_size=16"]
     options += ["model.kwargs.batch_norm=false", "resume=auto"]
     for script, last_step in [("train.py", 12), ("train_ddp.py", 5), ("train_ddp.py", 12)]:

@@ -1,3 +1,4 @@
+from loaders.index.build import build_index
 from loaders.index.columns import (
     SETTINGS,
     SPLITS,
@@ -9,10 +10,24 @@ from loaders.index.columns import (
     write_columns,
     write_index,
 )
-from loaders.index.datasets import DATASETS, build_index
-from loaders.index.files import file_index, read_headers
-from loaders.index.folders import images_below
+from loaders.index.files import (
+    Parts,
+    check_no_split,
+    file_index,
+    index_splits,
+    parts_of,
+    read_headers,
+    split_by_seed,
+)
+from loaders.index.folders import (
+    IMAGE_ENDINGS,
+    VALIDATION_SPLITS,
+    folders_in,
+    images_below,
+    split_folders,
+)
 from loaders.index.header_cache import kept_headers
+from loaders.index.headers import ImageFiles, in_threads
 from loaders.index.index import BadFileError, Index
 from loaders.index.paths import Paths, check_unchanged
 from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard

@@ -8,10 +8,17 @@ import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.index.files import Parts, index_splits, parts_of, read_headers
-from loaders.index.folders import IMAGE_ENDINGS, images_below, split_folders
-from loaders.index.headers import ImageFiles
-from loaders.index.index import Index
+from loaders.index import (
+    IMAGE_ENDINGS,
+    ImageFiles,
+    Index,
+    Parts,
+    images_below,
+    index_splits,
+    parts_of,
+    read_headers,
+    split_folders,
+)
 from loaders.targets import TargetImages
 
 

@@ -8,19 +8,21 @@ import numpy as np
 
 from conf.errors import UserError, check_utf8, first_few
 from conf.schema import DataConfig
-from loaders.index.files import index_splits, parts_of, read_headers
-from loaders.index.folders import IMAGE_ENDINGS, folders_in, images_below, split_folders
-from loaders.index.index import Index
+from loaders.index import (
+    IMAGE_ENDINGS,
+    Index,
+    folders_in,
+    images_below,
+    index_splits,
+    parts_of,
+    read_headers,
+    split_folders,
+)
 from loaders.targets import Labels
 
 
 def imagefolder(data: DataConfig) -> tuple[Index, Index]:
     return class_folders(data, Path(data.root))
-
-
-def cells(data: DataConfig) -> tuple[Index, Index]:  # part: cells
-    """List TIFFs with any number of channels, which stay as they are."""
-    return class_folders(data, Path(data.root), keep_channels=True)
 
 
 def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> tuple[Index, Index]:

@@ -5,10 +5,8 @@ from pathlib import Path
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.images import reason_of
-from loaders.index.digits import digits
-from loaders.index.files import check_no_split
-from loaders.index.index import Index
-from loaders.index.store import one_process_at_a_time
+from loaders.index import Index, check_no_split, one_process_at_a_time
+from loaders.layouts.mnist_mini import digits
 
 UNPACKED = [
     f"{split}-{kind}-ubyte"

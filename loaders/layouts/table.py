@@ -12,9 +12,15 @@ import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.index.files import Parts, check_no_split, index_splits, read_headers, split_by_seed
-from loaders.index.folders import VALIDATION_SPLITS
-from loaders.index.index import Index
+from loaders.index import (
+    VALIDATION_SPLITS,
+    Index,
+    Parts,
+    check_no_split,
+    index_splits,
+    read_headers,
+    split_by_seed,
+)
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 
 SPLIT_COLUMN = "split"

@@ -7,10 +7,8 @@ import numpy as np
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.images import read_indices, read_palette
-from loaders.index.files import index_splits
-from loaders.index.headers import in_threads
-from loaders.index.index import Index
-from loaders.index.pairs import find_pairs, size_factor
+from loaders.index import Index, in_threads, index_splits
+from loaders.layouts.pairs import find_pairs, size_factor
 from loaders.targets import Masks
 
 

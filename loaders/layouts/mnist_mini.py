@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema import DataConfig
-from loaders.index.files import check_no_split
-from loaders.index.index import Index
+from loaders.index import Index, check_no_split
 from loaders.targets import Labels
 
 MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.index.class_folders import class_folders
-from loaders.index.index import Index
-from loaders.index.store import one_process_at_a_time
+from loaders.index import Index, one_process_at_a_time
+from loaders.layouts.imagefolder import class_folders
 
 CALTECH256 = "caltech256/256_ObjectCategories"
 CALTECH256_URL = "https://data.caltech.edu/records/nyy15-4j048/files"

@@ -1,0 +1,11 @@
+"""One folder per class, as `imagefolder`, of TIFFs with any number of channels."""
+
+from pathlib import Path
+
+from conf.schema import DataConfig
+from loaders.index import Index
+from loaders.layouts.imagefolder import class_folders
+
+
+def cells(data: DataConfig) -> tuple[Index, Index]:
+    return class_folders(data, Path(data.root), keep_channels=True)
