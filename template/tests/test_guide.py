@@ -47,23 +47,14 @@ def commands_of(page: str) -> list[list[str]]:
 
 def files_of(page: str) -> dict[str, str]:
     """A page's Python, by the file that it is for."""
-    files = re.findall(r"`((?:mine|models|tasks)/\w+\.py)` (?:adds|defines|generates|reads) ", page)
-    files += re.findall(r"`([\w/]+/__init__\.py)`", page)
+    files = re.findall(r"`([a-z/]+/\w+\.py)` (?:adds|defines|generates|reads) ", page)
     return dict(zip(files, blocks_of(page, "python"), strict=True))
 
 
 def add_own_parts(project: Path, page: str) -> None:
-    """Write the files of a page, and its lines for the tables."""
+    """Write the files of a page."""
     for name, block in files_of(page).items():
-        path = project / name
-        if path.name != "__init__.py":
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(block)
-            continue
-        added, entry = block.splitlines(keepends=True)
-        package = ".".join(path.parent.relative_to(project).parts)
-        text = path.read_text().replace(f"from {package}.", f"{added}from {package}.", 1)
-        path.write_text(text.replace("= {\n", f"= {{\n{entry}", 1))
+        (project / name).write_text(block)
 
 
 def follow(project: Path, commands: list[list[str]]) -> dict[str, str]:
@@ -92,10 +83,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "mine"
 
 
-def test_a_model_and_a_task_are_two_files_and_40_lines_with_own_data_100() -> None:
-    for page, num_lines in [(GUIDE, 40), *((page, 100) for page in PAGES.values())]:
+def test_a_model_and_a_task_are_two_files_and_40_lines_with_own_data_three_and_100() -> None:
+    for page, count, num_lines in [(GUIDE, 2, 40), *((page, 3, 100) for page in PAGES.values())]:
         files = files_of(page)
-        assert len([name for name in files if not name.endswith("__init__.py")]) == 2
+        assert len(files) == count
         assert sum(len(text.splitlines()) for text in files.values()) <= num_lines
 
 
@@ -109,9 +100,6 @@ def test_the_projects_tests_pass_after_the_guide_and_without_a_model_and_a_task(
         for path in (f"{kind}s/{name}.py", f"conf/{kind}/{name}.yaml"):
             (smaller / path).unlink()
         (smaller / f"tests/test_{kind}_{name}.py").unlink()
-        table = smaller / f"{kind}s" / "__init__.py"
-        lines = table.read_text().splitlines(keepends=True)
-        table.write_text("".join(line for line in lines if name not in line.lower()))
     subprocess.run([sys.executable, "-m", "conf.reference"], cwd=smaller, check=True)
     files = [f"tests/test_{name}.py" for name in ("tasks", "models", "config", "documents")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
@@ -199,7 +187,7 @@ def test_keypoints_come_back_in_pixels_of_the_source_and_after_a_resume(with_pag
     assert one["val/error_px"] < 2
     assert two["val/error_px"] == pytest.approx(one["val/error_px"], abs=0.02)
     mine: dict[str, Any] = {}
-    exec(files_of(PAGES["keypoints"])["mine/dots.py"], mine)
+    exec(files_of(PAGES["keypoints"])["loaders/own/dots.py"], mine)
     _, val = mine["dots"](None)
     places = ["red_x", "red_y", "green_x", "green_y", "blue_x", "blue_y"]
     found = np.array([[float(row[name]) for name in places] for row in rows]).reshape(-1, 3, 2)
