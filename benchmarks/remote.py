@@ -27,8 +27,8 @@ from benchmarks.scale import FIRST_BATCH
 from benchmarks.server import serve
 from benchmarks.template import endless, make_config
 from loaders import build_loaders
-from loaders.open import open_splits
-from loaders.shards import Part, holds_shards, pack_shards
+from loaders.open import holds_shards, open_splits
+from loaders.shards import Part, pack_shards
 from runtime.setup import resolve_device
 
 PEAK = "peak memory"

@@ -9,7 +9,7 @@ import torch
 
 from conf.errors import UserError
 from conf.schema import Config, DataConfig
-from loaders.backends import BACKENDS, ImageLoader, backend
+from loaders.backends import ImageLoader, backend
 from loaders.index import Index, file_index, images_below, read_headers
 from loaders.limits import limits_explained
 from loaders.plan import PlanSampler
@@ -40,7 +40,7 @@ def build_prediction_loader(
     Raises:
         UserError: there are no images, or they do not fit the model.
     """
-    if cfg.loader.name not in BACKENDS or cfg.loader.name == "synthetic":
+    if cfg.loader.name == "synthetic":
         raise UserError(
             f"loader.name={cfg.loader.name} reads no files; use loader=pytorch or loader=dali"
         )

@@ -1,24 +1,20 @@
-"""The backends: different ways to execute the rows of the plan."""
+"""The backends by name, one file each: different ways to execute the rows of the plan.
 
-import importlib
+Your own: a `MineLoader` in `mine.py` in this folder.
+"""
+
 from collections.abc import Callable
 
 import torch
 
-from conf.errors import unknown_name
+from conf.names import find
 from conf.schema import Config
 from loaders.backends.loader import ImageLoader
 from loaders.backends.tune import with_fastest_parallelism
 from loaders.plan import PlanSampler
 
-# name of the backend -> what makes its loader; a backend is imported only when it is used
-BACKENDS = {
-    "pytorch": "loaders.backends.pytorch.PyTorchLoader",
-    "dali": "loaders.backends.dali.DALILoader",
-    "dali_reader": "loaders.backends.dali_reader.new_loader",
-    "packed": "loaders.backends.pytorch.PyTorchLoader",  # part: packed
-    "synthetic": "loaders.backends.synthetic.SyntheticLoader",
-}
+HELPERS = ("dataset", "loader", "shared", "transform", "tune")
+"""Files that backends share, which `conf.names` leaves out."""
 
 
 def backend(name: str) -> Callable[[PlanSampler, Config, torch.device], ImageLoader]:
@@ -27,7 +23,4 @@ def backend(name: str) -> Callable[[PlanSampler, Config, torch.device], ImageLoa
     Raises:
         UserError: there is no backend of this name.
     """
-    if name not in BACKENDS:
-        raise unknown_name("loader.name", name, BACKENDS)
-    module, _, class_name = BACKENDS[name].rpartition(".")
-    return getattr(importlib.import_module(module), class_name)
+    return find("loaders.backends", name, "loader.name", "{}Loader")

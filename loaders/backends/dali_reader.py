@@ -67,7 +67,7 @@ def native_images(  # type: ignore[no-untyped-def]
     return tuple(outputs)
 
 
-def new_loader(sampler: PlanSampler, cfg: Config, device: torch.device) -> ImageLoader:
+def dali_reader_loader(sampler: PlanSampler, cfg: Config, device: torch.device) -> ImageLoader:
     """Make the loader of a split; evaluation uses the plan, as `loader=dali`."""
     return (DALIReader if sampler.train else DALILoader)(sampler, cfg, device)
 

@@ -1,4 +1,4 @@
 """Data sets in shards: tar files and their index, in a folder, on a web server or in a bucket."""
 
-from loaders.shards.open import holds_shards, open_shards
+from loaders.shards.open import open_shards
 from loaders.shards.pack import LOSSLESS, Part, pack_shards, part_of, shard_options

@@ -11,7 +11,6 @@ Remote columns are copied into `data.cache_dir` at the start, remote shards when
 """
 
 import hashlib
-import os
 from functools import partial
 from pathlib import Path
 
@@ -40,11 +39,6 @@ DESCRIPTION = "shards.json"
 
 Spans = tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
 """`spans`, `order` and `starts` of `Shards`."""
-
-
-def holds_shards(root: str) -> bool:
-    """Return True if a data set is read from shards, as every remote one is."""
-    return "://" in root or os.path.isfile(os.path.join(root, DESCRIPTION))
 
 
 def shard_name(split: str, number: int) -> str:
