@@ -123,6 +123,7 @@ def test_a_frozen_backbone_stays_in_evaluation_mode_also_in_a_copy() -> None:
     copied = copy.deepcopy(model)  # such as an average of the weights
     model.train()
     copied.eval()
+    model(torch.rand(2, 1, 28, 28))
     assert model.training
     assert model.get_submodule("classifier").training
     assert not any(module.training for module in model.get_submodule("features").modules())

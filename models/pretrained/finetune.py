@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable
-from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -118,20 +117,17 @@ def freeze_as(cfg: ModelConfig, model: nn.Module) -> None:
     head = head_of(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_in(name, head))
-    # A bound method: deepcopy binds it to the copy, as an averaged model needs it.
-    model.train = MethodType(_train_head, model)  # type: ignore[method-assign]
-    model.train(model.training)
-
-
-def _train_head(model: nn.Module, mode: bool = True) -> nn.Module:
-    nn.Module.train(model, mode)
-    head = head_of(model)
     for name, module in model.named_modules():
         # The modules around the head keep the mode: a model may ask for it, as `self.training`.
         is_around = any(is_in(part, [name]) for part in head)
-        if not is_in(name, head) and not is_around and name:
-            module.training = False
-    return model
+        if name and not is_in(name, head) and not is_around:
+            module.register_forward_pre_hook(_stay_in_evaluation)
+
+
+def _stay_in_evaluation(module: nn.Module, inputs: Any) -> None:
+    """Undo the `model.train()` of a script, before the module computes."""
+    if module.training:
+        module.eval()
 
 
 def _shapes(tensors: dict[str, Tensor]) -> str:
