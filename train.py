@@ -12,7 +12,8 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
+from runtime import entry_point, run_main, seed_everything, setup
+from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -67,8 +68,7 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
-            optimizer.step()
+            run.guard.step(optimizer, grad_norm)  # skips the step if the norm is not finite
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
 

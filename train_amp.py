@@ -17,10 +17,11 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
+from runtime import entry_point, run_main, seed_everything, setup
 
 # new #: the configured dtype
-from runtime.amp import amp_dtype, gather_in
+from runtime.amp import amp_dtype
+from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -38,9 +39,8 @@ def main(cfg: Config) -> None:
     task = build_task(cfg, train_loader)
     model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
-    # new #: the dtype of the forward pass, in which FSDP would gather the weights
+    # new #: the dtype of the forward pass
     dtype = amp_dtype(cfg.amp.dtype, device)
-    gather_in(model, dtype)
 
     model = model.to(device)
 
@@ -60,11 +60,10 @@ def main(cfg: Config) -> None:
         cfg,
         device,
         state,
+        # new #: the log says so
+        precision=dtype,
     )
     run.resume()
-
-    # new #: the log says so
-    run.precision = dtype
 
     # your own: loggers, callbacks
 
@@ -93,8 +92,7 @@ def main(cfg: Config) -> None:
 
             # update
             # new #: a step whose gradients overflowed is skipped, and the scale shrinks
-            run.skip_if_not_finite(grad_norm, scaler)
-            scaler.step(optimizer)
+            run.guard.step(optimizer, grad_norm, scaler)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()

@@ -16,10 +16,11 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
+from runtime import entry_point, run_main, seed_everything, setup
 
 # new #: what torchrun's processes need
 from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank, sync_buffers
+from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -59,7 +60,7 @@ def main(cfg: Config) -> None:
         device,
         state,
         # new #: the ranks log, save and leave together; rank 0 alone writes
-        group,
+        group=group,
     )
     run.resume()
 
@@ -88,8 +89,7 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
-            optimizer.step()
+            run.guard.step(optimizer, grad_norm)  # skips the step if the norm is not finite
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
 

@@ -17,13 +17,14 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
+from runtime import entry_point, run_main, seed_everything, setup
 
 # new #: the configured dtype
-from runtime.amp import amp_dtype, gather_in
+from runtime.amp import amp_dtype
 
 # new #: what torchrun's processes need
 from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank, sync_buffers
+from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -44,9 +45,8 @@ def main(cfg: Config) -> None:
     task = build_task(cfg, train_loader)
     model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
-    # new #: the dtype of the forward pass, in which FSDP would gather the weights
+    # new #: the dtype of the forward pass
     dtype = amp_dtype(cfg.amp.dtype, device)
-    gather_in(model, dtype)
 
     model = model.to(device)
 
@@ -71,13 +71,12 @@ def main(cfg: Config) -> None:
         cfg,
         device,
         state,
+        # new #: the log says so
+        precision=dtype,
         # new #: the ranks log, save and leave together; rank 0 alone writes
-        group,
+        group=group,
     )
     run.resume()
-
-    # new #: the log says so
-    run.precision = dtype
 
     # new #: average the gradients over all ranks during backward; buffers matter in validation only
     model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -110,8 +109,7 @@ def main(cfg: Config) -> None:
 
             # update
             # new #: a step whose gradients overflowed is skipped, and the scale shrinks
-            run.skip_if_not_finite(grad_norm, scaler)
-            scaler.step(optimizer)
+            run.guard.step(optimizer, grad_norm, scaler)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()

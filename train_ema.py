@@ -13,11 +13,11 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
+from runtime import entry_point, run_main, seed_everything, setup
 
 # new #: how the average follows
-from runtime.distributed import place_like
 from runtime.ema import EMA
+from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -35,9 +35,6 @@ def main(cfg: Config) -> None:
     task = build_task(cfg, train_loader)
     model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
 
-    # new #: a copy that will follow the weights slowly
-    ema = EMA(model, cfg.ema.decay)
-
     model = model.to(device)
 
     # optimizer
@@ -45,8 +42,8 @@ def main(cfg: Config) -> None:
 
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
-    # new #: the average is part of it, on the same device, and split over ranks where the model is
-    place_like(ema.module, model)
+    # new #: a copy of the weights, which will follow them slowly, is part of it
+    ema = EMA(model, cfg.ema.decay)
     state["ema"] = ema
 
     # run: logs, guards, saves
@@ -54,11 +51,10 @@ def main(cfg: Config) -> None:
         cfg,
         device,
         state,
+        # new #: ... and what is published
+        weights=ema.weights,
     )
     run.resume()
-
-    # new #: ... and what is published
-    run.eval_model = ema.module
 
     # your own: loggers, callbacks
 
@@ -81,24 +77,28 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
-            optimizer.step()
+            run.guard.step(optimizer, grad_norm)  # skips the step if the norm is not finite
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
 
             # new #: the average follows
-            ema.update_parameters(model)
+            ema.update(model)
 
             # record
             run.step(loss, grad_norm)
 
+        # new #: the average is what counts
+        ema.swap(model)
+
         # validation
         totals, shown = evaluate(
-            # new #: the average is what counts
-            ema,
+            model,
             task,
             val_loader,
         )
+
+        # new #: back to the weights that learn
+        ema.swap(model)
 
         # record
         run.epoch(task, totals, shown)

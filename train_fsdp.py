@@ -17,7 +17,7 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
+from runtime import entry_point, run_main, seed_everything, setup
 
 # new #: what torchrun's processes need
 from runtime.distributed import (
@@ -27,6 +27,7 @@ from runtime.distributed import (
     shard,
     sync_buffers,
 )
+from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -36,6 +37,7 @@ def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
     device = setup(cfg, local_rank())
     group = init_process_group(cfg, device)
+    dtype = None  # in which the model computes: that of its weights
 
     seed_everything(cfg.seed)
 
@@ -51,7 +53,7 @@ def main(cfg: Config) -> None:
     model = convert_sync_batchnorm(cfg, model, device)
     # new #: block by block to the device, where each rank keeps a shard of every weight; gradients
     # are averaged over all ranks in backward
-    model = shard(model, device)
+    model = shard(model, device, dtype)
     # new #: the ranks have the same weights, but from here on draw other dropout masks
     seed_everything(cfg.seed, group.rank)
 
@@ -69,7 +71,7 @@ def main(cfg: Config) -> None:
         device,
         state,
         # new #: the ranks log, save and leave together; rank 0 alone writes
-        group,
+        group=group,
     )
     run.resume()
 
@@ -97,8 +99,7 @@ def main(cfg: Config) -> None:
             grad_norm = group.full_tensor(grad_norm)
 
             # update
-            run.skip_if_not_finite(grad_norm)  # if it is not, optimizer.step() changes nothing
-            optimizer.step()
+            run.guard.step(optimizer, grad_norm)  # skips the step if the norm is not finite
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
 

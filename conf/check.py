@@ -20,6 +20,14 @@ def keys_of(group: Any = Config, prefix: str = "") -> Iterator[tuple[str, Field[
             yield prefix + field.name, field
 
 
+def changed_in(cfg: Config, groups: list[str]) -> Iterator[str]:
+    """Yield, as `key=value`, the settings of these groups that are not the default."""
+    for key, field in keys_of():
+        value = attrgetter(key)(cfg)
+        if key.partition(".")[0] in groups and value != field.default:
+            yield f"{key}={value}"
+
+
 def check_ranges(cfg: Config) -> None:
     """Raise UserError for a value that is out of its range."""
     for key, field in keys_of():

@@ -1,7 +1,4 @@
-"""Parts that all entry points share; `runtime.distributed` is for those of several processes."""
+"""What every command uses; `runtime.training` is for training, `runtime.distributed` for ranks."""
 
 from runtime.entry_point import entry_point, run_main
-from runtime.evaluate import evaluate
-from runtime.optimizer import build_optimizer
-from runtime.run import Run
 from runtime.setup import seed_everything, setup

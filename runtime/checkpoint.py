@@ -10,12 +10,13 @@ import logging
 import os
 import shutil
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -31,53 +32,92 @@ from runtime.state import num_bytes
 log = logging.getLogger(__name__)
 
 
-FORMAT = 1
-"""Version of the checkpoints' format; to be raised with each change that older ones do not fit."""
+CHECKPOINT_FORMAT = 1
+"""Version of the checkpoints; to be raised with each change that older ones do not fit."""
+
+RESERVED_KEYS = {
+    *("guard", "run", "format", "step", "rng", "config", "facts", "versions", "path"),
+    *("weights", "shards"),
+}
+"""Keys of a checkpoint that are no parts of a script's state."""
 
 WHAT_TO_GIVE = "give the folder of a run, one of its checkpoints/step-*.pt, or auto"
+
+
+class Best(NamedTuple):
+    """What chose the best checkpoint."""
+
+    value: float = float("-inf")
+    """Value of the task's best metric; of an error its negative, so that higher is better."""
+
+    metrics: dict[str, float] = {}  # noqa: RUF012 (never changed)
+    """All metrics of that validation."""
+
+    def beats(self, other: "Best") -> bool:
+        """Return True if the value is higher, or equal with a lower loss."""
+        losses = [best.metrics.get("val/loss", 0.0) for best in (self, other)]
+        return self.value > other.value or (self.value == other.value and losses[0] < losses[1])
 
 
 class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread; every rank calls its methods.
 
     Each rank writes its shards, if there are any, and then rank 0 the file.
+
+    Attributes:
+        best: what chose the best checkpoint that is on the disk, up to date after `wait()`.
     """
 
     def __init__(
-        self, options: CheckpointConfig, folder: Path, group: SingleProcess | None = None
+        self,
+        options: CheckpointConfig,
+        folder: Path,
+        group: SingleProcess | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Write to a folder; `group` are the ranks of the run, by default this process."""
         self.options, self.folder, self.group = options, folder, group or SingleProcess()
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None  # of rank 0's last write
-        self.best: tuple[float, dict[str, float]] = float("-inf"), {}
+        self.best = Best()
+        self.clock, self.last_write = clock, clock()
 
-    def write(self, state: dict[str, Any], is_best: bool = False) -> None:
+    def is_time(self) -> bool:
+        """Return True once for each `every_minutes`, by rank 0's clock."""
+        minutes = self.options.every_minutes
+        if self.group.rank != 0 or minutes is None:
+            return False
+        now = self.clock()
+        if now - self.last_write < 60 * minutes:
+            return False
+        self.last_write = now  # other ranks may agree to write a step later
+        return True
+
+    def write(self, state: dict[str, Any], best: Best | None = None) -> None:
         """Begin to write a state, after `wait()`.
 
         Args:
             state: tensors on the host. `state["step"]` names the file; `state["facts"]` are the
                 metadata of the weights.
-            is_best: the state is the best so far. Unless they are in shards, `state["weights"]`
-                are published, or else the model's.
+            best: what makes this state the best so far; None if it is not. Unless they are in
+                shards, `state["weights"]` are published, or else the model's.
         """
-        self.thread = threading.Thread(target=self._write, args=(state, is_best))
+        self.last_write = self.clock()
+        state = state | {"format": CHECKPOINT_FORMAT}
+        self.thread = threading.Thread(target=self._write, args=(state, best))
         self.thread.start()
 
-    def wait(self) -> tuple[float, dict[str, float]]:
+    def wait(self) -> None:
         """Wait until all ranks have written everything.
-
-        Returns:
-            Value that chose the best checkpoint on the disk, and its metrics.
 
         Raises:
             OSError: the last state could not be written, and `checkpoint.on_error` is `raise`.
         """
         if self.thread is not None:
             self.thread.join()
-        return self.group.broadcast_from_rank0(self._outcome)
+        self.best = self.group.broadcast_from_rank0(self._outcome)
 
-    def _outcome(self) -> tuple[float, dict[str, float]]:
+    def _outcome(self) -> Best:
         error, self.error = self.error, None
         if error is not None and self.options.on_error == "raise":
             raise error
@@ -85,10 +125,10 @@ class CheckpointWriter:
             log.warning("%s; training continues (checkpoint.on_error=warn)", error)
         return self.best
 
-    def _write(self, state: dict[str, Any], is_best: bool) -> None:
+    def _write(self, state: dict[str, Any], best: Best | None) -> None:
         path = self.folder / f"step-{state['step']:08d}.pt"
         published = self.folder / "model.safetensors"
-        is_linked = is_best and self.options.best
+        is_linked = best is not None and self.options.best
         file, needed = path, num_bytes(state)
         try:
             state = self.group.write_shards(state, self.folder)  # part: fsdp
@@ -103,7 +143,7 @@ class CheckpointWriter:
             for pattern in (".*.pt", ".*.safetensors"):
                 for unfinished in self.folder.glob(pattern):  # of a run that was killed
                     unfinished.unlink()
-            with ExitStack() as stack:  # all are written before the first gets its name
+            with ExitStack() as stack:  # all files are written before the first gets its name
                 for file, write in writes.items():
                     write(stack.enter_context(write_atomically(file)))
             link(path, self.folder / "last.pt")
@@ -111,8 +151,7 @@ class CheckpointWriter:
                 link(path, self.folder / "best.pt")
             if is_linked and weights is None:  # part: fsdp
                 published.unlink(missing_ok=True)  # of an earlier best state
-            if is_best:
-                self.best = state["run"]["best"], state["run"]["best_metrics"]
+            self.best = best or self.best
             files = newest_first(self.folder)
             place = files.index(path)
             # Later steps are of an earlier attempt: the run has resumed before them.
@@ -167,7 +206,7 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             reason = str(error).partition("\n")[0][:200]
             log.warning("%s is damaged or not a checkpoint (%s)", file, reason)
             continue
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
+        if not isinstance(state, dict) or state.get("format") != CHECKPOINT_FORMAT:
             raise UserError(
                 f"resume={resume}: {file} is not a checkpoint of this version; {WHAT_TO_GIVE}, "
                 f"or start another run from the weights in {file}"

@@ -1,16 +1,16 @@
 """Exponential moving average of a model's weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
-class EMA(AveragedModel):
-    """Copy of a model whose weights and buffers follow those of the model.
+class EMA:
+    """Average of a model's weights and buffers, which follows them slowly.
 
     In each update average <- average + (1 - d) * (weight - average), where d is `decay`, but after
     n updates at most (1 + n) / (10 + n), for the average to forget the random start (as
@@ -18,22 +18,20 @@ class EMA(AveragedModel):
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        """Copy the model to where it is."""
-        super().__init__(model, use_buffers=True)
-        self.decay = decay
-        self.num_updates = 0  # of `n_averaged`, without reading a tensor
+        """Copy the weights to where they are; a rank whose weights are shards copies its shards."""
+        self.decay, self.num_updates = decay, 0
+        copies = {tensor: tensor.detach().clone() for tensor in tensors_in(model)}
+        self.averages = list(copies.values())
+        named = model.state_dict(keep_vars=True).items()
+        self.named = {name: copies[x] for name, x in named if isinstance(x, Tensor)}
+        self.averaged_buffers = [copies[buffer] for buffer in model.buffers()]
 
     @torch.no_grad()
-    def update_parameters(self, model: nn.Module) -> None:
-        """Let the average follow the model, without waiting for the device.
-
-        PyTorch's method copies the number of updates to the device in each step, and waits for it.
-        """
+    def update(self, model: nn.Module) -> None:
+        """Let the average follow the model, without waiting for the device."""
         n = self.num_updates
         decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0
-        averages = chain(self.module.parameters(), self.module.buffers())
-        weights = chain(model.parameters(), model.buffers())
-        pairs = list(zip(map(_local, averages), map(_local, weights), strict=True))
+        pairs = self._pairs(model)
         following = [pair for pair in pairs if pair[0].is_floating_point()]
         if following:  # in one kernel
             get_ema_multi_avg_fn(decay)(*map(list, zip(*following, strict=True)), n)
@@ -46,16 +44,46 @@ class EMA(AveragedModel):
         if counts:  # in one kernel, too
             own, new = zip(*counts, strict=True)
             torch.split_with_sizes_copy(torch.stack(new), len(own) * [1], out=own)
-        self.n_averaged += 1
         self.num_updates += 1
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        self.num_updates = int(state_dict["n_averaged"])
-        return super().load_state_dict(state_dict, strict, assign)
+    @torch.no_grad()
+    def swap(self, model: nn.Module) -> None:
+        """Exchange the model's weights and buffers with the averages; a second call undoes it."""
+        for average, weight in self._pairs(model):
+            if self.num_updates == 0:  # the weights may have been loaded after they were copied
+                average.copy_(weight)
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
+
+    def _pairs(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        """Return this rank's averages, each with the model's tensor."""
+        return list(zip(map(local, self.averages), map(local, tensors_in(model)), strict=True))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the averages by the names of the model's `state_dict()`."""
+        return self.named
+
+    def buffers(self) -> list[Tensor]:
+        """Return the averages of the model's buffers."""
+        return self.averaged_buffers
+
+    def state_dict(self) -> dict[str, Tensor]:
+        averages = {f"module.{name}": average for name, average in self.named.items()}
+        return {"n_averaged": torch.tensor(self.num_updates), **averages}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.num_updates = int(state["n_averaged"])
+        for name, average in self.named.items():
+            local(average).copy_(local(state[f"module.{name}"]))
 
 
-def _local(tensor: Any) -> Tensor:
+def tensors_in(model: nn.Module) -> Iterator[Tensor]:
+    """Return a model's parameters and buffers, each once."""
+    return chain(model.parameters(), model.buffers())
+
+
+def local(tensor: Any) -> Tensor:
     """Return this rank's shard of a tensor that is sharded over the ranks, else the tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

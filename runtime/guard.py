@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from conf.errors import UserError, first_few
 from conf.schema import Config
 from loaders import Loader
+from runtime.progress import steps_done
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +23,10 @@ class NonFiniteGuard:
     """Skips steps with a non-finite gradient norm, without waiting for the device in each step.
 
     The norm is that of gradients averaged over all ranks, which thus skip the same steps. On a GPU
-    a fused optimizer skips the step (by `found_inf`, as with a GradScaler), BatchNorm's statistics
-    are restored on the device, and the host reads the norms at log points and in `settle()`. On a
-    CPU, where reading does not wait, and with other optimizers, the gradients are removed.
+    a fused optimizer is told by `found_inf` to change nothing, as a GradScaler does it; BatchNorm's
+    statistics are restored on the device, and the host reads the norms at log points and in
+    `settle()`. On a CPU, where reading does not wait, and with other optimizers, the gradients are
+    removed.
 
     A GradScaler raises its scale until gradients overflow. A step is therefore bad only if the norm
     is not finite at a scale of 1 or less.
@@ -37,14 +39,13 @@ class NonFiniteGuard:
         self,
         cfg: Config,
         model: nn.Module,
-        optimizer: Optimizer,
         train_loader: Loader,
     ) -> None:
-        self.optimizer, self.train_loader = optimizer, train_loader
+        self.train_loader = train_loader
         self.max_bad_steps, self.num_bad_steps = cfg.max_bad_steps, 0
         self.bad_in_a_row = 0
-        # For each step: norm, epoch, number of its batches so far, and samples.
-        self.unchecked: list[tuple[Tensor, int, int, Sequence[int]]] = []
+        # For each step: norm, number and samples.
+        self.unchecked: list[tuple[Tensor, int, Sequence[int]]] = []
         # BatchNorm's statistics by type, and their values after the last good step as one tensor:
         # an operation on each of them would be hundreds of launches a step.
         layers = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
@@ -67,29 +68,53 @@ class NonFiniteGuard:
         for kept, buffers in zip(self.kept, self.statistics, strict=True):
             torch.split_with_sizes_copy(kept, [len(b) for b in buffers], out=buffers)
 
-    def check(self, grad_norm: Tensor, scaler: GradScaler | None = None) -> None:
-        """Check the norm of all gradients; called before `optimizer.step()`."""
-        if grad_norm.is_cpu or not self.optimizer.defaults.get("fused"):
-            if not math.isfinite(grad_norm):
-                # Weights without gradients stay as they are.
-                self.optimizer.zero_grad(set_to_none=True)
-                self._restore_statistics()
-            self.keep_statistics()
-        else:
-            found_inf = (grad_norm - grad_norm).nan_to_num_(nan=1.0)  # 0 if it is finite, else 1
-            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-            self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-            is_bad = found_inf.bool()
-            self.kept = [
-                torch.where(is_bad, kept, torch.cat(buffers))
-                for kept, buffers in zip(self.kept, self.statistics, strict=True)
-            ]
-            self._restore_statistics()
-        if scaler is not None:
+    def step(
+        self, optimizer: Optimizer, grad_norm: Tensor, scaler: GradScaler | None = None
+    ) -> None:
+        """Call `optimizer.step()`, which changes nothing if the norm is not finite.
+
+        Args:
+            optimizer: optimizer of the model.
+            grad_norm: L2 norm of all gradients, equal on all ranks.
+            scaler: scaler of mixed precision, which then makes the step. A step that the scaler
+                skips at a scale above 1 is not bad.
+        """
+        found_inf = self._check(optimizer, grad_norm)
+        if scaler is not None and scaler.is_enabled():
             scale = scaler.scale(torch.ones_like(grad_norm))
             grad_norm = grad_norm.where(scale <= 1, 0)  # other steps are the scaler's
+            scaler.step(optimizer)
+        elif found_inf is not None:
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+            optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+            optimizer.step()
+            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        else:
+            optimizer.step()
         loader = self.train_loader
-        self.unchecked.append((grad_norm, loader.epoch, loader.batches_done, loader.last_samples))
+        self.unchecked.append((grad_norm, steps_done(loader), loader.last_samples))
+
+    def _check(self, optimizer: Optimizer, grad_norm: Tensor) -> Tensor | None:
+        """Restore the statistics, and remove the gradients, if the norm is not finite.
+
+        Returns:
+            For a fused optimizer on a GPU, which keeps its gradients: 1 if it is to skip, else 0.
+        """
+        if grad_norm.is_cpu or not optimizer.defaults.get("fused"):
+            if not math.isfinite(grad_norm):
+                # Weights without gradients stay as they are.
+                optimizer.zero_grad(set_to_none=True)
+                self._restore_statistics()
+            self.keep_statistics()
+            return None
+        found_inf = (grad_norm - grad_norm).nan_to_num_(nan=1.0)  # 0 if it is finite, else 1
+        is_bad = found_inf.bool()
+        self.kept = [
+            torch.where(is_bad, kept, torch.cat(buffers))
+            for kept, buffers in zip(self.kept, self.statistics, strict=True)
+        ]
+        self._restore_statistics()
+        return found_inf
 
     def settle(self) -> None:
         """Read the norms since the last call; called before the model is saved or evaluated.
@@ -101,13 +126,12 @@ class NonFiniteGuard:
             return
         norms = torch.stack([grad_norm for grad_norm, *_ in self.unchecked]).tolist()
         unchecked, self.unchecked = self.unchecked, []
-        for norm, (_, epoch, batches_done, samples) in zip(norms, unchecked, strict=True):
+        for norm, (_, step, samples) in zip(norms, unchecked, strict=True):
             if math.isfinite(norm):
                 self.bad_in_a_row = 0
                 continue
             self.bad_in_a_row += 1
             self.num_bad_steps += 1
-            step = epoch * len(self.train_loader) + batches_done
             message = (
                 f"step {step}: the gradient norm is not finite, the step was skipped; this rank's "
                 f"batch: {first_few(map(self.train_loader.info.name_of, samples), 8)}"

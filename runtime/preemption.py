@@ -1,9 +1,15 @@
 """Signals after which a run saves and exits: SIGTERM, SIGUSR1 (Slurm's --signal) and Ctrl-C."""
 
+import logging
 import os
 import signal
+import sys
 import threading
+from pathlib import Path
 from types import FrameType
+from typing import NoReturn
+
+log = logging.getLogger(__name__)
 
 EXIT_CODE = 75
 """Exit code (EX_TEMPFAIL) of a run that saved after a signal and continues with `resume=auto`."""
@@ -32,6 +38,18 @@ def listen() -> None:
         signal.signal(number, _remember)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # part: ranks
         _torchruns.append(os.getppid())
+
+
+def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
+    """Exit with `EXIT_CODE` after a checkpoint of this step; rank 0 leaves `REQUEUE_MARKER`."""
+    if rank == 0:
+        (run_dir / REQUEUE_MARKER).touch()
+        log.warning(
+            "stopped by a signal: saved at step %d; continue with output_dir=%s resume=auto",
+            step_number,
+            run_dir,
+        )
+    sys.exit(EXIT_CODE)
 
 
 def _remember(number: int, frame: FrameType | None) -> None:

@@ -49,7 +49,6 @@ class Recorder:
 
     Attributes:
         lr: learning rate of the current step.
-        precision: name of the dtype that the model computes in.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class Recorder:
         group: SingleProcess,
         timing: Timing,
         device: torch.device,
+        precision: torch.dtype,
     ) -> None:
         self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
         self.group, self.timing, self.device = group, timing, device
@@ -67,7 +67,7 @@ class Recorder:
         self.gpu, self.bar = GpuMonitor(device), tqdm(disable=True)
         self.last_line, self.steps_between_lines = -SECONDS_BETWEEN_LINES, cfg.log.every_steps
         self.lr = 0.0
-        self.precision = "float32"
+        self.precision = str(precision).removeprefix("torch.")
         self.num_bad_samples: dict[str, int] = {}  # part: bad_samples
         # Of the steps since the last log point
         self.loss_sum = torch.zeros((), device=device)
@@ -80,14 +80,8 @@ class Recorder:
         """Return the facts about the data and precision that are written with the weights."""
         return facts_of(self.loader) | {"precision": self.precision}
 
-    def open_run(self, model: nn.Module, precision: torch.dtype) -> None:
-        """Write `config.yaml` and `run.json`, and log the opening lines.
-
-        Args:
-            model: model, wrapped or not.
-            precision: dtype in which it computes.
-        """
-        self.precision = str(precision).removeprefix("torch.")
+    def open_run(self, model: nn.Module) -> None:
+        """Write `config.yaml` and `run.json`, and log the opening lines about the model."""
         cfg, loader, num_ranks = self.cfg, self.loader, self.group.world_size
         if self.group.rank == 0:
             OmegaConf.save(settings(cfg), self.run_dir / "config.yaml")

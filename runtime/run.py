@@ -1,53 +1,32 @@
 """A training run: what happens around the steps of a training loop."""
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from torch import Tensor, nn
-from torch.amp import GradScaler
+from torch import Tensor
 
+from conf.check import changed_in
 from conf.schema import Config
 from loaders import Loader
 from loaders.batch import num_samples, part
 from runtime import preemption
-from runtime.checkpoint import FORMAT, CheckpointWriter, read_checkpoint
+from runtime.checkpoint import RESERVED_KEYS, Best, CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
-from runtime.finetune import start_from
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
-from runtime.profile import profiler_of
+from runtime.progress import Progress, is_finished, steps_done
 from runtime.recorder import VERSIONS, Recorder
 from runtime.run_dir import acquire_run_dir
-from runtime.state import on_host, restore, rng_state, settings
+from runtime.state import collect, restore
 from runtime.timing import Timing
 from tasks import Task
 
 log = logging.getLogger(__name__)
-
-CHECKPOINTED_FIELDS = (
-    "num_epochs",
-    "validated_step",
-    "metrics",
-    "best_metrics",
-    "best",
-    "best_metric",
-    "best_mode",
-    "epochs_without_best",  # part: early_stopping
-)
-"""Attributes of a run that its checkpoints hold."""
-
-RESERVED_KEYS = {
-    *("guard", "run", "format", "step", "rng", "config", "facts", "versions", "path"),
-    *("weights", "shards"),
-}
-"""Keys of a checkpoint that are no parts of a script's state."""
 
 
 class Run:
@@ -57,8 +36,8 @@ class Run:
 
     Attributes:
         step_number: optimizer steps since the start of the run, over all resumes.
-        precision: dtype that the model computes in.
-        eval_model: model that is evaluated, whose best weights become `model.safetensors`.
+        guard: makes the optimizer's steps, but for those whose gradients are not finite.
+        is_last_micro_batch: the batch yielded last ends an optimizer step.
     """
 
     def __init__(
@@ -68,53 +47,52 @@ class Run:
         state: dict[str, Any],
         group: SingleProcess | None = None,
         clock: Callable[[], float] = time.monotonic,
+        precision: torch.dtype | None = None,
+        weights: Callable[[], dict[str, Tensor]] | None = None,
     ) -> None:
         """Make `cfg.output_dir` this run's folder.
 
         Args:
             cfg: configuration of the run.
             device: device of this process.
-            state: parts by name that are saved and restored, before they are wrapped: every script
+            state: what is saved and restored, by name, before the model is wrapped: every script
                 then has the same keys. At least `model`, `optimizer`, `scheduler` and `loader`.
             group: processes of the run; default: this one.
             clock: function that returns a time in seconds.
+            precision: dtype that the model computes in; default: that of its weights.
+            weights: function that returns the weights, by name, that are evaluated and, of the best
+                epoch, become `model.safetensors`; default: the model's.
 
         Raises:
             UserError: another run writes to the folder.
-            ValueError: a part has a name of `RESERVED_KEYS`.
+            ValueError: the state has a name of `RESERVED_KEYS`.
         """
         if reserved := sorted(RESERVED_KEYS & state.keys()):
             raise ValueError(f"state: {', '.join(reserved)} is reserved; use another name")
         self.cfg, self.device, self.group = cfg, device, group or SingleProcess()
         self.model, self.scheduler = state["model"], state["scheduler"]
         self.loader: Loader = state["loader"]
-        self.guard = NonFiniteGuard(cfg, self.model, state["optimizer"], self.loader)
+        self.guard = NonFiniteGuard(cfg, self.model, self.loader)
         self.state = {**state, "guard": self.guard, "run": self}
-        self.precision = torch.float32
-        self.eval_model: nn.Module = self.model
+        self.precision, self.weights = precision or torch.float32, weights
+        self.step_number, self.progress = 0, Progress()
         self.is_last_micro_batch = True  # part: accumulate
-
-        # Progress, which checkpoints hold
-        self.step_number = self.num_epochs = 0
-        self.validated_step = -1
-        self.metrics: dict[str, float] = {}
-        self.best_metrics: dict[str, float] = {}
-        self.best = float("-inf")  # the higher, the better: of an error, its negative
-        self.best_metric, self.best_mode = "", "max"
-        self.epochs_without_best = 0  # part: early_stopping
-
         self.run_dir = Path(
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
         self.timing = Timing(device, clock)
-        trace = self.run_dir / f"trace-rank{self.group.rank}.json.gz"  # part: profile
-        self.profiler = profiler_of(cfg.profile.steps, trace)  # part: profile
-        self.recorder = Recorder(cfg, self.loader, self.run_dir, self.group, self.timing, device)
-        group = self.group
-        group = group.for_writing(self.model)  # part: fsdp
-        self.writer = CheckpointWriter(cfg.checkpoint, self.run_dir / "checkpoints", group)
-        self.clock = clock
-        self.last_save = clock()
+        self.profiler: Any = None
+        if cfg.profile.steps is not None:
+            from runtime.profile import profiler_of
+
+            trace = self.run_dir / f"trace-rank{self.group.rank}.json.gz"
+            self.profiler = profiler_of(cfg.profile.steps, trace)
+        self.recorder = Recorder(
+            cfg, self.loader, self.run_dir, self.group, self.timing, device, self.precision
+        )
+        writers = self.group.for_writing(self.model)
+        checkpoints = self.run_dir / "checkpoints"
+        self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
         preemption.listen()  # part: preemption
 
@@ -138,29 +116,29 @@ class Run:
             except Exception as error:
                 error.add_note(f"while loading {saved['path']}")
                 raise
-            self.step_number = self.loader.epoch * len(self.loader) + self.loader.batches_done
+            self.step_number = steps_done(self.loader)
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
         elif cfg.model.weights is not None:  # part: finetune
+            from runtime.finetune import start_from
+
             start_from(cfg, self.model, self.loader, self.group)
         self.guard.keep_statistics()
 
-    # The loop
-
     def epochs(self) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, from 0, until the run has ended."""
-        self.recorder.open_run(self.model, self.precision)
-        if self.group.rank == 0:  # part: amp|ema|ranks
+        self.recorder.open_run(self.model)
+        if self.group.rank == 0:
             self._warn_of_unused_settings()
-        epochs = range(max(self.loader.epoch, self.num_epochs), self.cfg.epochs)
-        lacks_validation = self._is_at_max_steps() and self.step_number != self.validated_step
+        progress = self.progress
+        epochs = range(max(self.loader.epoch, progress.num_epochs), self.cfg.epochs)
+        lacks_validation = self._is_at_max_steps() and self.step_number != progress.validated_step
         if not epochs or (self._has_ended() and not lacks_validation):
             limits = {"epochs": self.cfg.epochs, "max_steps": self.cfg.max_steps}
-            patience = self.cfg.early_stopping.patience  # part: early_stopping
-            limits["early_stopping.patience"] = patience  # part: early_stopping
+            limits["early_stopping.patience"] = self.cfg.early_stopping.patience
             given = " ".join(f"{key}={limit}" for key, limit in limits.items() if limit is not None)
+            place = f"epoch {progress.num_epochs} (step {self.step_number})"
             log.info(
-                "nothing to do: the run has ended after epoch %d (step %d); to train on, raise %s",
-                *(self.num_epochs, self.step_number, given),
+                "nothing to do: the run has ended after %s; to train on, raise %s", place, given
             )
             return
         if self.profiler is not None:  # part: profile
@@ -170,22 +148,16 @@ class Run:
             if self._has_ended():
                 break
 
-    def batches(
-        self,
-        loader: Loader,
-        num_micro_batches: int = 1,  # part: accumulate
-    ) -> Iterator[tuple[Any, Any]]:
+    def batches(self, loader: Loader, num_micro_batches: int = 1) -> Iterator[tuple[Any, Any]]:
         """Yield the training batches of the epoch until `max_steps`, and time each step.
 
-        Each is yielded in `num_micro_batches` equal parts, one after the other.  # part: accumulate
-        The wait for a batch is measured, too.
+        Each batch is yielded as `num_micro_batches` of equal size, one after the other. The wait
+        for a batch is measured, too.
         """
-        self.step_number = loader.epoch * len(loader) + loader.batches_done
-        is_start = self.step_number == 0 and self.group.rank == 0  # part: accumulate
-        if is_start and num_micro_batches != self.cfg.accumulate_steps:  # part: accumulate
-            log.warning(
-                "accumulate_steps=%d has no effect in this script", self.cfg.accumulate_steps
-            )
+        self.step_number = steps_done(loader)
+        num_steps = self.cfg.accumulate_steps
+        if self.step_number == 0 and self.group.rank == 0 and num_micro_batches != num_steps:
+            log.warning("accumulate_steps=%d has no effect in this script", num_steps)
         self.recorder.open_epoch(self.step_number)
         self.timing.lap("other")
         # An epoch that was stopped after its last step has only its validation left.
@@ -198,8 +170,7 @@ class Run:
             count = num_samples(batch)
             self.timing.count_images(count * self.group.world_size)
             self.recorder.lr = float(self.scheduler.get_last_lr()[0])
-            # without accumulate: yield batch
-            for number in range(num_micro_batches):  # part: accumulate
+            for number in range(num_micro_batches):
                 size = count // num_micro_batches  # a divisor, see check_batch_size()
                 self.is_last_micro_batch = number == num_micro_batches - 1
                 yield part(batch, number * size, (number + 1) * size) if size < count else batch
@@ -212,23 +183,14 @@ class Run:
         self.recorder.close_epoch(self.step_number)
         self._act_on(self.group.pending_flags())
 
-    def skip_if_not_finite(self, grad_norm: Tensor, scaler: GradScaler | None = None) -> None:
-        """Make the following `optimizer.step()` change nothing if the norm is not finite.
-
-        Args:
-            grad_norm: L2 norm of all gradients, equal on all ranks.
-            scaler: scaler of mixed precision; a step that it skips at a scale above 1 is not bad.
-        """
-        self.guard.check(grad_norm, scaler)
-
     def record_micro_batch(self, loss: Tensor) -> None:  # part: accumulate
-        """Record the loss of a batch that does not end its step, divided by the number of parts."""
+        """Record the loss of a micro-batch that does not end its step, divided by their number."""
         self.recorder.add_loss(loss)
 
     def step(self, loss: Tensor, grad_norm: Tensor) -> None:
         """Record one optimizer step; save if it is time to, and exit after a signal.
 
-        All ranks do so at the same step; with several ranks, one step later.
+        All ranks save and exit at the same step; of several ranks, one step later.
 
         Args:
             loss: mean over this rank's batch.
@@ -244,7 +206,7 @@ class Run:
         self.recorder.end_step(self.step_number, grad_norm)
         every_steps = self.cfg.checkpoint.every_steps
         is_step = every_steps is not None and self.step_number % every_steps == 0
-        flags = [not is_step and self._is_time_to_save()]
+        flags = [not is_step and self.writer.is_time()]
         flags.append(preemption.is_requested())  # part: preemption
         self._act_on(self.group.any_rank(flags), is_step)
 
@@ -256,148 +218,83 @@ class Run:
             totals: sums of `evaluate()` over the whole validation split.
             shown: inputs, outputs and targets of some samples, for pictures.
         """
-        metrics = task.metrics(totals)
-        self.metrics = {f"val/{name}": value for name, value in metrics.items()}
-        self.best_metric, self.best_mode = f"val/{task.best_metric}", task.best_mode
-        self.num_epochs = self.loader.epoch + is_finished(self.loader)
-        self.validated_step = self.step_number
+        metrics = {f"val/{name}": value for name, value in task.metrics(totals).items()}
+        self.progress.add(task, metrics, self.step_number, self.loader)
         self.recorder.log_pictures(task, totals, shown, self.step_number)  # part: pictures
-        self.recorder.log_validation(self.metrics, self.step_number)
+        self.recorder.log_validation(metrics, self.step_number)
         self.timing.lap("validation")
-        value = metrics[task.best_metric]
-        self._save(-value if task.best_mode == "min" else value)
+        value = metrics[self.progress.best_metric]
+        self._save(Best(-value if task.best_mode == "min" else value, metrics))
 
     def finish(self) -> None:
         """Wait for the last checkpoint, write `summary.json` if any step was made, log results."""
-        self.best, self.best_metrics = self.writer.wait()
+        self.writer.wait()
         if self.profiler is not None:  # part: profile
             self.profiler.stop()
         self.timing.end()
-        results = {
-            **self.metrics,
-            "best": self.best_metrics,
-            "best_metric": self.best_metric,
-            "best_mode": self.best_mode,
-            "steps": self.step_number,
-            "bad_steps": self.guard.num_bad_steps,
-        }
-        self.recorder.close_run(results, self.best_metrics)
+        best, progress = self.writer.best.metrics, self.progress
+        results = {**progress.metrics, "best": best, "best_metric": progress.best_metric}
+        results |= {"best_mode": progress.best_mode, "steps": self.step_number}
+        self.recorder.close_run(results | {"bad_steps": self.guard.num_bad_steps}, best)
 
     def _is_at_max_steps(self) -> bool:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
 
     def _has_ended(self) -> bool:
         """Return True at `max_steps`, and after too many epochs without a better one."""
-        patience = self.cfg.early_stopping.patience  # part: early_stopping
-        if patience is not None and self.epochs_without_best >= patience:  # part: early_stopping
-            since = self.num_epochs - self.epochs_without_best
-            log.info("early stopping: no better %s since epoch %d", self.best_metric, since)
-            return True
-        return self._is_at_max_steps()
+        patience = self.cfg.early_stopping.patience
+        return self.progress.has_stalled(patience) or self._is_at_max_steps()
 
-    def _warn_of_unused_settings(self) -> None:  # part: amp|ema|ranks
+    def _warn_of_unused_settings(self) -> None:
         """Warn of settings of techniques that this script does not have."""
-        is_used: dict[str, bool] = {}
-        has_amp = self.precision is not torch.float32  # part: amp
-        is_used["amp"] = has_amp or self.cfg.amp.dtype == "float32"  # part: amp
-        is_used["ema"] = self.eval_model is not self.model  # part: ema
-        is_used["distributed"] = type(self.group) is not SingleProcess  # part: ranks
-        for group in [name for name in is_used if not is_used[name]]:
-            config = getattr(self.cfg, group)
-            for key, default in asdict(type(config)()).items():
-                if (value := getattr(config, key)) != default:
-                    log.warning("%s.%s=%s has no effect in this script", group, key, value)
-
-    # Checkpoints
+        is_off = {
+            "amp": self.precision is torch.float32 and self.cfg.amp.dtype != "float32",
+            "ema": self.weights is None,
+            "distributed": type(self.group) is SingleProcess,
+        }
+        for setting in changed_in(self.cfg, [name for name in is_off if is_off[name]]):
+            log.warning("%s has no effect in this script", setting)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the progress of the run, besides the parts of `state`."""
-        fields = {name: getattr(self, name) for name in CHECKPOINTED_FIELDS}
-        fields |= {"epoch_is_finished": is_finished(self.loader)}
-        return fields | {"sums": self.recorder.state_dict()}
+        """Return the progress of the run; the best validation is the checkpoint writer's."""
+        progress = vars(self.progress) | {"epoch_is_finished": is_finished(self.loader)}
+        return progress | {"sums": self.recorder.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the progress that a checkpoint holds."""
-        for name in CHECKPOINTED_FIELDS:
-            if name in state:  # not in checkpoints of before the field was added
-                setattr(self, name, state[name])
+        self.progress.load_state_dict(state)
         self.recorder.load_state_dict(state.get("sums", {}))
-        self.writer.best = self.best, self.best_metrics
-
-    def _is_time_to_save(self) -> bool:
-        """Return True once for each interval, by rank 0's clock; ranks may agree a step later."""
-        minutes = self.cfg.checkpoint.every_minutes
-        if self.group.rank != 0 or minutes is None:
-            return False
-        now = self.clock()
-        if now - self.last_save < 60 * minutes:
-            return False
-        self.last_save = now
-        return True
+        self.writer.best = Best(state["best"], state["best_metrics"])
 
     def _act_on(self, flags: list[bool], is_step: bool = False) -> None:
-        """Save and exit as the ranks have agreed.
-
-        Args:
-            flags: whether to save, and whether a rank was signalled; empty: not yet agreed.
-            is_step: save in this step in any case.
-        """
+        """Save, for `is_step` or as the ranks have agreed, and exit if a rank was signalled: these
+        are the two `flags`, of which there are none before the ranks have agreed."""
         if is_step or any(flags):
             self._save()
         if any(flags[1:]):  # part: preemption
-            self._exit()
+            # torchrun ends all ranks as soon as one has left: not before the file is complete.
+            self.writer.wait()
+            preemption.leave(self.run_dir, self.step_number, self.group.rank)
 
-    def _exit(self) -> None:  # part: preemption
-        """Exit with `preemption.EXIT_CODE` when the checkpoint is complete."""
-        # torchrun ends all ranks as soon as one has left: not before the file is complete.
-        self.writer.wait()
-        if self.group.rank == 0:
-            (self.run_dir / preemption.REQUEUE_MARKER).touch()
-            log.warning(
-                "stopped by a signal: saved at step %d; continue with output_dir=%s resume=auto",
-                self.step_number,
-                self.run_dir,
-            )
-        sys.exit(preemption.EXIT_CODE)
-
-    def _save(self, value: float | None = None) -> None:
-        """Save the current state.
-
-        Every rank calls this. It waits for the previous write, copies what this rank writes to the
-        host, and writes it in the background.
+    def _save(self, validated: Best | None = None) -> None:
+        """Copy the current state to the host and write it in the background; every rank calls it.
 
         Args:
-            value: value of the task's best metric, higher is better; None without validation.
+            validated: result of the validation that has just ended, if one has.
         """
         self.guard.settle()
         self.timing.finished()  # what follows, such as the wait for the previous write, is no step
         self.recorder.count_bad_samples()  # part: bad_samples
-        # A checkpoint that could not be written is not the best one.
-        self.best, self.best_metrics = self.writer.wait()
-        is_better = value is not None and value > self.best
-        if value is not None:  # part: early_stopping
-            self.epochs_without_best = 0 if is_better else self.epochs_without_best + 1
-        losses = [metrics.get("val/loss", 0.0) for metrics in (self.metrics, self.best_metrics)]
-        is_best = is_better or (value == self.best and losses[0] < losses[1])
-        if value is not None and is_best:
-            self.best, self.best_metrics = value, self.metrics
+        self.writer.wait()
+        best = self.writer.best  # a checkpoint that could not be written is not the best one
+        new_best = validated if validated is not None and validated.beats(best) else None
+        if validated is not None:
+            self.progress.count(is_better=validated.value > best.value)
         self.recorder.loggers.flush()  # the log reaches at least as far as the checkpoint
-        state = {name: value.state_dict() for name, value in self.state.items()}
-        if is_best and self.eval_model is not self.model:  # part: ema
-            state["weights"] = self.eval_model.state_dict()
-        state |= {
-            "format": FORMAT,
-            "step": self.step_number,
-            "rng": self.group.gather(rng_state()),
-            "config": settings(self.cfg),
-            "facts": self.recorder.facts(),
-            "versions": VERSIONS,
-        }
-        self.last_save = self.clock()
-        self.writer.write(on_host(state, self.group.rank), is_best)
+        weights = self.weights() if self.weights is not None and new_best is not None else None
+        state = collect(self.cfg, self.state, weights, self.group)
+        state |= {"step": self.step_number, "facts": self.recorder.facts(), "versions": VERSIONS}
+        value, metrics = new_best or best
+        state["run"] |= {"best": value, "best_metrics": metrics}
+        self.writer.write(state, new_best)
         self.timing.lap("saving")
-
-
-def is_finished(loader: Loader) -> bool:
-    """Return True if all batches of the epoch have been used."""
-    return loader.batches_done >= len(loader)

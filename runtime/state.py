@@ -5,9 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from conf.credentials import masked
 from conf.errors import UserError
@@ -16,6 +15,7 @@ from loaders import Loader
 from loaders.batch import map_leaves, tensors_of
 from runtime.facts import facts_of, refuse_differences
 from runtime.group import SingleProcess
+from runtime.progress import steps_done
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,24 @@ def on_host(state: Any, rank: int) -> Any:
     return map_leaves(copied, state)
 
 
+def collect(
+    cfg: Config, state: dict[str, Any], weights: dict[str, Tensor] | None, group: SingleProcess
+) -> dict[str, Any]:
+    """Return what `restore()` needs, on the host; every rank calls it.
+
+    Args:
+        cfg: configuration of this run.
+        state: parts by name.
+        weights: weights to publish in place of the model's.
+        group: processes of the run.
+    """
+    saved = {name: part.state_dict() for name, part in state.items()}
+    if weights is not None:
+        saved["weights"] = weights
+    saved = on_host(saved, group.rank)
+    return saved | {"rng": group.gather(rng_state()), "config": settings(cfg)}
+
+
 def num_bytes(state: Any) -> int:
     """Return the number of bytes of all tensors in nested values."""
     return sum(tensor.nbytes for tensor in tensors_of(state))
@@ -73,12 +91,9 @@ def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
     Raises:
         RuntimeError: the part is a module that the saved tensors do not fit.
     """
-    if isinstance(part, nn.Module):  # part: fsdp
+    if not isinstance(part, Optimizer):  # part: fsdp
         own = part.state_dict()
-        saved = {
-            name: group.shard_like(value, own[name]) if name in own else value
-            for name, value in saved.items()
-        }
+        saved = {name: group.shard_like(value, own.get(name)) for name, value in saved.items()}
     if isinstance(part, Optimizer):
         parameters = [p for options in part.param_groups for p in options["params"]]
         saved = saved | {
@@ -117,7 +132,7 @@ def restore(
         cfg: configuration of this run.
         state: parts by name; one that the checkpoint lacks keeps its first state, an average starts
             with the weights.
-        saved: checkpoint that `read_checkpoint()` returned; it is changed.
+        saved: checkpoint that `read_checkpoint()` returned.
         group: processes of the run.
 
     Raises:
@@ -143,19 +158,16 @@ def restore(
             f"{' '.join(keys) or 'the code of its run'}"
         ) from error
     _compare_settings(cfg, saved)
-    _fit_to_plan(cfg, loader, saved)
-    loader.load_state_dict(saved["loader"])
+    loader.load_state_dict(_fitting_position(cfg, loader, saved))
     # The schedule follows from the rows, also where their number per step has changed.
-    saved["scheduler"]["last_epoch"] = loader.epoch * len(loader) + loader.batches_done
+    schedule = saved["scheduler"] | {"last_epoch": steps_done(loader)}
     for name, part in state.items():
         if name in ("model", "loader"):
             continue
         if saved.get(name):
-            load_into(part, saved[name], group)
+            load_into(part, schedule if name == "scheduler" else saved[name], group)
         elif part.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
-            if isinstance(part, AveragedModel):  # part: ema
-                part.module.load_state_dict(state["model"].state_dict())
     if group.rank < len(saved["rng"]):
         rng = saved["rng"][group.rank]
         torch.set_rng_state(rng["cpu"])
@@ -207,14 +219,15 @@ def _compared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _fit_to_plan(cfg: Config, loader: Loader, saved: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another plan of the data; with `fresh_epoch`, restart its epoch."""
+def _fitting_position(cfg: Config, loader: Loader, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint's state of the loader; if it is of another plan of the data, refuse it
+    or, with `fresh_epoch`, return the start of its epoch."""
     then, now = (state.get("plan", {}) for state in (saved["loader"], loader.state_dict()))
     differing = [
         f"{key}: {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key]
     ]
     if not differing:
-        return
+        return saved["loader"]
     if not cfg.checkpoint.fresh_epoch:
         raise UserError(
             f"{saved['path']} was made with another plan of the data ({'; '.join(differing)}); "
@@ -225,7 +238,7 @@ def _fit_to_plan(cfg: Config, loader: Loader, saved: dict[str, Any]) -> None:
         position = len(loader) * cfg.global_batch_size
     else:
         log.warning("another plan of the data: epoch %d is restarted", epoch + 1)
-    saved["loader"] = {"epoch": epoch, "position": position, "plan": now}
+    return {"epoch": epoch, "position": position, "plan": now}
 
 
 def rng_state() -> dict[str, Tensor]:

@@ -38,8 +38,8 @@ from conf.errors import UserError
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import evaluate
 from runtime.distributed import read_whole
+from runtime.training import evaluate
 from runtime.whole import make_whole
 from tasks import build_task
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from loaders import DataInfo, Loader
 from loaders.targets import Labels
-from runtime import evaluate
+from runtime.training import evaluate
 from tasks.classification import Classification
 from tests.helpers import DEVICES
 from tests.task_contract import build, names, random

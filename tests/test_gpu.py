@@ -21,9 +21,9 @@ from torch.amp import GradScaler, autocast
 
 from loaders.image_loaders import build_loaders
 from models import build_model
-from runtime import build_optimizer
 from runtime.guard import NonFiniteGuard
 from runtime.setup import resolve_device, set_numerics
+from runtime.training import build_optimizer
 from tasks import build_task
 from tests.faults import assert_same_state, script_with
 from tests.helpers import (
@@ -194,7 +194,7 @@ def built(device: str, *overrides: str) -> tuple[Any, ...]:
 )
 def test_a_batch_of_nan_leaves_weights_and_statistics_untouched(name, precision, device) -> None:
     cfg, loader, task, model, optimizer, _ = built(device, f"optimizer={name}")
-    guard = NonFiniteGuard(cfg, model, optimizer, loader)
+    guard = NonFiniteGuard(cfg, model, loader)
     dtype, names = getattr(torch, precision), set(model.state_dict())
     scaler = GradScaler(device, init_scale=1.0, enabled=dtype is torch.float16)
     inputs, targets = next(iter(loader))
@@ -205,8 +205,7 @@ def test_a_batch_of_nan_leaves_weights_and_statistics_untouched(name, precision,
         scaler.scale(task.loss(outputs, targets)).backward()
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
-        guard.check(norm, scaler)
-        scaler.step(optimizer)
+        guard.step(optimizer, norm, scaler)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         changed = {name for name, now in model.state_dict().items() if not now.equal(before[name])}

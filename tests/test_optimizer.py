@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 from conf.errors import UserError
-from runtime import build_optimizer
+from runtime.training import build_optimizer
 from tests.helpers import make_config
 
 STEPS_PER_EPOCH = 10

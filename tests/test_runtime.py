@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaders import build_loaders
-from runtime import Run, build_optimizer
 from runtime.distributed import convert_sync_batchnorm
 from runtime.ema import EMA
 from runtime.gpu_monitor import GpuMonitor
@@ -23,6 +22,7 @@ from runtime.guard import NonFiniteGuard
 from runtime.parallel import visible_gpus
 from runtime.setup import resolve_device, set_numerics
 from runtime.timing import Timing, verdict
+from runtime.training import Run, build_optimizer
 from tasks import build_task
 from tests.helpers import (
     checkpoint_of,
@@ -44,8 +44,8 @@ def test_the_guard_does_not_wait_for_a_device() -> None:
     model = nn.BatchNorm2d(3, device="meta")
     optimizer = torch.optim.SGD(model.parameters())
     optimizer.defaults["fused"] = True  # which torch refuses on this device
-    guard = NonFiniteGuard(cfg, model, optimizer, loader)
-    guard.check(torch.empty((), device="meta"))
+    guard = NonFiniteGuard(cfg, model, loader)
+    guard.step(optimizer, torch.empty((), device="meta"))
     with pytest.raises(NotImplementedError, match="meta"):
         guard.settle()
 
@@ -109,10 +109,11 @@ def test_a_step_costs_a_few_operations_whatever_the_number_of_layers(device, mos
         run = run_of("log.images=0", "overwrite=true", device=device, model=layers)
         loss, norm = torch.ones(2, device=device)
         scaler, batches = torch.amp.GradScaler("cpu"), iter(run.batches(run.loader))
+        scaler.step = Mock()  # type: ignore[method-assign]
         with Operations() as operations:
             for _ in range(3):
                 next(batches)
-                run.skip_if_not_finite(norm, scaler)
+                run.guard.step(run.state["optimizer"], norm, scaler)
                 run.step(loss, norm)
                 counts.append(operations.num_calls)
                 operations.num_calls = 0
@@ -148,9 +149,9 @@ def test_an_average_follows_all_layers_in_a_few_operations() -> None:  # part: e
         average = EMA(model, 0.9)
         model(torch.rand(2, 3, 4, 4))
         with Operations() as operations:
-            average.update_parameters(model)
+            average.update(model)
         assert operations.num_calls <= 6
-        counted = [v for k, v in average.module.state_dict().items() if k.endswith("tracked")]
+        counted = [v for k, v in average.weights().items() if k.endswith("tracked")]
         assert [*map(int, counted)] == [1] * num_layers
 
 
@@ -241,7 +242,7 @@ def test_of_epochs_with_the_same_best_metric_that_with_the_lowest_loss_is_kept(
         run.loader.set_epoch(epoch)
         run.epoch(Told(loss=loss, top1=top1), torch.zeros(()))
     run.finish()
-    assert run.best_metrics == {"val/loss": 0.2, "val/top1": 1.0}
+    assert run.writer.best.metrics == {"val/loss": 0.2, "val/top1": 1.0}
     assert checkpoint_of(tmp_path, "best.pt")["loader"]["epoch"] == 2
     # A lower loss is no better epoch.
     assert "early stopping: no better val/top1 since epoch" in caplog.text

@@ -67,7 +67,7 @@ class HostReads(TorchFunctionMode):
 
     FUNCTIONS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
     ALLOWED: tuple[tuple[str, str], ...] = (
-        *(("guard.py", "check"), ("group.py", "pending_flags")),
+        *(("guard.py", "_check"), ("group.py", "pending_flags")),
         *(("recorder.py", "log_point"), ("guard.py", "settle")),  # at log points
     )
 

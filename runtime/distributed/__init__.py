@@ -18,11 +18,6 @@ from runtime.distributed.launch import (
     local_rank,
     run_stamp,
 )
-from runtime.distributed.models import (
-    convert_sync_batchnorm,
-    place_like,
-    set_gradient_sync,
-    sync_buffers,
-)
+from runtime.distributed.models import convert_sync_batchnorm, sync_buffers
 from runtime.distributed.private import backend_name
 from runtime.distributed.shards import read_whole

@@ -19,7 +19,7 @@ LARGE, SMALL = 0.1, 0.01
 """Shares of the parameters: FSDP divides larger blocks, and gathers smaller ones with the model."""
 
 
-def shard(model: nn.Module, device: torch.device) -> nn.Module:
+def shard(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
     """Move a model to the device block by block; each rank keeps its shard of every parameter.
 
     A block is gathered while it computes. Blocks are the model's children and those of a
@@ -30,13 +30,17 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     Weights in channels_last become contiguous, as FSDP needs them; inputs and activations may keep
     channels_last.
 
-    With `gather_in()`, blocks without BatchNorm, whose statistics need float32 weights, are
-    gathered and compute in that dtype; gradients are added in float32.
+    Args:
+        model: model on the CPU.
+        device: device of this rank.
+        dtype: dtype in which blocks are gathered and compute, by default that of their weights.
+            With autocast it is autocast's, which would cast gathered float32 weights and keep all
+            of these copies for backward. A block with BatchNorm, whose statistics need float32,
+            stays as it is; gradients are added in float32.
 
     Raises:
         UserError: a parameter is a scalar, or belongs to two blocks.
     """
-    dtype = getattr(model, "gather_dtype", None)
     blocks = _blocks(model, _num_parameters(model))
     _check_parameters(model, blocks)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -46,7 +50,9 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
                 parameter.data = parameter.data.contiguous()
         has_statistics = any(isinstance(module, BATCH_NORMS) for module in block.modules())
         policy = MixedPrecisionPolicy(None if has_statistics else dtype, torch.float32)
-        fully_shard(block, mesh=mesh, mp_policy=policy)  # moves it, too
+        # Moves it, too. After forward the model's own parameters become shards again, as those of
+        # its blocks: an average of the weights is exchanged with shards.
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     return model
 
 

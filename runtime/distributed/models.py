@@ -6,11 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
 from conf.schema import Config
-from runtime.distributed.fsdp import shard
 from runtime.guard import BATCH_NORMS
 
 log = logging.getLogger(__name__)
@@ -28,29 +25,8 @@ def convert_sync_batchnorm(cfg: Config, model: nn.Module, device: torch.device) 
 
 
 def sync_buffers(state: dict[str, Any]) -> None:
-    """Broadcast rank 0's buffers of all modules in the state, such as BatchNorm's statistics."""
-    for part in state.values():
-        if isinstance(part, nn.Module):
-            for buffer in part.buffers():
+    """Broadcast rank 0's buffers of the models in the state, such as BatchNorm's statistics."""
+    for value in state.values():
+        if hasattr(value, "buffers"):
+            for buffer in value.buffers():
                 dist.broadcast(buffer, src=0)
-
-
-# part: ema
-def place_like(copy: nn.Module, model: nn.Module) -> None:
-    """Move a copy of a model to the model's device, sharded over the ranks where the model is."""
-    device = next(model.parameters()).device
-    if isinstance(model, FSDPModule):  # part: fsdp
-        shard(copy, device)
-    copy.to(device)
-
-
-# part: accumulate
-def set_gradient_sync(model: nn.Module, syncs: bool) -> None:
-    """Choose if the next backward exchanges gradients; to be called before forward.
-
-    Does nothing without DDP or FSDP.
-    """
-    if isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = syncs  # what its no_sync() sets
-    elif isinstance(model, FSDPModule):  # part: fsdp
-        model.set_requires_gradient_sync(syncs)

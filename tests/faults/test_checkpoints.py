@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.checkpoint import CheckpointWriter
+from runtime.checkpoint import Best, CheckpointWriter
 from tests.faults import NUM_STEPS, assert_same, assert_same_state, step_file, steps_saved
 from tests.helpers import (
     answers_to,
@@ -91,10 +91,9 @@ def test_checkpoints_are_kept_as_configured(finished) -> None:
 def test_equal_weights_make_equal_files(tmp_path) -> None:
     for run in "abcd":
         writer = CheckpointWriter(make_config().checkpoint, tmp_path / run)
-        of_run = {"best": 0.5, "best_metrics": {}}
         facts = dict.fromkeys(("classes", "target", "in_channels", "dtype", "precision"), "x")
         model = {"weight": torch.ones(2)}
-        writer.write({"step": 1, "model": model, "facts": facts, "run": of_run}, is_best=True)
+        writer.write({"step": 1, "model": model, "facts": facts}, Best(0.5))
         writer.wait()
     contents = {path.read_bytes() for path in tmp_path.glob("*/model.safetensors")}
     assert len(contents) == 1

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from conf.files import checksum
-from runtime.amp import gather_in
 from runtime.distributed import shard
 from runtime.whole import make_whole
 from tests.faults import NUM_STEPS, assert_same_state, script_with, step_file, steps_saved
@@ -196,8 +195,7 @@ def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm()
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        gather_in(model, torch.bfloat16)
-        shard(model, torch.device("cpu"))
+        shard(model, torch.device("cpu"), torch.bfloat16)
         for block in model:
             block.register_forward_pre_hook(note)
         with torch.autocast("cpu", torch.bfloat16):
