@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from zlib import crc32
@@ -35,11 +36,6 @@ from conf.credentials import masked
 from conf.errors import UserError
 from conf.options import parse_options
 
-try:
-    import optuna
-except ModuleNotFoundError:
-    optuna = None
-
 NUM_LOG_LINES = 12
 EXIT_CODE = 75  # as a run that a signal has stopped; runtime has the name, but would import torch
 MAX_NAME_LENGTH = 100
@@ -49,11 +45,9 @@ class Options(NamedTuple):
     """The command line."""
 
     script: Path
-    ranks: int
-    """0: without torchrun."""
+    ranks: int  # 0: without torchrun
     jobs: int
-    trials: int
-    """0: every combination."""
+    trials: int  # 0: every combination
     out: Path
     overrides: list[str]
 
@@ -90,8 +84,7 @@ class Job(NamedTuple):
 
     trial: Trial
     env: dict[str, str]
-    checkpoints: set[str]
-    """Those before it was started."""
+    checkpoints: set[str]  # of before it was started
     process: subprocess.Popen[bytes]
 
 
@@ -112,10 +105,7 @@ def main(arguments: Sequence[str]) -> None:
 def train_all(options: Options, overrides: list[Override], free: list[dict[str, str]]) -> None:
     """Train the runs that have not ended, list all of them, and exit.
 
-    Args:
-        options: the command line.
-        overrides: its overrides.
-        free: environment variables of each of the `jobs` places.
+    `free` are the environment variables of each of the `jobs` places.
     """
     signals: list[int] = []
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -123,11 +113,7 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
             signal.signal(each, lambda number, frame: signals.append(number))
 
     study = open_study(options, overrides) if options.trials else None
-    if study is None:
-        known = list(enumerate(combinations(overrides)))
-    else:  # a sweep that was killed may have left a trial without all of its values
-        num_keys = sum(override.is_sweep_override() for override in overrides)
-        known = [(t.number, t.params) for t in study.trials if len(t.params) == num_keys]
+    known = study.chosen() if study else list(enumerate(combinations(overrides)))
     trials = [make_trial(options, overrides, values, number) for number, values in known]
     if names := [trial.folder.name for trial in trials if trial.is_running()]:
         print(f"waits for runs of a sweep that was killed: {', '.join(names)}", flush=True)
@@ -143,9 +129,8 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
     while True:
         while free and not signals and (waiting or len(trials) < num_trials):
             if not waiting:
-                assert study is not None
                 report(study, trials)
-                number, values = choose(study, overrides)
+                number, values = study.choose()
                 trials.append(make_trial(options, overrides, values, number))
                 waiting.append(trials[-1])
             running.append(start(options, waiting.pop(0), free.pop(0)))
@@ -173,7 +158,7 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
                 print(f"{trial.folder.name}: failed with exit code {code}; {trial.log} ends:")
                 print("\n".join(f"    {line}" for line in last), flush=True)
 
-    if study is not None:
+    if study:
         report(study, trials)
     print(runs.listing([runs.read_run(trial.folder, options.out) for trial in trials], "best"))
     if signals:
@@ -183,11 +168,7 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
 
 
 def command_line(arguments: Sequence[str]) -> Options:
-    """Read the options and the overrides.
-
-    Raises:
-        UserError: they do not fit each other.
-    """
+    """Read the options and the overrides; raise UserError if they do not fit each other."""
     given, overrides = parse_options(
         __doc__, arguments, script=None, ranks="0", jobs="1", trials="0", out=""
     )
@@ -215,11 +196,7 @@ def checksum(script: Path, overrides: list[str]) -> str:
 
 
 def combinations(overrides: list[Override]) -> list[dict[str, str]]:
-    """Return the values of the swept keys, one dictionary for each run.
-
-    Raises:
-        UserError: a key has an interval, which holds infinitely many values.
-    """
+    """Return the values of the swept keys, one dictionary for each run."""
     swept = [override for override in overrides if override.is_sweep_override()]
     for override in swept:
         if isinstance(override.value(), IntervalSweep):
@@ -244,62 +221,28 @@ def make_trial(
     return Trial(options.out / name, fixed + chosen, number)
 
 
-def open_study(options: Options, overrides: list[Override]) -> "optuna.Study":
-    """Open Optuna's study of this sweep in `trials.log` in its folder, or create it.
-
-    Raises:
-        UserError: Optuna is not installed, or no key has several values.
-    """
-    if optuna is None:
-        raise UserError("trials= needs Optuna, which is not installed: pip install optuna")
-    if not any(override.is_sweep_override() for override in overrides):
+def open_study(options: Options, overrides: list[Override]) -> Any:
+    """Open Optuna's study of this sweep, which is in `trials.log` in its folder."""
+    try:
+        sweep_optuna = import_module("sweep_optuna")
+    except ModuleNotFoundError as error:
         raise UserError(
-            "trials= has nothing to choose; use 'optimizer.lr=interval(1e-4,1e-1)', for example"
-        )
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    backend = optuna.storages.journal.JournalFileBackend(str(options.out / "trials.log"))
-    study = optuna.create_study(
-        storage=optuna.storages.JournalStorage(backend),
-        study_name=checksum(options.script, options.overrides),
-        direction="maximize",
-        load_if_exists=True,
-    )
-    # Another seed after each start, or the values of the first one would be drawn again.
-    sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=options.jobs > 1)
-    study.sampler = sampler
-    return study
+            "trials= needs Optuna, which is not installed: pip install optuna"
+        ) from error
+    name = checksum(options.script, options.overrides)
+    return sweep_optuna.Study(options.out / "trials.log", name, overrides, options.jobs)
 
 
-def choose(study: "optuna.Study", overrides: list[Override]) -> tuple[int, dict[str, Any]]:
-    """Return the number of one more trial, and the chosen values of the swept keys."""
-    trial = study.ask()
-    for override in overrides:
-        key, sweep = override.get_key_element(), override.value()
-        if isinstance(sweep, IntervalSweep):
-            is_int = isinstance(sweep.start, int)
-            suggest: Any = trial.suggest_int if is_int else trial.suggest_float
-            suggest(key, sweep.start, sweep.end, log="log" in sweep.tags)
-        elif override.is_sweep_override():
-            trial.suggest_categorical(key, list(override.sweep_string_iterator()))
-    return trial.number, trial.params
-
-
-def report(study: "optuna.Study", trials: list[Trial]) -> None:
-    """Give the study the metrics of those of the trials that have ended."""
+def report(study: Any, trials: list[Trial]) -> None:
+    """Tell the study the metrics of those of the trials that have ended."""
     for trial in trials:
         if trial.has_ended():
             row = runs.read_run(trial.folder, trial.folder.parent)
-            value = row.score(row.metric)  # None: it ended without one
-            state = optuna.trial.TrialState.FAIL if value is None else None
-            study.tell(trial.number, value, state=state, skip_if_finished=True)
+            study.tell(trial.number, row.score(row.metric))
 
 
 def environment(options: Options, place: int) -> dict[str, str]:
-    """Return the environment variables of the run in one of the `jobs` places.
-
-    Raises:
-        UserError: there are not enough GPUs for all places.
-    """
+    """Return the environment variables of the run in one of the `jobs` places."""
     num_ranks = max(1, options.ranks)
     every = [str(n) for n, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
