@@ -37,7 +37,6 @@ from conf.errors import UserError
 from conf.options import parse_options
 
 NUM_LOG_LINES = 12
-EXIT_CODE = 75  # as a run that a signal has stopped; runtime has the name, but would import torch
 MAX_NAME_LENGTH = 100
 
 
@@ -163,7 +162,7 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
     print(runs.listing([runs.read_run(trial.folder, options.out) for trial in trials], "best"))
     if signals:
         print(f"stopped by a signal; the same command again continues {options.out}")
-        sys.exit(EXIT_CODE)
+        sys.exit(os.EX_TEMPFAIL)  # as a run that a signal has stopped
     sys.exit(failed)
 
 

@@ -1,7 +1,6 @@
 """Exchange of gradients once per optimizer step, which has several backward passes."""
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -12,5 +11,5 @@ def set_gradient_sync(model: nn.Module, syncs: bool) -> None:
     """
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = syncs  # what its no_sync() sets
-    elif isinstance(model, FSDPModule):
+    elif hasattr(model, "set_requires_gradient_sync"):  # FSDP gives it to a model
         model.set_requires_gradient_sync(syncs)

@@ -39,7 +39,7 @@ RESERVED_KEYS = {
     *("guard", "run", "format", "step", "rng", "config", "facts", "versions", "path"),
     *("weights", "shards"),
 }
-"""Keys of a checkpoint that are no parts of a script's state."""
+"""Keys of a checkpoint that a script's state cannot have."""
 
 WHAT_TO_GIVE = "give the folder of a run, one of its checkpoints/step-*.pt, or auto"
 

@@ -28,9 +28,8 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     def with_config(composed: DictConfig) -> None:
         with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
             cfg = to_config(composed)
-            counts = {"world_size": num_processes()}  # part: ranks
-            counts["accumulate_steps"] = cfg.accumulate_steps  # part: accumulate
-            check_batch_size(cfg.global_batch_size, **counts)  # part: ranks
+            counts = {"world_size": num_processes(), "accumulate_steps": cfg.accumulate_steps}
+            check_batch_size(cfg.global_batch_size, **counts)
             main(cfg)
 
     return with_config

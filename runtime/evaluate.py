@@ -101,5 +101,5 @@ def worst_of(samples: Kept) -> Kept:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a tensor, which does not keep the batch that it is a part of."""
+    """Return a copy of a tensor, which does not keep the whole batch in memory."""
     return value.clone() if isinstance(value, Tensor) else value

@@ -33,8 +33,6 @@ def with_backbone_rate(
 ) -> list[dict[str, Any]]:
     """Divide the optimizer's groups into those of the head, which come first because the first rate
     is logged, and those of all other layers, whose rate is `lr` times `backbone_lr_scale`."""
-    if options.backbone_lr_scale == 1:
-        return groups
     head = head_of(model)
     in_head = {id(p) for name, p in model.named_parameters() if is_in(name, head)}
     divided = []

@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from conf.errors import UserError, unknown_name
 from conf.schema import Config, OptimizerConfig
-from runtime.finetune import with_backbone_rate
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): value
@@ -25,7 +24,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 FUSED = ("adam", "adamw", "sgd")
 """Optimizers with one kernel for all weights on every device, which can also skip a step."""
 
-log = logging.getLogger(__name__)  # part: fsdp
+log = logging.getLogger(__name__)
 
 
 def build_optimizer(
@@ -94,7 +93,10 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
     if name in FUSED and not kwargs.get("foreach"):
         kwargs.setdefault("fused", True)
     groups = parameter_groups(model, options)
-    groups = with_backbone_rate(groups, model, options)  # part: finetune
+    if options.backbone_lr_scale != 1:
+        from runtime.finetune import with_backbone_rate
+
+        groups = with_backbone_rate(groups, model, options)
     try:
         optimizer = OPTIMIZERS[name](groups, **arguments, **kwargs)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -11,9 +11,6 @@ from typing import NoReturn
 
 log = logging.getLogger(__name__)
 
-EXIT_CODE = 75
-"""Exit code (EX_TEMPFAIL) of a run that saved after a signal and continues with `resume=auto`."""
-
 REQUEUE_MARKER = "requeue"
 """File in the folder of a run that has to be started again."""
 
@@ -41,7 +38,7 @@ def listen() -> None:
 
 
 def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
-    """Exit with `EXIT_CODE` after a checkpoint of this step; rank 0 leaves `REQUEUE_MARKER`."""
+    """Exit with 75 after a checkpoint of this step: start the run again with `resume=auto`."""
     if rank == 0:
         (run_dir / REQUEUE_MARKER).touch()
         log.warning(
@@ -49,7 +46,7 @@ def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
             step_number,
             run_dir,
         )
-    sys.exit(EXIT_CODE)
+    sys.exit(os.EX_TEMPFAIL)
 
 
 def _remember(number: int, frame: FrameType | None) -> None:

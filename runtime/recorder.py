@@ -185,9 +185,8 @@ class Recorder:
         images = self.loader.info.pictures(some[0])
         if images is None:
             return
-        drawn = {"inputs": images}
-        target, value_range = self.loader.info.target, self.cfg.data.value_range  # part: pictures
-        drawn = with_targets(images, some[1], target, value_range)  # part: pictures
+        target, value_range = self.loader.info.target, self.cfg.data.value_range
+        drawn = with_targets(images, some[1], target, value_range)
         self.loggers.log({f"train/{name}": image for name, image in drawn.items()}, step_number)
         # TensorBoard computes checksums in a thread that would hold up the following steps.
         self.loggers.flush()
@@ -238,7 +237,7 @@ class Recorder:
         if not (self.run_dir / SUMMARY).exists():  # else there was nothing left to do
             measured = {
                 **speeds,
-                "seconds": {part: round(s, 3) for part, s in self.timing.seconds.items()},
+                "seconds": {phase: round(s, 3) for phase, s in self.timing.seconds.items()},
                 "bad_samples": self.num_bad_samples,  # part: bad_samples
                 "device": str(self.device),
                 "versions": VERSIONS,
@@ -246,7 +245,7 @@ class Recorder:
             write_json(self.run_dir / SUMMARY, results | measured | self._setting())
         self.loggers.close()
         total = sum(self.timing.seconds.values())
-        log.info("time by part:")
+        log.info("time by phase:")
         for name, seconds in self.timing.seconds.items():
             log.info("  %-12s %8.1f s  %4.0f %%", name, seconds, 100 * seconds / total)
         if self.timing.num_images:
@@ -283,8 +282,7 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
             value = HydraConfig.get().runtime.choices.get(key, value)
         if key not in ("output_dir", "name", "resume"):
             changed[key] = value if isinstance(value, int | float | bool) else str(value)
-    changed = masked(changed)  # part: credentials
-    return changed
+    return masked(changed)
 
 
 def counted(number: int, name: str) -> str:

@@ -33,22 +33,19 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
             the configuration does not say whether to resume or to remove them.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    timeout_s = 0.0
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))  # part: ranks
-    if cfg.resume is not None and restarts:  # part: ranks
-        # torchrun restarts ranks while those of a lost machine may still end.
-        timeout_s = min(LOCK_TIMEOUT_S, cfg.distributed.timeout_s / 2)
+    # torchrun restarts ranks while those of a lost machine may still end.
+    may_restart = cfg.resume is not None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    timeout_s = min(LOCK_TIMEOUT_S, cfg.distributed.timeout_s / 2) if may_restart else 0.0
     lock_run_dir(run_dir, timeout_s)
-    remove_shards(run_dir / "checkpoints")  # of a write that was killed  # part: fsdp
     checkpoints = run_dir / "checkpoints"
+    remove_shards(checkpoints)  # those of a write that was killed
     events = list(run_dir.glob("events.out.tfevents.*"))
     if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):
         raise UserError(
             f"output_dir={run_dir} already contains a run; resume=auto continues it, "
             "overwrite=true removes its checkpoints and events, or choose another output_dir"
         )
-    rest = [run_dir / SUMMARY, *checkpoints.glob("*")]
-    rest.append(run_dir / REQUEUE_MARKER)  # part: preemption
+    rest = [run_dir / SUMMARY, run_dir / REQUEUE_MARKER, *checkpoints.glob("*")]
     if cfg.overwrite or not newest_first(checkpoints):
         # The events of a run that never saved would be mixed with those of its second start.
         ids = run_dir.glob("*_id")  # of the run in logging services

@@ -1,4 +1,4 @@
-"""The parts of a run's state as plain values on the host, and back into the parts."""
+"""What a run saves, as plain values on the host, and back into the objects that have a state."""
 
 import logging
 from dataclasses import asdict
@@ -44,9 +44,7 @@ INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
 
 def settings(cfg: Config) -> Any:
     """Return the configuration as nested dictionaries, as it is written to files."""
-    values = asdict(cfg)
-    values = masked(values)  # part: credentials
-    return values
+    return masked(asdict(cfg))
 
 
 def on_host(state: Any, rank: int) -> Any:
@@ -69,11 +67,11 @@ def collect(
 
     Args:
         cfg: configuration of this run.
-        state: parts by name.
+        state: objects with a `state_dict()`, by name.
         weights: weights to publish in place of the model's.
         group: processes of the run.
     """
-    saved = {name: part.state_dict() for name, part in state.items()}
+    saved = {name: owner.state_dict() for name, owner in state.items()}
     if weights is not None:
         saved["weights"] = weights
     saved = on_host(saved, group.rank)
@@ -85,20 +83,20 @@ def num_bytes(state: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(state))
 
 
-def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
-    """Load a part's `state_dict()` that was saved on any number of ranks into a part like it.
+def load_into(owner: Any, saved: Any, group: SingleProcess) -> None:
+    """Load a `state_dict()` that any number of ranks have saved into the owner of such a state.
 
     Raises:
-        RuntimeError: the part is a module that the saved tensors do not fit.
+        RuntimeError: the owner is a module that the saved tensors do not fit.
     """
-    if not isinstance(part, Optimizer):  # part: fsdp
-        own = part.state_dict()
+    if not isinstance(owner, Optimizer):  # part: fsdp
+        own = owner.state_dict()
         saved = {name: group.shard_like(value, own.get(name)) for name, value in saved.items()}
-    if isinstance(part, Optimizer):
-        parameters = [p for options in part.param_groups for p in options["params"]]
+    if isinstance(owner, Optimizer):
+        parameters = [p for options in owner.param_groups for p in options["params"]]
         saved = saved | {
             # The configuration decides its options, the script its kernels, the schedule the rate.
-            "param_groups": part.state_dict()["param_groups"],
+            "param_groups": owner.state_dict()["param_groups"],
             "state": {
                 number: {
                     name: _in_layout_of(parameters[number], value, group)
@@ -107,7 +105,7 @@ def load_into(part: Any, saved: Any, group: SingleProcess) -> None:
                 for number, values in saved["state"].items()
             },
         }
-    part.load_state_dict(saved)
+    owner.load_state_dict(saved)
 
 
 def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
@@ -117,21 +115,20 @@ def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
     """
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    if hasattr(value, "to_local"):  # part: fsdp
-        return value  # has that layout already
-    value = group.shard_like(value, parameter)  # part: fsdp
+    if hasattr(value, "to_local"):
+        return value  # a shard has that layout already
+    value = group.shard_like(value, parameter)
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def restore(
     cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: SingleProcess
 ) -> None:
-    """Load a checkpoint into the parts of a run's state and into this rank's random generators.
+    """Load a checkpoint into the objects of a run and into this rank's random generators.
 
     Args:
         cfg: configuration of this run.
-        state: parts by name; one that the checkpoint lacks keeps its first state, an average starts
-            with the weights.
+        state: objects with a state, by name; one that the checkpoint lacks keeps its first state.
         saved: checkpoint that `read_checkpoint()` returned.
         group: processes of the run.
 
@@ -161,12 +158,12 @@ def restore(
     loader.load_state_dict(_fitting_position(cfg, loader, saved))
     # The schedule follows from the rows, also where their number per step has changed.
     schedule = saved["scheduler"] | {"last_epoch": steps_done(loader)}
-    for name, part in state.items():
+    for name, owner in state.items():
         if name in ("model", "loader"):
             continue
         if saved.get(name):
-            load_into(part, schedule if name == "scheduler" else saved[name], group)
-        elif part.state_dict():
+            load_into(owner, schedule if name == "scheduler" else saved[name], group)
+        elif owner.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
     if group.rank < len(saved["rng"]):
         rng = saved["rng"][group.rank]

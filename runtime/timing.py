@@ -1,4 +1,4 @@
-"""Seconds that a run spends in each part, and its speed."""
+"""Seconds that a run spends in each phase, and its speed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ def record_event(device: torch.device) -> torch.cuda.Event | None:
 
 
 class Timing:
-    """Seconds by part of a run, without gaps.
+    """Seconds by phase of a run, without gaps.
 
     The host runs ahead of a GPU. The GPU's steps are counted where the host waits for it, and its
     wait for data is the time in which the GPU, not the host, has no batch to work on.
 
     Attributes:
-        seconds: so far, by part.
+        seconds: seconds so far, by phase.
         num_images: number of training images of all ranks after the first step.
     """
 
@@ -61,11 +61,11 @@ class Timing:
         # host, begin and end on the device.
         self.waits: list[tuple[float, Any, Any]] = []
 
-    def lap(self, part: str) -> float:
-        """Count the time since the last lap as `part` of the run; returns its seconds."""
+    def lap(self, phase: str) -> float:
+        """Count the time since the last lap as a phase of the run; returns its seconds."""
         now = self.clock()
         seconds, self.mark = now - self.mark, now
-        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         return seconds
 
     @contextmanager
@@ -78,7 +78,7 @@ class Timing:
             self.waits.append((seconds, begin, end))
 
     def count_images(self, num_images: int) -> None:
-        """Count the images of a step of all ranks; the first step has no part in speeds."""
+        """Count the images of a step of all ranks; speeds leave out the first step."""
         if "first_step" in self.seconds:
             self.num_images += num_images
 

@@ -114,8 +114,7 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
         raise UserError(f"{file} is damaged ({reason}); take it from a copy of the run") from error
     try:
         # Nothing is trained.
-        merged.merge_with({"model": {"freeze": None}})  # part: finetune
-        merged.merge_with({"data": {"mixup": 0.0, "cutmix": 0.0}})  # part: mixing
+        merged.merge_with({"model": {"freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}})
         merged.merge_with_dotlist(overrides)
         cfg = to_config(merged)
     except (OmegaConfBaseException, YAMLError) as error:

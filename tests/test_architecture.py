@@ -1,6 +1,7 @@
 """Imports go down the layers and through doors, and no module acts because it was imported."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -160,3 +161,22 @@ def test_only_one_folder_and_scripts_with_ranks_know_torch_distributed() -> None
     assert all(name.startswith("runtime.distributed") for name in users), users
     scripts = [name for name in code() if name.startswith("train")]
     assert all(USE.search(text_of(name)) is None or has_ranks(f"{name}.py") for name in scripts)
+
+
+def loaded_by(module: str) -> set[str]:
+    """Names of this repository's modules that Python has loaded after an import."""
+    program = f"import {module}, json, sys; print(json.dumps([*sys.modules]))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    return modules().keys() & set(json.loads(done.stdout))
+
+
+def test_a_script_loads_only_what_it_uses() -> None:
+    """One process needs nothing of several, and a command nothing of the training."""
+    assert len(loaded_by("runtime")) < 15
+    baseline = loaded_by("train")
+    assert not {"runtime.finetune", "runtime.profile", "runtime.distributed"} & baseline
+    for technique in ("ema", "amp", "accumulate"):
+        own = loaded_by(f"train_{technique}") - baseline
+        lines = sum(len(text_of(name).splitlines()) for name in own)
+        assert lines < 250, own

@@ -1,5 +1,6 @@
 """`sweep.py` starts a run for each combination of values, and goes on where runs were killed."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import sweep
-from runtime.preemption import EXIT_CODE
 from tests.helpers import REPOSITORY, refused, signal_handlers_restored, wait_for
 
 # A training script that makes as many checkpoints as it shall, waits while there is a file `hold`
@@ -120,7 +120,7 @@ def test_a_sweep_that_is_asked_to_leave_lets_its_runs_save_and_goes_on_later(fol
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     wait_for(lambda: list(folder.glob("out/seed_1-*/checkpoints/*")), "a checkpoint")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == EXIT_CODE
+    assert process.wait(120) == os.EX_TEMPFAIL
     assert [len(lines) for lines in starts_of(folder).values()] == [1]
     (folder / "hold").unlink()
     run(*arguments)

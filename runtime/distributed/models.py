@@ -19,7 +19,7 @@ def convert_sync_batchnorm(cfg: Config, model: nn.Module, device: torch.device) 
     if not cfg.distributed.sync_batchnorm or not has_any:
         return model
     if device.type != "cuda":
-        log.info("SyncBatchNorm needs CUDA: on the CPU each rank normalises by its own part")
+        log.info("SyncBatchNorm needs CUDA: on the CPU each rank normalises by its own share")
         return model
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 

@@ -89,7 +89,7 @@ def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
             raise OSError(
                 f"rank {number} sees other files in {path}; use a folder that all ranks share"
             )
-    return {name: value for _, part in answers for name, value in part.items()}
+    return {name: value for _, sums in answers for name, value in sums.items()}
 
 
 def read_shards(saved: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:

@@ -40,6 +40,6 @@ class TensorBoardLogger(Logger):
         if self.writer is None:
             return
         # add_hparams() would write to a run of its own.
-        for part in hparams(dict(self.settings), dict.fromkeys(sorted(self.metrics))):
-            self.writer.file_writer.add_summary(part)  # type: ignore[attr-defined]
+        for summary in hparams(dict(self.settings), dict.fromkeys(sorted(self.metrics))):
+            self.writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
         self.writer.close()
