@@ -111,7 +111,7 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
         if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
             signal.signal(each, lambda number, frame: signals.append(number))
 
-    study = open_study(options, overrides) if options.trials else None
+    study: Any = open_study(options, overrides) if options.trials else None
     known = study.chosen() if study else list(enumerate(combinations(overrides)))
     trials = [make_trial(options, overrides, values, number) for number, values in known]
     if names := [trial.folder.name for trial in trials if trial.is_running()]:

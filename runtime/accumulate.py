@@ -1,5 +1,7 @@
 """Exchange of gradients once per optimizer step, which has several backward passes."""
 
+from typing import Any
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -9,7 +11,8 @@ def set_gradient_sync(model: nn.Module, syncs: bool) -> None:
 
     A model that is not wrapped in DDP or FSDP stays as it is.
     """
+    set_sync: Any = getattr(model, "set_requires_gradient_sync", None)  # FSDP's
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = syncs  # what its no_sync() sets
-    elif hasattr(model, "set_requires_gradient_sync"):  # FSDP gives it to a model
-        model.set_requires_gradient_sync(syncs)
+    elif set_sync is not None:
+        set_sync(syncs)
