@@ -32,9 +32,9 @@ def build_loaders(
     """
     build: Any = getattr(layout_of(cfg.data), "build_loaders", None)
     if has_images(cfg.data):  # part: images
-        from loaders import image_loaders  # which own data do not need
+        from loaders.image_loaders import build_loaders as of_images  # own data need none of it
 
-        build = image_loaders.build_loaders
+        build = of_images
     train_loader, val_loader = build(cfg, device, rank, world_size)
     num_val_samples = val_loader.info.num_samples
     train_loader.info = replace(train_loader.info, num_val_samples=num_val_samples)

@@ -28,8 +28,8 @@ def rows_of(text: str, heading: str) -> list[list[str]]:
 
 
 FOLDERS = [row[0].strip("`/").replace("/", ".") for row in rows_of(ARCHITECTURE, "Folders")]
-PARTS = [folder for folder in FOLDERS if not folder.startswith("runtime.")]
-"""From the ground up; `runtime/` and its folders count as one."""
+PARTS = [folder for folder in FOLDERS if not folder.startswith(("runtime.", "models.", "tasks."))]
+"""From the ground up; `models/`, `tasks/` and `runtime/` count as one with their folders."""
 
 
 @cache
