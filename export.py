@@ -82,8 +82,8 @@ def main() -> None:
     # On the CPU and not compiled, as it is going to be exported.
     as_exported = ["model.compile=false", "model.channels_last=false"]
     as_exported += ["loader.channels_last=false"]
-    as_exported += ["loader.num_workers=0"]  # part: workers
-    as_exported += ["loss.weights=null"]  # part: loss_weights
+    as_exported += ["loader.num_workers=0"]
+    as_exported += ["loss.weights=null"]
     trained = read_trained(Path(options["run"]), [*as_exported, *overrides])
     cfg, out = trained.cfg, Path(options["out"])
 

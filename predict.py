@@ -59,7 +59,7 @@ def main() -> None:
     elif not any(override.startswith("data.root=") for override in overrides):
         raise UserError("data.root= is missing; give the place of new samples, or split=val")
     else:
-        cfg.loss.weights = None  # part: loss_weights
+        cfg.loss.weights = None
         loader, broken = build_new_loader(
             cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
         )

@@ -76,7 +76,7 @@ def check_combinations(cfg: Config) -> None:
         )
 
 
-def check_batch_size(global_batch_size: int, **counts: int) -> None:  # part: ranks
+def check_batch_size(global_batch_size: int, **counts: int) -> None:
     """Raise UserError if a batch cannot be divided into equal parts.
 
     Args:

@@ -90,7 +90,7 @@ def user_errors(
         text = explain(error)
         before_end(error, text)
         printed = text or traceback.format_exc().rstrip()
-        printed = masked(printed)  # part: credentials
+        printed = masked(printed)
         print(printed, file=sys.stderr)
         sys.exit(EXIT_CODE if text else 1)
 
@@ -117,7 +117,7 @@ def explain(error: Exception) -> str | None:
         text = cause_of(error) or ""
     if not text:
         return None
-    text = masked(text)  # part: credentials
+    text = masked(text)
     return "\n".join([line for line in text.splitlines() if line.strip()][:MAX_LINES])
 
 
@@ -148,7 +148,7 @@ def _explain_config(error: Exception) -> str:
     return f"{key + ': ' if key else ''}{said}; docs/configuration.md describes all keys"
 
 
-class RefuseCredentials(Callback):  # part: credentials
+class RefuseCredentials(Callback):
     """Hook of Hydra that keeps credentials in overrides out of the files that Hydra writes."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:

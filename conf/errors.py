@@ -14,17 +14,17 @@ class UserError(ValueError):
 OTHER_SIZE = "the model does not take such images; set data.crop, and data.resize, to its size"
 OTHER_DTYPE = "return inputs of float32 from the Dataset, such as image.float() / 255"
 ONE_SAMPLE = "BatchNorm needs two samples at a time; raise global_batch_size"
-ONE_SAMPLE += ", or lower accumulate_steps"  # part: accumulate
-UNUSED = "DDP needs a gradient of each; remove unused layers, or freeze them"  # part: ranks
-PICKLED = "worker processes need a def of a module, or loader.num_workers=0"  # part: workers
+ONE_SAMPLE += ", or lower accumulate_steps"
+UNUSED = "DDP needs a gradient of each; remove unused layers, or freeze them"
+PICKLED = "worker processes need a def of a module, or loader.num_workers=0"
 
 # what a library's error says, as a regular expression -> what the user can do
 CAUSES = {
     "(Input|Wrong image) (height|width)|Kernel size can't|Output size is too small": OTHER_SIZE,
     r"(scalar |Input |d)type.*\b(Byte|unsigned char|[Dd]ouble|float64|\w+eTensor)\b": OTHER_DTYPE,
     "more than 1 value per channel": ONE_SAMPLE,
-    "which did not receive grad": UNUSED,  # part: ranks
-    "Can't pickle|Can't get local object": PICKLED,  # part: workers
+    "which did not receive grad": UNUSED,
+    "Can't pickle|Can't get local object": PICKLED,
 }
 
 

@@ -78,7 +78,7 @@ STD = Allowed(  # part: images
     "one number above 0 for each channel",
     lambda x: are_numbers(x) and min(x) > 0,
 )
-WORKERS = Allowed(  # part: workers
+WORKERS = Allowed(
     "0 or more, or auto",
     lambda x: x == "auto" or (type(x) is int and x >= 0),
 )
@@ -117,7 +117,7 @@ class DataConfig:
     """Folder of the data set, relative to the folder that the script is started in, or place of its
     shards: a folder, `http(s)://`, `s3://` or `gs://`."""
 
-    cache_dir: str = "data/cache"  # part: header_cache
+    cache_dir: str = "data/cache"
     """Folder of derived files: image sizes and copies of shards."""
 
     cache_gb: float | None = key(None, FROM_0)  # part: shards
@@ -133,7 +133,7 @@ class DataConfig:
     """Folder that `python -m loaders.index ... out=DIR` wrote: training starts without listing the
     data set; null: list it at each start."""
 
-    check_files: bool = True  # part: header_cache
+    check_files: bool = True
     """Compare the size and modification time of every file with the index at the start; false: only
     when the file is read."""
 
@@ -169,7 +169,7 @@ class DataConfig:
     num_classes: int | None = key(None, FROM_2)  # part: masks
     """masks: number of classes; null: one more than the highest index in the masks."""
 
-    ignore_index: int = -100  # part: masks|header_cache
+    ignore_index: int = -100
     """masks: index of pixels without a class, often 255. No mask has the default: all count."""
 
     shuffle: str = key("full", one_of("full", "window"))  # part: shards
@@ -182,19 +182,19 @@ class DataConfig:
     max_pixels: int = key(100_000_000, FROM_1)  # part: images
     """Largest number of pixels of an image; protects against decompression bombs."""
 
-    on_error: str = key("raise", one_of("raise", "skip"))  # part: bad_samples
+    on_error: str = key("raise", one_of("raise", "skip"))
     """Action if a file cannot be decoded: `raise` (stop and name it) or `skip`: training takes the
     rank's next good sample in its place, evaluation leaves it out. Files whose headers are already
     bad belong to no split."""
 
-    max_bad_samples: int = key(10, FROM_0)  # part: bad_samples
+    max_bad_samples: int = key(10, FROM_0)
     """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes,
     before the run stops; `summary.json` counts them."""
 
     resize: Any = key(None, SIZE)  # part: images
     """Size before the crop, in pixels: null (keep), an int (shorter side) or [height, width]."""
 
-    reduced_decoding: bool = True  # part: partial_decoding
+    reduced_decoding: bool = True
     """Decode a JPEG at 1/2, 1/4 or 1/8 of its size if the crop is much larger than the output
     (packing and loader=pytorch). Pixels then differ from full decoding by 0.5 of 255 on average."""
 
@@ -258,7 +258,7 @@ class LoaderConfig:
     name: str = MISSING
     """Backend: `pytorch`, `dali`, `dali_reader`, `packed` or `synthetic`."""
 
-    num_workers: Any = key(None, WORKERS)  # part: workers
+    num_workers: Any = key(None, WORKERS)
     """pytorch, packed: worker processes per rank; 0: threads of the training process; null: on a
     GPU one for each CPU of the rank but one, on a CPU or without images 0. `auto`: a measurement of
     some seconds chooses workers and threads (dali: threads)."""
@@ -302,12 +302,12 @@ class ModelConfig:
     kwargs: dict[str, Any] = key({})
     """Further arguments of the model's constructor, such as `batch_norm`."""
 
-    weights: str | None = None  # part: finetune
+    weights: str | None = None
     """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the
     folder of a run; null: random. Tensors of the right name and shape are loaded, the others start
     at random. A resumed run has the weights of its checkpoint instead."""
 
-    freeze: str | None = None  # part: finetune
+    freeze: str | None = None
     """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it
     stay fixed. null: train all layers."""
 
@@ -345,7 +345,7 @@ class OptimizerConfig:
     step_factor: float = key(0.1, ABOVE_0)
     """step: factor of each change."""
 
-    backbone_lr_scale: float = key(1.0, ABOVE_0)  # part: finetune
+    backbone_lr_scale: float = key(1.0, ABOVE_0)
     """Factor of `lr` for all layers but the head, such as 0.1 for fine-tuning."""
 
 
@@ -363,7 +363,7 @@ class TaskConfig:
     """Classification, segmentation: share of the probability that is spread over all classes."""
 
 
-@dataclass  # part: loss_weights
+@dataclass
 class LossConfig:
     weights: Any = None
     """Weights of the classes, for classes with few images or pixels: null (equal), `auto` (inverse
@@ -392,7 +392,7 @@ class CheckpointConfig:
     """Resume even if the data or its plan have changed, from the beginning of the epoch."""
 
 
-@dataclass  # part: amp
+@dataclass
 class AmpConfig:
     dtype: str = key("auto", one_of("auto", "float16", "bfloat16", "float32"))
     """`float16` (with loss scaling), `bfloat16` (without: it has the range of float32), `float32`
@@ -402,13 +402,13 @@ class AmpConfig:
     """First loss scale; halved at each overflow, doubled after 2,000 steps without one."""
 
 
-@dataclass  # part: ema
+@dataclass
 class EmaConfig:
     decay: float = key(0.999, BELOW_1)
     """Share of the average that is kept in a step; smaller in the first steps."""
 
 
-@dataclass  # part: ranks
+@dataclass
 class DistributedConfig:
     backend: str = key("auto", one_of("auto", "nccl", "gloo"))
     """`auto` (NCCL on CUDA, gloo on the CPU), `nccl` or `gloo`."""
@@ -421,7 +421,7 @@ class DistributedConfig:
     """Seconds after which a collective that some rank has not joined fails on the other ranks."""
 
 
-@dataclass  # part: early_stopping
+@dataclass
 class EarlyStoppingConfig:
     patience: int | None = key(None, FROM_1)
     """The run ends after so many epochs in a row in which the task's best metric did not improve;
@@ -444,7 +444,7 @@ class LogConfig:
     """Progress bar on a terminal; false, or without a terminal: plain lines."""
 
 
-@dataclass  # part: profile
+@dataclass
 class ProfileConfig:
     steps: list[int] | None = key(
         None,
@@ -464,15 +464,14 @@ class Config:
     model: ModelConfig = MISSING
     optimizer: OptimizerConfig = MISSING
     task: TaskConfig = MISSING
-    loss: LossConfig = field(default_factory=LossConfig)  # part: loss_weights
+    loss: LossConfig = field(default_factory=LossConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    amp: AmpConfig = field(default_factory=AmpConfig)  # part: amp
-    ema: EmaConfig = field(default_factory=EmaConfig)  # part: ema
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)  # part: ranks
+    amp: AmpConfig = field(default_factory=AmpConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     log: LogConfig = field(default_factory=LogConfig)
-    profile: ProfileConfig = field(default_factory=ProfileConfig)  # part: profile
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
 
-    # part: early_stopping
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
 
     name: str = "${run_stamp:}"
@@ -490,7 +489,7 @@ class Config:
     global_batch_size: int = key(64, FROM_1)
     """Number of samples per optimizer step over all devices."""
 
-    accumulate_steps: int = key(1, FROM_1)  # part: accumulate
+    accumulate_steps: int = key(1, FROM_1)
     """Number of parts of a batch whose gradients are added up (`train_accumulate.py`)."""
 
     max_bad_steps: int = key(25, FROM_1)

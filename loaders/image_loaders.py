@@ -33,7 +33,7 @@ def build_loaders(
         cfg = with_fastest_parallelism(cfg, new_loader, new_sampler, device)
     train_loader = new_loader(train_sampler, cfg, device)
     val_loader = new_loader(val_sampler, cfg, device)
-    train_loader.samplers = [train_sampler, val_sampler]  # part: bad_samples
+    train_loader.samplers = [train_sampler, val_sampler]
     lines = describe(cfg, train_index, val_index)
     if rank == 0:
         warn(cfg.data, train_index)

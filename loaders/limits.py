@@ -8,27 +8,27 @@ from pathlib import Path
 
 import torch
 
-NO_SHARED_MEMORY = (  # part: workers
+NO_SHARED_MEMORY = (
     "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run "
     "--shm-size=8g; Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set "
     "loader.num_workers=0, which loads with threads and without shared memory"
 )
-WORKER_DIED = (  # part: workers
+WORKER_DIED = (
     "most likely the machine has no more memory: lower loader.num_workers, "
     "loader.prefetch_factor or global_batch_size"
 )
 OPEN_FILES = "raise the limit with ulimit -n 65536"
-OPEN_FILES += ", or lower loader.num_workers"  # part: workers
+OPEN_FILES += ", or lower loader.num_workers"
 
-MIN_ROWS = 64  # part: images workers
+MIN_ROWS = 64  # part: images
 """Rows that a worker loads at once, or more: each time costs the training process about 0.1 ms."""
 
 # part of an error's message -> which setting to change
 LIMITS = {
     "Too many open files": OPEN_FILES,
-    "shared memory": NO_SHARED_MEMORY,  # part: workers
-    "exited unexpectedly": WORKER_DIED,  # part: workers
-    "Connection reset by peer": WORKER_DIED,  # part: workers
+    "shared memory": NO_SHARED_MEMORY,
+    "exited unexpectedly": WORKER_DIED,
+    "Connection reset by peer": WORKER_DIED,
 }
 
 
@@ -44,7 +44,7 @@ def limits_explained() -> Iterator[None]:
     except LimitError:
         raise
     except (OSError, RuntimeError) as error:
-        if isinstance(error.__cause__, LimitError):  # part: workers
+        if isinstance(error.__cause__, LimitError):
             raise error.__cause__ from None  # which PyTorch has wrapped
         for sign, advice in LIMITS.items():
             if sign in str(error):
@@ -71,7 +71,7 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, min(mine, all_ranks // num_ranks))
 
 
-# part: images workers
+# part: images
 def default_workers(device: torch.device, num_samples: int, num_threads: int) -> int:
     """Return the number of worker processes where `loader.num_workers` is null.
 

@@ -45,7 +45,7 @@ class DataInfo:
     pictures: Callable[[Any], Tensor | None] = lambda inputs: None
     """Inputs as pictures: 1 or 3 channels with values in [0, 1]; None: they are not images."""
 
-    class_counts: Callable[[], np.ndarray] | None = None  # part: loss_weights
+    class_counts: Callable[[], np.ndarray] | None = None
     """Computes (K,) the number of samples of each class, for `loss.weights=auto`."""
 
     @property
@@ -102,7 +102,6 @@ class Loader(Protocol):
     def last_samples(self) -> Sequence[int]:
         """Numbers of the samples of the batch that was yielded last."""
 
-    # part: bad_samples
     def share_bad_samples(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
         """Exchange the ranks' bad samples; return their number by split, {} if none can be bad.
 

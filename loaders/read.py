@@ -32,7 +32,7 @@ def _read_file(
     file = os.open(path, os.O_RDONLY)  # a file object would call the system twice as often
     try:
         stat = os.fstat(file)
-        check_unchanged(path, index.headers[side][sample], stat)  # part: header_cache|dali
+        check_unchanged(path, index.headers[side][sample], stat)
         # Unlike bytes, an array can use a bytearray without a copy.
         content = bytearray(stat.st_size if into is None else 0)
         filled = content if into is None else into.data.cast("B")
@@ -69,14 +69,14 @@ def read_resized(
     side: int,
     rectangle: tuple[int, int, int, int],
     size: tuple[int, int],
-    reduces: bool,  # part: partial_decoding
+    reduces: bool,
 ) -> np.ndarray:
     """Read and resize a rectangle of an image, (height, width, channels) of the side's dtype.
 
     Args:
         rectangle: y, x, height and width in pixels.
         size: (height, width) in pixels.
-        reduces: decode a JPEG at a fraction of its size if enough.  # part: partial_decoding
+        reduces: decode a JPEG at a fraction of its size if enough.
 
     Raises:
         BadFileError, OSError, MemoryError: as `read_image`.
@@ -87,7 +87,7 @@ def read_resized(
     else:
         content, header = read_bytes(index, sample, side), index.headers[side][sample]
         try:
-            if spec.content == "rgb":  # part: partial_decoding
+            if spec.content == "rgb":
                 part = decode_partly(content, header, rectangle, size, reduces)
                 if part is not None:
                     return part

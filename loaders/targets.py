@@ -211,7 +211,6 @@ def describe_target(target: Target) -> dict[str, Any]:
     return {"kind": target.kind} | facts
 
 
-# part: index|finetune|predict|export
 TARGETS: dict[str, type[Target]] = {
     "labels": Labels,
     "several labels": MultiLabels,
@@ -222,7 +221,6 @@ TARGETS: dict[str, type[Target]] = {
 }
 """The class of each kind."""
 
-# part: index|finetune|predict|export
 FACTS = {
     "classes": [str],
     "names": [str],
@@ -234,7 +232,6 @@ FACTS = {
 """Kinds of the attributes of targets, see `conf.facts.check_kind`."""
 
 
-# part: index|finetune|predict|export
 def target_of(facts: dict[str, Any], where: str = "the target") -> Target:
     """Return the target that `describe_target` described, without values.
 

@@ -39,7 +39,7 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
         ) from error
     model = new_model(*given.args, **given.kwargs)
 
-    freeze_as(cfg, model)  # part: finetune
+    freeze_as(cfg, model)
 
     if cfg.channels_last:
         model = model.to(memory_format=torch.channels_last)

@@ -131,7 +131,7 @@ class CheckpointWriter:
         is_linked = best is not None and self.options.best
         file, needed = path, num_bytes(state)
         try:
-            state = self.group.write_shards(state, self.folder)  # part: fsdp
+            state = self.group.write_shards(state, self.folder)
             if self.group.rank > 0:
                 return
             weights = None if "shards" in state else state.pop("weights", state.get("model"))
@@ -149,7 +149,7 @@ class CheckpointWriter:
             link(path, self.folder / "last.pt")
             if is_linked:
                 link(path, self.folder / "best.pt")
-            if is_linked and weights is None:  # part: fsdp
+            if is_linked and weights is None:
                 published.unlink(missing_ok=True)  # of an earlier best state
             self.best = best or self.best
             files = newest_first(self.folder)
@@ -157,13 +157,13 @@ class CheckpointWriter:
             # Later steps are of an earlier attempt: the run has resumed before them.
             for old in files[:place] + files[place + self.options.keep :]:
                 old.unlink()
-            remove_shards(self.folder)  # part: fsdp
+            remove_shards(self.folder)
         except Exception as error:
             reason = str(error).partition("\n")[0] or repr(error)
             room = f"about {needed / 1e6:.1f} MB needed"
             with suppress(OSError):  # where the folder is gone
                 room += f", {shutil.disk_usage(self.folder.parent).free / 1e6:.1f} MB free"
-            if self.group.rank == 0:  # part: fsdp
+            if self.group.rank == 0:
                 with suppress(OSError):
                     remove_shards(self.folder)  # of this write
             self.error = OSError(
@@ -201,7 +201,7 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             if damage is not None:
                 raise ValueError(f"wrong checksum of {damage}")
             state = torch.load(file, map_location="cpu", weights_only=True)
-            check_shards(state, file.parent)  # part: fsdp
+            check_shards(state, file.parent)
         except Exception as error:  # damaged bytes raise errors of any type
             reason = str(error).partition("\n")[0][:200]
             log.warning("%s is damaged or not a checkpoint (%s)", file, reason)

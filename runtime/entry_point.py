@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from conf.check import check_batch_size
 from conf.cli import to_config, user_errors, with_home
 from conf.schema import Config
-from runtime.setup import num_processes  # part: ranks
+from runtime.setup import num_processes
 
 
 def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:

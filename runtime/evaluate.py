@@ -26,7 +26,7 @@ def evaluate(
     task: Task,
     loader: Loader,
     precision: AbstractContextManager[object] | None = None,
-    num_batches: int = 0,  # part: fsdp
+    num_batches: int = 0,
 ) -> tuple[Tensor, Shown]:
     """Add up `task.sums()` over the loader, and keep the worst samples to show.
 
@@ -38,7 +38,7 @@ def evaluate(
         task: task whose `sums()` are added up.
         loader: iterable of (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
-        num_batches: minimum number of calls of the model, equal on all ranks.  # part: fsdp
+        num_batches: minimum number of calls of the model, equal on all ranks.
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and
@@ -52,7 +52,7 @@ def evaluate(
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
     shown: list[tuple[Any, Any, Any]] = []
     kept: Kept = []
-    inputs: Any = None  # part: fsdp
+    inputs: Any = None
     was_training = model.training
     model.eval()
     try:
@@ -61,7 +61,7 @@ def evaluate(
             for number, (inputs, targets) in enumerate(loader):
                 outputs = model(inputs)
                 totals += task.sums(outputs, targets)
-                num_batches -= 1  # part: fsdp
+                num_batches -= 1
                 if all(isinstance(value, Tensor) for value in (inputs, outputs, targets)):
                     losses = task.loss_per_image(outputs, targets)
                     kept = with_worst(kept, [losses, inputs, outputs, targets])
@@ -71,11 +71,11 @@ def evaluate(
                 for place in [size * n // due for n in range(due)]:
                     one = part((inputs, outputs, targets), place, place + 1)
                     shown.append(map_leaves(copied, one))
-            if inputs is None and num_batches > 0:  # part: fsdp
+            if inputs is None and num_batches > 0:
                 inputs = map_leaves(
                     lambda x: x.to(device) if isinstance(x, Tensor) else x, loader.info.example
                 )
-            for _ in range(num_batches):  # part: fsdp
+            for _ in range(num_batches):
                 model(inputs)
     finally:
         model.train(was_training)

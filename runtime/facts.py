@@ -11,7 +11,7 @@ from conf.facts import CHANNELS, check_kind
 from loaders import Loader
 from loaders.targets import describe_target, target_of
 
-PRECISIONS = {  # part: finetune|predict|export
+PRECISIONS = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
 }
@@ -27,7 +27,6 @@ def facts_of(loader: Loader) -> dict[str, Any]:
     }
 
 
-# part: finetune|predict|export
 def check_facts(facts: Any, file: str | Path) -> None:
     """Raise UserError if facts from a file are not those of `facts_of()` with a precision."""
     kinds = {

@@ -46,11 +46,11 @@ class SingleProcess:
         """Return the mean over all ranks."""
         return tensor
 
-    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:  # part: fsdp
+    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
         """Return this rank's shard of a whole tensor if `example` is sharded, else the tensor."""
         return tensor
 
-    def read_shards(self, saved: dict[str, Any], model: nn.Module) -> Any:  # part: fsdp
+    def read_shards(self, saved: dict[str, Any], model: nn.Module) -> Any:
         """Return a checkpoint with this rank's shards of its sharded tensors; every rank calls it.
 
         Args:
@@ -67,14 +67,14 @@ class SingleProcess:
             )
         return saved
 
-    def for_writing(self, model: nn.Module) -> "SingleProcess":  # part: fsdp
+    def for_writing(self, model: nn.Module) -> "SingleProcess":
         """Return these processes for the thread that writes checkpoints; every rank calls it.
 
         With a sharded model, its messages to other ranks must not mix with those of the training.
         """
         return self
 
-    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
+    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Write the sharded tensors to a new folder in `folder`; every rank calls it.
 
         Returns:

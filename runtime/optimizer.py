@@ -87,7 +87,7 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
             f"optimizer.weight_decay={options.weight_decay} is not possible with optimizer.name="
             f"{options.name}, which has no weight decay; use 0"
         )
-    if name == "sgd" and any(hasattr(p, "to_local") for p in model.parameters()):  # part: fsdp
+    if name == "sgd" and any(hasattr(p, "to_local") for p in model.parameters()):
         log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
         kwargs.setdefault("fused", False)
     if name in FUSED and not kwargs.get("foreach"):

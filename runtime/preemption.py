@@ -17,14 +17,13 @@ REQUEUE_MARKER = "requeue"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 _requested = threading.Event()
-# part: ranks
 # The parent, as long as it lives: ranks of a torchrun that was killed save and end, too.
 _torchruns: list[int] = []
 
 
 def is_requested() -> bool:
     """Return True if the main thread has handled such a signal."""
-    if _torchruns and _torchruns[-1] != os.getppid():  # part: ranks
+    if _torchruns and _torchruns[-1] != os.getppid():
         _requested.set()
     return _requested.is_set()
 
@@ -33,7 +32,7 @@ def listen() -> None:
     """Record these signals instead of ending; a second Ctrl-C raises KeyboardInterrupt."""
     for number in SIGNALS:
         signal.signal(number, _remember)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # part: ranks
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         _torchruns.append(os.getppid())
 
 

@@ -68,7 +68,7 @@ class Recorder:
         self.last_line, self.steps_between_lines = -SECONDS_BETWEEN_LINES, cfg.log.every_steps
         self.lr = 0.0
         self.precision = str(precision).removeprefix("torch.")
-        self.num_bad_samples: dict[str, int] = {}  # part: bad_samples
+        self.num_bad_samples: dict[str, int] = {}
         # Of the steps since the last log point
         self.loss_sum = torch.zeros((), device=device)
         self.losses_in_sum = 0.0
@@ -147,7 +147,7 @@ class Recorder:
 
     def log_point(self, step_number: int) -> None:
         """Log the mean loss since the last log point and the other values of the current step."""
-        if self.cfg.data.on_error == "skip":  # part: bad_samples
+        if self.cfg.data.on_error == "skip":
             self.count_bad_samples()
         loss = self.group.mean(self.loss_sum / self.losses_in_sum).item()
         self.timing.finished()
@@ -173,7 +173,7 @@ class Recorder:
             self.last_line = time.monotonic()
             log.info("step %d: %s", step_number, line)
 
-    def count_bad_samples(self) -> None:  # part: bad_samples
+    def count_bad_samples(self) -> None:
         """Exchange the bad samples that ranks found; `data.max_bad_samples` limits all together."""
         self.num_bad_samples = self.loader.share_bad_samples(self.group.gather)
 
@@ -198,7 +198,6 @@ class Recorder:
         self.gpu.stop()
         self.bar.close()
 
-    # part: pictures
     def log_pictures(self, task: Task, totals: Tensor, shown: Shown, step_number: int) -> None:
         """Log charts of the totals of a validation, and some samples with their predictions."""
         if self.group.rank != 0 or not self.cfg.log.images or not shown:
@@ -228,7 +227,7 @@ class Recorder:
         """Write `summary.json`, unless no step was made, and log the closing lines."""
         if self.group.rank != 0:
             return
-        (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)  # part: preemption
+        (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)
         speeds = {
             "perf/images_per_s": self.timing.images_per_s,
             "perf/data_wait_share": self.timing.data_wait_share,
@@ -238,7 +237,7 @@ class Recorder:
             measured = {
                 **speeds,
                 "seconds": {phase: round(s, 3) for phase, s in self.timing.seconds.items()},
-                "bad_samples": self.num_bad_samples,  # part: bad_samples
+                "bad_samples": self.num_bad_samples,
                 "device": str(self.device),
                 "versions": VERSIONS,
             }

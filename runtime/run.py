@@ -76,7 +76,7 @@ class Run:
         self.state = {**state, "guard": self.guard, "run": self}
         self.precision, self.weights = precision or torch.float32, weights
         self.step_number, self.progress = 0, Progress()
-        self.is_last_micro_batch = True  # part: accumulate
+        self.is_last_micro_batch = True
         self.run_dir = Path(
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
@@ -94,7 +94,7 @@ class Run:
         checkpoints = self.run_dir / "checkpoints"
         self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
-        preemption.listen()  # part: preemption
+        preemption.listen()
 
     def resume(self) -> None:
         """Load the checkpoint that `cfg.resume` names, or else initial weights, if any are named.
@@ -118,7 +118,7 @@ class Run:
                 raise
             self.step_number = steps_done(self.loader)
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
-        elif cfg.model.weights is not None:  # part: finetune
+        elif cfg.model.weights is not None:
             from runtime.finetune import start_from
 
             start_from(cfg, self.model, self.loader, self.group)
@@ -141,7 +141,7 @@ class Run:
                 "nothing to do: the run has ended after %s; to train on, raise %s", place, given
             )
             return
-        if self.profiler is not None:  # part: profile
+        if self.profiler is not None:
             self.profiler.start()
         for epoch in epochs:
             yield epoch
@@ -177,13 +177,13 @@ class Run:
             if self.step_number == 1:
                 self.recorder.log_inputs(batch, self.step_number)
             self.timing.end_step()
-            if self.profiler is not None:  # part: profile
+            if self.profiler is not None:
                 self.profiler.step()
                 self.timing.lap("profile")
         self.recorder.close_epoch(self.step_number)
         self._act_on(self.group.pending_flags())
 
-    def record_micro_batch(self, loss: Tensor) -> None:  # part: accumulate
+    def record_micro_batch(self, loss: Tensor) -> None:
         """Record the loss of a micro-batch that does not end its step, divided by their number."""
         self.recorder.add_loss(loss)
 
@@ -207,7 +207,7 @@ class Run:
         every_steps = self.cfg.checkpoint.every_steps
         is_step = every_steps is not None and self.step_number % every_steps == 0
         flags = [not is_step and self.writer.is_time()]
-        flags.append(preemption.is_requested())  # part: preemption
+        flags.append(preemption.is_requested())
         self._act_on(self.group.any_rank(flags), is_step)
 
     def epoch(self, task: Task, totals: Tensor, shown: Shown = ()) -> None:
@@ -220,7 +220,7 @@ class Run:
         """
         metrics = {f"val/{name}": value for name, value in task.metrics(totals).items()}
         self.progress.add(task, metrics, self.step_number, self.loader)
-        self.recorder.log_pictures(task, totals, shown, self.step_number)  # part: pictures
+        self.recorder.log_pictures(task, totals, shown, self.step_number)
         self.recorder.log_validation(metrics, self.step_number)
         self.timing.lap("validation")
         value = metrics[self.progress.best_metric]
@@ -229,7 +229,7 @@ class Run:
     def finish(self) -> None:
         """Wait for the last checkpoint, write `summary.json` if any step was made, log results."""
         self.writer.wait()
-        if self.profiler is not None:  # part: profile
+        if self.profiler is not None:
             self.profiler.stop()
         self.timing.end()
         best, progress = self.writer.best.metrics, self.progress
@@ -271,7 +271,7 @@ class Run:
         are the two `flags`, of which there are none before the ranks have agreed."""
         if is_step or any(flags):
             self._save()
-        if any(flags[1:]):  # part: preemption
+        if any(flags[1:]):
             # torchrun ends all ranks as soon as one has left: not before the file is complete.
             self.writer.wait()
             preemption.leave(self.run_dir, self.step_number, self.group.rank)
@@ -284,7 +284,7 @@ class Run:
         """
         self.guard.settle()
         self.timing.finished()  # what follows, such as the wait for the previous write, is no step
-        self.recorder.count_bad_samples()  # part: bad_samples
+        self.recorder.count_bad_samples()
         self.writer.wait()
         best = self.writer.best  # a checkpoint that could not be written is not the best one
         new_best = validated if validated is not None and validated.beats(best) else None

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 SUMMARY = "summary.json"
 """File in the folder of a run that has ended."""
 
-LOCK_TIMEOUT_S = 120.0  # part: ranks
+LOCK_TIMEOUT_S = 120.0
 """Longer than a file server keeps the locks of a machine that was lost (NFS: 90 s)."""
 
 _locks: dict[Path, FileLock] = {}

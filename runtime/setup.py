@@ -37,7 +37,7 @@ def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
             f"start it with python {script}, or use a script of several processes"
         )
     device = resolve_device(cfg.device, local_rank or 0)
-    if device.type == "cpu":  # part: cpu_memory
+    if device.type == "cpu":
         keep_freed_memory()
     set_numerics(cfg)
     return device

@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 COMPARED = (
     *("model.", "optimizer.", "task.", "data.mean", "data.std", "data.value_range"),
-    "amp.",  # part: amp
-    "ema.",  # part: ema
-    "data.reduced_decoding",  # part: partial_decoding
+    "amp.",
+    "ema.",
+    "data.reduced_decoding",
     *("global_batch_size", "clip_grad_norm"),
-    "accumulate_steps",  # part: accumulate
+    "accumulate_steps",
 )
 """Prefixes of the keys that affect the rest of the training, besides the plan of the data."""
 
@@ -33,7 +33,7 @@ MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
     # These decide the optimizer's groups of weights.
     "optimizer.decay_norms_and_biases",
-    *("model.freeze", "optimizer.backbone_lr_scale"),  # part: finetune
+    *("model.freeze", "optimizer.backbone_lr_scale"),
     "optimizer.kwargs.",  # with some, such as amsgrad, an optimizer keeps other values
 )
 """Prefixes of those that a resume must not change."""
@@ -89,7 +89,7 @@ def load_into(owner: Any, saved: Any, group: SingleProcess) -> None:
     Raises:
         RuntimeError: the owner is a module that the saved tensors do not fit.
     """
-    if not isinstance(owner, Optimizer):  # part: fsdp
+    if not isinstance(owner, Optimizer):
         own = owner.state_dict()
         saved = {name: group.shard_like(value, own.get(name)) for name, value in saved.items()}
     if isinstance(owner, Optimizer):
@@ -143,7 +143,7 @@ def restore(
         path,
         "use that data again, or start another run from its weights, whose head starts fresh then",
     )
-    saved = group.read_shards(saved, state["model"])  # part: fsdp
+    saved = group.read_shards(saved, state["model"])
     try:
         load_into(state["model"], saved["model"], group)
     except RuntimeError as error:

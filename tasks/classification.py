@@ -11,7 +11,7 @@ from tasks.common.sums import count_of_each, sum_columns
 from tasks.common.task import Task, check_shape
 from tasks.common.weights import class_weights, on_device
 
-MAX_CONFUSION_CLASSES = 500  # part: pictures
+MAX_CONFUSION_CLASSES = 500
 """Number of classes up to which the confusion matrix is part of the sums."""
 
 
@@ -30,11 +30,11 @@ class Classification(Task):
         self.classes = loader.info.classes
         self.num_outputs = len(self.classes)
         self.label_smoothing = cfg.task.label_smoothing
-        self.weights = class_weights(cfg, loader)  # part: loss_weights
+        self.weights = class_weights(cfg, loader)
         self.metric_names = ("loss", "top1", "top5") if self.num_outputs > 5 else ("loss", "top1")
         self.num_sums = 1 + len(self.metric_names)
-        self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES  # part: pictures
-        self.num_sums += self.has_confusion * self.num_outputs**2  # part: pictures
+        self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES
+        self.num_sums += self.has_confusion * self.num_outputs**2
         others = [(f"top{i}", f"probability{i}") for i in range(2, 6)]  # part: predict
         columns = ("prediction", "probability", *sum(others, ()))  # part: predict
         self.columns = columns[: 2 * self.num_outputs]  # part: predict
@@ -46,7 +46,7 @@ class Classification(Task):
         return F.cross_entropy(
             outputs.float(),
             targets,
-            weight=on_device(self.weights, outputs.device),  # part: loss_weights
+            weight=on_device(self.weights, outputs.device),
             reduction="none",
             label_smoothing=self.label_smoothing,
         )
@@ -59,13 +59,12 @@ class Classification(Task):
         hits = (guesses == targets.unsqueeze(1)).cumsum(dim=1)
         columns = [losses, hits[:, 0], hits[:, -1]]
         sums = sum_columns(*columns[: len(self.metric_names)])
-        if self.has_confusion:  # part: pictures
+        if self.has_confusion:
             # of the true class and, within it, of the predicted one
             cells = targets * self.num_outputs + guesses[:, 0]
             sums = torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
         return sums
 
-    # part: pictures
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images with their true and predicted classes and the probabilities of these."""
         captions = []
@@ -76,7 +75,7 @@ class Classification(Task):
             captions.append([(texts[0], "white"), (texts[1], colour)])
         return {"predictions": with_captions(inputs, captions)}
 
-    def plots(self, totals: Tensor) -> dict[str, Tensor]:  # part: pictures
+    def plots(self, totals: Tensor) -> dict[str, Tensor]:
         if not self.has_confusion:
             return {}
         counts = totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)

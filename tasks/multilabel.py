@@ -44,14 +44,14 @@ class MultiLabel(Task):
         self.columns = self.classes  # part: predict
         self.num_outputs = len(self.classes)
         self.num_sums = 2 + 2 * self.num_outputs * NUM_BINS
-        self.weights = class_weights(cfg, loader, against_rest=True)  # part: loss_weights
+        self.weights = class_weights(cfg, loader, against_rest=True)
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
         losses = F.binary_cross_entropy_with_logits(
             outputs.float(),
             targets,
-            pos_weight=on_device(self.weights, outputs.device),  # part: loss_weights
+            pos_weight=on_device(self.weights, outputs.device),
             reduction="none",
         )
         return losses.mean(dim=1)
@@ -85,7 +85,6 @@ class MultiLabel(Task):
         """Return probabilities, (N, number of classes) float32."""
         return outputs.float().sigmoid()
 
-    # part: pictures
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images with their true classes and, with probabilities, the predicted ones."""
         captions = []

@@ -26,7 +26,7 @@ class Regression(Task):
     best_metric = "r2"
     losses = ("mse", "l1")
     refused_keys: tuple[str, ...] = ("task.label_smoothing",)
-    refused_keys += ("loss.weights",)  # part: loss_weights
+    refused_keys += ("loss.weights",)
     metric_names = ("loss", "mae", "r2")
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
@@ -66,7 +66,6 @@ class Regression(Task):
         r2 = torch.where(varies, 1 - residual / total.where(varies, 1), (residual == 0).double())
         return means | {"r2": float(r2.mean())}
 
-    # part: pictures
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images with their true and predicted numbers."""
         rows = [

@@ -27,7 +27,7 @@ class Restoration(Task):
     best_metric = "psnr"
     losses = ("charbonnier", "l1")
     refused_keys: tuple[str, ...] = ("task.label_smoothing",)
-    refused_keys += ("loss.weights",)  # part: loss_weights
+    refused_keys += ("loss.weights",)
     num_sums = 4
     makes_images = True  # part: predict
 
@@ -48,7 +48,6 @@ class Restoration(Task):
         targets = self._to_unit_range(targets)
         return sum_columns(losses, psnr(outputs, targets), ssim(outputs, targets))
 
-    # part: pictures
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the inputs, outputs and targets."""
         outputs, targets = self._to_unit_range(outputs), self._to_unit_range(targets)

@@ -37,7 +37,7 @@ class Segmentation(Task):
         self.num_outputs = len(loader.info.classes)
         self.num_sums = 2 + 3 * self.num_outputs
         self.label_smoothing, self.ignore_index = cfg.task.label_smoothing, target.ignore_index
-        self.weights = class_weights(cfg, loader)  # part: loss_weights
+        self.weights = class_weights(cfg, loader)
         self.palette = palette(self.num_outputs)
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Segmentation(Task):
         losses = F.cross_entropy(
             outputs.float(),
             targets,
-            weight=on_device(self.weights, outputs.device),  # part: loss_weights
+            weight=on_device(self.weights, outputs.device),
             ignore_index=self.ignore_index,
             reduction="none",
             label_smoothing=self.label_smoothing,
@@ -88,7 +88,6 @@ class Segmentation(Task):
         dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
         return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
 
-    # part: pictures
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images, masks and predicted masks; pixels without a class are white."""
         masks = torch.where(targets == self.ignore_index, -1, targets)

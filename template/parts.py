@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from conf.reference import documented_keys
 from template.cut_tests import (
@@ -58,23 +58,30 @@ def refuse(message: str) -> NoReturn:
 @cache
 def read_parts() -> tuple[dict[str, Part], dict[str, list[str]]]:
     """Read the parts by name, and paths with the parts that all have to be there for them."""
-    declared = tomllib.loads(DECLARATION.read_text())
-    together = declared.pop("with")
-    groups = declared.items()
+    groups = declared()
+    together = groups.pop("with")
+    groups.pop("core")
     return {
-        name: Part(group, **facts) for group, parts in groups for name, facts in parts.items()
+        name: Part(group, **facts)
+        for group, parts in groups.items()
+        for name, facts in parts.items()
     }, together
 
 
+def declared() -> dict[str, Any]:
+    return tomllib.loads(DECLARATION.read_text())
+
+
 def with_needs(names: list[str]) -> set[str]:
-    """Return parts with all that they need; `core` stands for none, no name at all for all of them.
+    """Return parts with all that they need; `core` and parts of earlier versions stand for none, no
+    name at all for all of them.
 
     `images` is one of them, unless there is data of one's own in its place; and so is `scripts`,
     which lines and files need that a project with one merged script does not have.
     """
     parts, _ = read_parts()
-    chosen = {"scripts"}
-    waiting = [name for name in names if name != "core"] if names else list(parts)
+    chosen, chooses_nothing = {"scripts"}, {"core", *declared()["core"]["since"]}
+    waiting = [name for name in names if name not in chooses_nothing] if names else list(parts)
     if "own" not in waiting:  # without images, it is the only data
         waiting.append("images")
     while waiting:

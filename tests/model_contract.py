@@ -38,8 +38,8 @@ def check_contract(name: str, head: str, accepted: str, *wrong: tuple[str, Any])
         assert (formats == {True}) == channels_last
     inputs = torch.rand(2, 3, 16, 24)
     torch.testing.assert_close(models[1](inputs), models[0](inputs), rtol=1e-3, atol=1e-4)
-    assert head_of(models[0]) == (head,)  # part: finetune
-    assert first_convolution(models[0]) in models[0].state_dict()  # part: finetune
+    assert head_of(models[0]) == (head,)
+    assert first_convolution(models[0]) in models[0].state_dict()
 
 
 def check_family(name: str, arch: str, size: int) -> None:

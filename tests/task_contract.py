@@ -33,11 +33,11 @@ def build(
     """The task, built as a script builds it, for 100 training samples, `counts` of each class."""
     data = DataConfig(layout="mine", value_range=list(value_range))
     cfg = Config(task=TaskConfig(name=name, loss=loss, **options), data=data)
-    cfg.loss.weights = weights  # part: loss_weights
+    cfg.loss.weights = weights
     info = DataInfo(
         target=target,
         num_samples=100,
-        class_counts=lambda: np.array(counts, float),  # part: loss_weights
+        class_counts=lambda: np.array(counts, float),
     )
     loader: Any = SimpleNamespace(info=info)
     return build_task(cfg, loader)
@@ -104,7 +104,7 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
     images = task.images(outputs)  # part: predict
     has_images = images is not None and len(images) == num_images  # part: predict
     assert task.makes_images == has_images  # part: predict
-    for channels in (1, 3):  # part: pictures
+    for channels in (1, 3):
         inputs = torch.rand(num_images, channels, 9, 7)
         shown = task.visualize(inputs, outputs.bfloat16(), targets)
         plots = task.plots(whole)

@@ -35,9 +35,9 @@ def cut_short(path: str) -> None:
 
 
 DAMAGE: list[tuple[Callable[[str], None], str]] = [
-    (cut_short, "has changed since"),  # part: header_cache|dali
+    (cut_short, "has changed since"),
     (os.unlink, "No such file"),
-    (lambda path: os.utime(path, (0, 0)), "has changed since"),  # part: header_cache|dali
+    (lambda path: os.utime(path, (0, 0)), "has changed since"),
     (rot, "cannot be decoded"),
 ]
 

@@ -161,7 +161,7 @@ def test_tensorboard_has_every_promised_tag_and_setting_and_the_line_of_an_epoch
     for tag, step in first.items():
         assert [at for at, _ in scalars_of(plain, tag)] == list(range(step, 21)), tag
     images = ["train/inputs"]
-    images += ["val/predictions", "val/confusion"]  # part: pictures
+    images += ["val/predictions", "val/confusion"]
     assert events_of(plain).Tags()["images"] == images
 
     contents = events_of(plain).PluginTagToContent("hparams")  # its table of runs
@@ -192,7 +192,6 @@ def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(plain, tmp
     assert change == pytest.approx(rate * limit, rel=0.01)
 
 
-# part: workers
 def test_workers_do_not_import_again_what_the_script_imports(tmp_path) -> None:
     folder = folder_with(tmp_path / "s", "train.py")
     (folder / "noted.py").write_text("print('noted', flush=True)\n")

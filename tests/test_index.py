@@ -86,7 +86,6 @@ def sizes_of(photos: Path, *more: str) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-# part: header_cache
 def test_only_files_that_are_new_or_changed_are_read_again(photos: Path) -> None:
     sizes = sizes_of(photos)
     assert sizes["foto ä 4.jpg"] == (64, 80)

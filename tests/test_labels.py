@@ -99,7 +99,7 @@ def test_cells_become_classes_several_labels_or_numbers(
     assert ",".join(target.names if target.kind == "numbers" else target.classes) == names
     by_number = labels_by_number(loader.index) | labels_by_number(other.index)
     assert by_number == {n: expected[n % len(expected)] for n in range(NUM_IMAGES)}
-    if target.kind != "numbers":  # part: loss_weights
+    if target.kind != "numbers":
         labels = [label for several in labels_by_number(loader.index).values() for label in several]
         assert class_counts(loader.index).tolist() == [labels.count(c) for c in target.classes]
     assert names.replace(",", ", ") in loader.info.description[0]

@@ -58,7 +58,6 @@ def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_
     assert cpus_per_rank(tmp_path) == cpus
 
 
-# part: workers
 @pytest.mark.parametrize(
     ("device", "num_cpus", "num_threads", "workers"),
     [
@@ -72,7 +71,6 @@ def test_a_gpu_has_worker_processes(device, num_cpus, num_threads, workers, monk
     assert default_workers(torch.device(device), 1000, num_threads) == workers
 
 
-# part: workers
 def test_worker_processes_share_batches_and_mix_none_up() -> None:
     """Also after an epoch was left early, and with more batches than fit into their memory. They
     have little memory of their own."""

@@ -40,18 +40,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             loggers.log({"val/loss": 0.5, "val/predictions": torch.rand(2, 3, 8, 8)}, steps[-1])
             loggers.flush()
             loggers.close()
-            with (run / "metrics.csv").open("a") as file:  # part: csv
+            with (run / "metrics.csv").open("a") as file:
                 file.write("\n1" * (steps[0] == 1))
     return run
 
 
-def test_csv_has_one_row_per_number_and_step_and_none_that_was_cut(run: Path) -> None:  # part: csv
+def test_csv_has_one_row_per_number_and_step_and_none_that_was_cut(run: Path) -> None:
     losses = [f"{step},train/loss,{1 / step}" for step in (1, 2, 3, 4, 5)]
     expected = ["step,name,value", *losses, "5,val/loss,0.5"]
     assert (run / "metrics.csv").read_text().splitlines() == expected
 
 
-# part: csv
 def test_csv_of_a_resumed_run_that_is_killed_at_once_keeps_its_rows(tmp_path) -> None:
     path = tmp_path / "metrics.csv"
     rows = ["step,name,value", "1,train/loss,0.5", "2,train/loss,0.25"]

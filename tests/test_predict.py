@@ -114,7 +114,7 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
     val, some = tmp_path / "val", tmp_path / "some"
     options = [*SHORT, *data.options, *common(root), f"task={task}", *options]
     options += ["global_batch_size=4", f"data.crop=[{CROP[0]},{CROP[1]}]"]
-    if task in ("multilabel", "segmentation"):  # part: loss_weights
+    if task in ("multilabel", "segmentation"):
         options += ["loss.weights=auto"]
     options += ["data.hflip=0.5"] * (task == "regression")
     commands = [

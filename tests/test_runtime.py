@@ -154,7 +154,6 @@ def test_an_average_follows_all_layers_in_a_few_operations() -> None:  # part: e
         assert [*map(int, counted)] == [1] * num_layers
 
 
-# part: pictures
 @pytest.mark.parametrize(("asked", "expected"), [(1, 1), (99, 16)])
 def test_a_validation_shows_as_many_pictures_as_are_asked_for(asked, expected, run_of) -> None:
     run = run_of(f"log.images={asked}")
@@ -165,7 +164,6 @@ def test_a_validation_shows_as_many_pictures_as_are_asked_for(asked, expected, r
     assert task.visualize.call_count == expected
 
 
-# part: pictures
 def test_the_inputs_of_the_training_are_shown_with_their_targets(run_of) -> None:
     run = run_of("log.images=3")
     run.recorder.loggers = Mock()
@@ -370,7 +368,6 @@ def test_without_a_gpu_that_can_be_read_nothing_is_watched() -> None:
         assert monitor.values().keys() == keys
 
 
-# part: csv
 def test_a_run_logs_how_busy_its_gpu_is_and_says_what_limits_it(run_of, tmp_path, caplog) -> None:
     run = run_of("log.to=[csv]", "log.every_steps=2", "max_steps=4", "log.images=0")
     busy = {"perf/gpu_utilization": 0.5, "perf/peak_memory_gib": 2.0}

@@ -318,7 +318,7 @@ def test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_th
 ) -> None:
     """And a storage that fails is no bad sample."""
     remote += ["epochs=2", "log.images=0", "checkpoint.every_steps=1"]
-    remote += ["data.on_error=skip"]  # part: bad_samples
+    remote += ["data.on_error=skip"]
     local = [*remote, f"data.root={shards}"]
     train("train_ddp.py", tmp_path / "whole", *local)
     # The shard that the first epoch needs last is away.
@@ -331,7 +331,7 @@ def test_ranks_whose_bucket_stays_away_end_and_go_on_from_their_checkpoint_to_th
     assert f"{web.url}/{missing}: 500" in "".join(texts)
     saved = checkpoint_of(tmp_path / "run")
     assert 1 <= saved["step"] < len(loader)
-    assert not any(saved["loader"]["bad"])  # part: bad_samples
+    assert not any(saved["loader"]["bad"])
     assert not (tmp_path / "run" / "requeue").exists()
     web.fault = lambda path: None
     train("train_ddp.py", tmp_path / "run", *remote, "resume=auto")

@@ -34,7 +34,7 @@ def test_it_keeps_the_contract(options: dict[str, Any], device: str) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with refused("task.loss=l1"):
         classification(loss="l1")
-    for weights in ([1, 2], "many", 3, [1, 2, -1], [1, "x", 2], [1, nan, 2]):  # part: loss_weights
+    for weights in ([1, 2], "many", 3, [1, 2, -1], [1, "x", 2], [1, nan, 2]):
         with refused(f"loss.weights={weights}"):
             classification(3, weights=weights)
 
@@ -55,12 +55,10 @@ def test_top1_and_top5_count_hits_and_with_up_to_five_classes_top5_would_be_one(
         assert metrics["top1"] == (outputs.argmax(dim=1) == targets).double().mean().item()
 
 
-# part: loss_weights
 def test_a_weight_multiplies_the_loss_of_its_class() -> None:
     check_weights(classification, lambda c: (torch.zeros(1, 3), torch.tensor([c])))
 
 
-# part: pictures
 def test_the_confusion_matrix_is_that_of_scikit_learn_and_left_out_of_many_classes() -> None:
     from sklearn.metrics import confusion_matrix
 
@@ -73,7 +71,6 @@ def test_the_confusion_matrix_is_that_of_scikit_learn_and_left_out_of_many_class
     assert (sums.shape, many.plots(sums)) == ((4,), {})
 
 
-# part: pictures
 def test_right_predictions_are_dark_cells_of_the_chart_and_green_names_below_their_images() -> None:
     task, outputs, targets = classification(), 9 * torch.eye(7), torch.arange(7)
     [chart] = task.plots(task.sums(outputs, targets)).values()
@@ -84,7 +81,6 @@ def test_right_predictions_are_dark_cells_of_the_chart_and_green_names_below_the
     assert (red > green).tolist() == [number != 3 for number in range(7)]
 
 
-# part: pictures
 def test_the_probabilities_of_the_captions_are_those_of_the_model(monkeypatch) -> None:
     written = []
     monkeypatch.setattr(

@@ -32,7 +32,6 @@ def test_what_does_not_fit_is_refused() -> None:
     check_refused(multilabel, ("loss", "l1"), ("label_smoothing", 0.1))
 
 
-# part: loss_weights
 def test_automatic_weights_balance_present_and_absent() -> None:
     zeros, ones = torch.zeros(1, 3), torch.ones(1, 3)
     for counts, weights in (((100, 50, 20), [1, 1, 4]), ((50, 10, 0), [1, 9, 1])):

@@ -30,7 +30,7 @@ def test_it_keeps_the_contract(loss: str, device: str) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     check_refused(regression, ("loss", "bce"), ("label_smoothing", 0.1))
-    check_refused(regression, ("weights", "auto"), ("weights", 0))  # part: loss_weights
+    check_refused(regression, ("weights", "auto"), ("weights", 0))
 
 
 def test_mae_and_r2_are_those_of_scikit_learn() -> None:

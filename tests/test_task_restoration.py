@@ -37,7 +37,7 @@ def test_it_keeps_the_contract(loss: str, low: float, device: str) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     check_refused(restoration, ("loss", "mse"), ("label_smoothing", 0.1))
-    check_refused(restoration, ("weights", "auto"))  # part: loss_weights
+    check_refused(restoration, ("weights", "auto"))
 
 
 @pytest.mark.parametrize(("loss", "epsilon"), [("l1", 0.0), ("charbonnier", 0.001)])

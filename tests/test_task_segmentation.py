@@ -36,7 +36,6 @@ def test_an_unknown_loss_is_refused() -> None:
         segmentation(loss="bce")
 
 
-# part: loss_weights
 def test_a_weight_multiplies_the_loss_of_its_class() -> None:
     pixels = torch.zeros(1, 3, 1, 2)
     check_weights(segmentation, lambda c: (pixels, torch.tensor([[[c, 255]]])))

@@ -101,7 +101,7 @@ class DALILoader(ImageLoader):
         self.factors = tuple(index.sides[number].size_factor for number in sizes)
         options = cfg.loader.num_threads or cpus_per_rank(), device.type == "cuda"
         self.others = PlanDataset(index, sizes, *options)
-        self.others.reduces = cfg.data.reduced_decoding  # part: partial_decoding
+        self.others.reduces = cfg.data.reduced_decoding
         self.masks = PlanDataset(index, masks, *options) if masks else None
         # Steps that no row needs are left out of the pipeline.
         self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())

@@ -32,7 +32,7 @@ class PlanDataset:
         pin_memory: put the batches into pinned memory.
     """
 
-    reduces = False  # part: partial_decoding
+    reduces = False
     """Large JPEGs are decoded at a fraction of their size."""
 
     def __init__(
@@ -47,7 +47,6 @@ class PlanDataset:
         self.sides, self.is_raw = index.sides, index.is_raw
         self.pool: ThreadPoolExecutor | None = None
 
-    # part: workers
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"pool": None}
 
@@ -149,7 +148,7 @@ class PlanDataset:
                         number,
                         (factor * y, factor * x, factor * height, factor * width),
                         self.sizes[number],
-                        self.reduces,  # part: partial_decoding
+                        self.reduces,
                     )
                     if dims:  # which takes NumPy ten times as long
                         flipped = movable(torch.from_numpy(image)).flip(dims)

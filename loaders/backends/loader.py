@@ -50,8 +50,8 @@ class ImageLoader(EpochLoader):
             example=torch.zeros(1, self.index.channels, *self.output_size),  # part: fsdp
             name_of=self.index.name_of,
             pictures=self.transform.denormalize,
-            # Not a lambda, which would keep this loader alive.  # part: loss_weights
-            class_counts=partial(class_counts, self.index),  # part: loss_weights
+            # Not a lambda, which would keep this loader alive.
+            class_counts=partial(class_counts, self.index),
         )
         super().__init__(sampler, info)
 
@@ -61,7 +61,7 @@ class ImageLoader(EpochLoader):
 
     def finished_batches(self) -> Iterator[Batch]:
         """Yield the rows of each batch, and its inputs and targets."""
-        if self.device.type == "cpu":  # part: workers|dali|synthetic
+        if self.device.type == "cpu":
             # Only enlarging is worth all cores, which are busy with the following batches.
             enlarges = self.read_size != self.output_size
             num_threads = torch.get_num_threads() if enlarges else 1

@@ -29,36 +29,36 @@ class PyTorchLoader(ImageLoader):
         super().__init__(sampler, cfg, device)
         index, options, pin_memory = self.index, cfg.loader, device.type == "cuda"
         num_threads = options.num_threads or cpus_per_rank()
-        num_workers = options.num_workers  # part: workers
-        if num_workers is None:  # part: workers
+        num_workers = options.num_workers
+        if num_workers is None:
             # Images in memory that only have to be copied need none.
             num_samples = 0 if index.is_raw and index.pixels else sampler.num_rows
             num_workers = default_workers(device, num_samples, options.num_threads)
-        self.shared: SharedBatches | None = None  # part: workers
-        if num_workers:  # part: workers
+        self.shared: SharedBatches | None = None
+        if num_workers:
             num_threads = options.num_threads or max(1, cpus_per_rank() // num_workers)
             pin_memory = False  # `_pinned` does it
-        if num_workers and not isinstance(index, StoredIndex):  # part: index workers
+        if num_workers and not isinstance(index, StoredIndex):  # part: index
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
         self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory)
-        self.dataset.reduces = cfg.data.reduced_decoding  # part: partial_decoding
-        if num_workers:  # part: workers
+        self.dataset.reduces = cfg.data.reduced_decoding
+        if num_workers:
             ahead = options.prefetch_factor
             self.shared = SharedBatches(self.dataset, sampler, num_workers, ahead)
 
     def raw_batches(self) -> Iterator[RawBatch]:
         batches: Iterable[LoadedBatch] = self._by_threads(lambda batch: batch)
-        if self.shared is not None:  # part: workers
+        if self.shared is not None:
             batches = self.shared
         good = self.good_batches(batches, self.dataset.load)
-        if self.shared is not None and self.device.type == "cuda":  # part: workers
+        if self.shared is not None and self.device.type == "cuda":
             return transformed(good, _pinned, 1)
         return good
 
     def finished_batches(self) -> Iterator[Batch]:
         is_by_threads = self.device.type == "cpu"
-        is_by_threads &= self.shared is None  # part: workers
+        is_by_threads &= self.shared is None
         if not is_by_threads:
             yield from super().finished_batches()
             return
@@ -88,6 +88,5 @@ class PyTorchLoader(ImageLoader):
         return batch if batch.bad else self.transform(batch.rows, batch.content)
 
 
-# part: workers
 def _pinned(rows: np.ndarray, images: tuple[Tensor, ...]) -> RawBatch:
     return rows, tuple(side.pin_memory() for side in images)

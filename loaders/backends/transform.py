@@ -30,8 +30,8 @@ class BatchTransform:
         self.index, self.output_size, self.device = index, sampler.output_size, device
         last = cfg.loader.channels_last
         self.memory_format = torch.channels_last if last else torch.contiguous_format
-        # For the batches in use, next and ahead, each of two tensors.  # part: cpu_memory
-        self.memory = BatchMemory(2 * (2 + cfg.loader.prefetch_factor))  # part: cpu_memory
+        # For the batches in use, next and ahead, each of two tensors.
+        self.memory = BatchMemory(2 * (2 + cfg.loader.prefetch_factor))
         low, high = cfg.data.value_range
         mean, std = np.array(cfg.data.mean or [0.0]), np.array(cfg.data.std or [1.0])
         for key, values in [("mean", mean), ("std", std)]:
@@ -100,7 +100,7 @@ class BatchTransform:
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         """Return an uninitialised float32 tensor of a shape (B, C, H, W)."""
-        if self.device.type == "cpu":  # part: cpu_memory
+        if self.device.type == "cpu":
             return self.memory.empty(shape, self.memory_format)
         return torch.empty(shape, device=self.device, memory_format=self.memory_format)
 

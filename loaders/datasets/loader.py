@@ -108,7 +108,7 @@ class OwnLoader(EpochLoader):
             name_of=getattr(self.dataset.data, "name_of", DataInfo.name_of),
             pictures=pictures,
         )
-        if isinstance(target, Labels) and len(target.values):  # part: loss_weights
+        if isinstance(target, Labels) and len(target.values):
             counts = np.bincount(target.values, minlength=len(target.classes)).astype(float)
             return replace(info, class_counts=lambda: counts)
         return info

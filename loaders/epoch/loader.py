@@ -29,14 +29,14 @@ class EpochLoader:
         sampler: sampler of this rank's rows.
         info: facts about the samples.
         batch_size: number of samples in a batch of this rank.
-        samplers: samplers of all splits, this loader's first.  # part: bad_samples
+        samplers: samplers of all splits, this loader's first.
         position: number of rows of the epoch that all ranks together have used.
         last_rows: rows of the batch that was yielded last.
     """
 
     def __init__(self, sampler: EpochSampler, info: DataInfo) -> None:
         self.sampler, self.info = sampler, info
-        self.samplers = [sampler]  # part: bad_samples
+        self.samplers = [sampler]
         self.batch_size = sampler.global_batch_size // sampler.world_size
         self.position = 0
         self.last_rows = np.zeros(0, SAMPLE)
@@ -53,7 +53,7 @@ class EpochLoader:
         for batch in batches:
             while batch.bad:
                 self.sampler.set_aside(batch.bad)
-                batch = load(self.sampler.without_bad(batch.rows))  # part: bad_samples
+                batch = load(self.sampler.without_bad(batch.rows))
             if len(batch.rows):
                 yield batch.rows, batch.content
 
@@ -92,23 +92,22 @@ class EpochLoader:
             "epoch": self.sampler.epoch,
             "position": self.position,
             "plan": self.sampler.description(),
-            "bad": [dict(sampler.bad) for sampler in self.samplers],  # part: bad_samples
+            "bad": [dict(sampler.bad) for sampler in self.samplers],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict()` was taken, on any number of ranks."""
         self.sampler.set_epoch(state["epoch"])
         self.position = state["position"]
-        self._add_bad(state.get("bad", []))  # part: bad_samples
+        self._add_bad(state.get("bad", []))
 
-    # part: bad_samples
     def share_bad_samples(self, gather: Callable[[Any], list[Any]]) -> dict[str, int]:
         """Exchange bad samples, see `loaders.Loader`; raises as `EpochSampler.check_limit`."""
         for bad in gather([sampler.bad for sampler in self.samplers]):
             self._add_bad(bad)
         return {s.name.rpartition("/")[2]: s.num_bad for s in self.samplers}
 
-    def _add_bad(self, found: list[dict[int, str]]) -> None:  # part: bad_samples
+    def _add_bad(self, found: list[dict[int, str]]) -> None:
         for sampler, bad in zip(self.samplers, found, strict=False):
             sampler.bad |= bad
             sampler.check_limit()

@@ -21,7 +21,7 @@ Transform = Callable[[Any, Any], Batch]
 """Turns one into the other."""
 
 
-# part: images workers|dali|synthetic
+# part: images
 def transformed(
     batches: Iterable[RawBatch], transform: Transform, num_threads: int
 ) -> Iterator[Batch]:

@@ -10,7 +10,7 @@ from conf.errors import UserError
 from conf.schema import Config
 from loaders.epoch.permutation import HALF_ROUNDS, random_permutation, stream_key, uniform
 
-log = logging.getLogger(__name__)  # part: bad_samples
+log = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 8192
 """Planned at once, which costs less per row than batch by batch."""
@@ -57,10 +57,10 @@ class EpochSampler:
         UserError: ranks cannot share a batch, or the split is too small for a batch or all ranks.
     """
 
-    left_out: tuple[str, ...] = ()  # part: bad_samples
+    left_out: tuple[str, ...] = ()
     """Files that are no samples, because they are bad."""
 
-    advice = ""  # part: bad_samples
+    advice = ""
     """End of the message that there are too many bad samples."""
 
     def __init__(
@@ -78,7 +78,7 @@ class EpochSampler:
         self.data, self.seed, self.train = cfg.data, cfg.seed, train
         self.global_batch_size = cfg.global_batch_size
         self.epoch = self.start_row = 0
-        self.bad: dict[int, str] = {}  # part: bad_samples
+        self.bad: dict[int, str] = {}
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch."""
@@ -130,7 +130,7 @@ class EpochSampler:
             rows = self.plan(np.arange(start + self.rank, end, self.world_size))
             for first in range(0, len(rows), batch):
                 shard = rows[first : first + batch]
-                shard = self.without_bad(shard)  # part: bad_samples
+                shard = self.without_bad(shard)
                 if len(shard):
                     yield shard
 
@@ -140,14 +140,14 @@ class EpochSampler:
         Raises:
             BadFileError: `data.on_error=raise`, or bad samples now exceed `data.max_bad_samples`.
         """
-        if self.data.on_error == "skip":  # part: bad_samples
+        if self.data.on_error == "skip":
             self._add_bad(failed)
             return
         for reason in failed.values():
-            reason += ", or leave out bad samples with data.on_error=skip"  # part: bad_samples
+            reason += ", or leave out bad samples with data.on_error=skip"
             raise BadFileError(reason)
 
-    def _add_bad(self, failed: dict[int, str]) -> None:  # part: bad_samples
+    def _add_bad(self, failed: dict[int, str]) -> None:
         """Add samples to `bad`: `without_bad` replaces their rows in training and leaves them out
         in evaluation."""
         for sample, reason in failed.items():
@@ -160,12 +160,12 @@ class EpochSampler:
                 )
         self.check_limit()
 
-    @property  # part: bad_samples
+    @property
     def num_bad(self) -> int:
         """Number of samples of the split that this rank knows to be left out or replaced."""
         return len(self.left_out) + len(self.bad)
 
-    def check_limit(self) -> None:  # part: bad_samples
+    def check_limit(self) -> None:
         """Raise BadFileError if more than `data.max_bad_samples` samples are bad."""
         if self.num_bad > self.data.max_bad_samples:
             last = [*self.left_out, *self.bad.values()][-1]
@@ -174,7 +174,7 @@ class EpochSampler:
                 f"{self.data.max_bad_samples}, the last one: {last}{self.advice}"
             )
 
-    def without_bad(self, rows: np.ndarray) -> np.ndarray:  # part: bad_samples
+    def without_bad(self, rows: np.ndarray) -> np.ndarray:
         """Replace those of this rank's rows whose samples are `bad` by its next good ones; in
         evaluation, leave them out.
 

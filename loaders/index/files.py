@@ -59,10 +59,10 @@ def read_headers(
         UserError: some have no readable header or are too large, without `data.on_error=skip`.
     """
     read = scan_headers
-    read = kept_headers  # part: header_cache
+    read = kept_headers
     headers, broken = read(files, data, content)
     named = [f"{path} ({reason})" for path, reason in broken.items()]
-    if data.on_error == "skip":  # part: bad_samples
+    if data.on_error == "skip":
         named = []
     if named:
         raise UserError(
@@ -119,7 +119,7 @@ def file_index(
     for sample in np.flatnonzero(is_bad.any(axis=0)):
         side = sides[is_bad[:, sample].argmax()]  # of two bad files, one counts
         left_out[side.paths[sample]] = side.broken[side.paths[sample]]
-    if left_out:  # part: bad_samples
+    if left_out:
         good = np.flatnonzero(~is_bad.any(axis=0))
         sides, target = tuple(side.take(good) for side in sides), target.take(good)
     files, headers = sides[0].paths, sides[0].headers
@@ -148,6 +148,6 @@ def file_index(
         files=tuple(paths_of(side.paths, root) for side in sides),
         headers=tuple(side.headers for side in sides),
         keep_channels=keep_channels,
-        left_out=left_out,  # part: bad_samples
+        left_out=left_out,
         notes=describe_others(sum((side.others for side in sides), Counter())),
     )

@@ -60,7 +60,7 @@ class Index:
     keep_channels: bool = False
     """True if the channels are those of the file; otherwise every image becomes 8-bit RGB."""
 
-    left_out: dict[str, str] = field(default_factory=dict)  # part: bad_samples
+    left_out: dict[str, str] = field(default_factory=dict)
     """Files that `data.on_error=skip` leaves out, and the reasons why their headers cannot be
     used."""
 
@@ -106,7 +106,6 @@ class Index:
             return bool((self.headers[0]["raw_offset"] >= 0).all())
         return bool(self.pixels) and not self.resized
 
-    # part: check|loss_weights
     @property
     def storage_order(self) -> Sequence[int]:
         """All samples, in the order in which they are stored."""

@@ -47,7 +47,6 @@ def folder_of(root: str) -> str:
     return os.path.join(os.path.normpath(root), "").removeprefix("./")
 
 
-# part: header_cache|dali
 def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:
     """Raise BadFileError unless a file, found like this, has the size and the time of change of its
     indexed header (of dtype `HEADER`)."""

@@ -35,7 +35,7 @@ def build_loaders(
     ]
     train_loader = OwnLoader(train, target, samplers[0], cfg, device)
     val_loader = OwnLoader(val, target, samplers[1], cfg, device)
-    train_loader.samplers = samplers  # part: bad_samples
+    train_loader.samplers = samplers
     line = f"{name}: {len(train):,} training and {len(val):,} validation samples"
     line += f", {target.describe()}" if target else ""
     lines = (line, *train_loader.info.description)

@@ -13,7 +13,7 @@ from loaders.index import Index, StoredIndex
 from loaders.plan.plan import crop_shapes, distinct_shapes, neutral_rows, output_size
 from loaders.plan.windows import block_shuffle, next_shards
 
-log = logging.getLogger(__name__)  # part: bad_samples
+log = logging.getLogger(__name__)
 
 
 class PlanSampler(EpochSampler):
@@ -30,7 +30,7 @@ class PlanSampler(EpochSampler):
             fit targets or batches.
     """
 
-    advice = "; python -m loaders.check lists all of them"  # part: bad_samples
+    advice = "; python -m loaders.check lists all of them"
 
     def __init__(self, index: Index, cfg: Config, rank: int, world_size: int, train: bool) -> None:
         super().__init__(index.name, len(index), cfg, rank, world_size, train)
@@ -47,14 +47,14 @@ class PlanSampler(EpochSampler):
         self.output_size = output_size(data, index)
         is_random = train and data.random_resized_crop is not None
         self.distinct_shapes = None if is_random else distinct_shapes(index, data)
-        self.left_out = tuple(index.left_out)  # part: bad_samples
-        if index.left_out and rank == 0:  # part: bad_samples
+        self.left_out = tuple(index.left_out)
+        if index.left_out and rank == 0:
             log.warning(
                 "%s: %d files are left out (data.max_bad_samples=%d): %s",
                 *(index.name, len(index.left_out), data.max_bad_samples),
                 first_few(f"{path} ({reason})" for path, reason in index.left_out.items()),
             )
-        self.check_limit()  # part: bad_samples
+        self.check_limit()
 
     def order(self, positions: np.ndarray) -> np.ndarray:  # part: shards
         shards = self.index.shards

@@ -19,7 +19,7 @@ def palette(num_classes: int) -> np.ndarray:
     return (255 * np.array([(0, 0, 0), *colours[1:]])).round().astype(np.uint8)
 
 
-def coloured(indices: Tensor, colours: np.ndarray) -> Tensor:  # part: pictures
+def coloured(indices: Tensor, colours: np.ndarray) -> Tensor:
     """Draw class indices (N, H, W) in the colours of the classes, others in white; (N, 3, H, W)."""
     table = np.concatenate([colours, np.full((1, 3), 255, np.uint8)])
     indices = indices.cpu()

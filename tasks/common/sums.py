@@ -15,7 +15,6 @@ def sum_columns(*columns: Tensor) -> Tensor:
     return torch.stack([column.double() for column in (count, *columns)]).sum(dim=1)
 
 
-# part: pictures|segmentation|multilabel|detection
 def count_of_each(indices: Tensor, size: int, weights: Tensor | None = None) -> Tensor:
     """Count each index in [0, size), or add up its weights; (size,) float64.
 

@@ -98,7 +98,6 @@ class Task:
         """
         return None
 
-    # part: pictures
     def visualize(self, inputs: Tensor, outputs: Any, targets: Any) -> dict[str, Tensor]:
         """Draw a few images with their targets and predictions for the loggers.
 
@@ -112,7 +111,7 @@ class Task:
         """
         return {"input": inputs}
 
-    def plots(self, totals: Tensor) -> dict[str, Tensor]:  # part: pictures
+    def plots(self, totals: Tensor) -> dict[str, Tensor]:
         """Draw charts of the whole validation; by name, (1, 3, H, W) in [0, 1]."""
         return {}
 

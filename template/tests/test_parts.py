@@ -122,11 +122,11 @@ def test_the_list_of_parts_has_the_lines_that_projects_have(project_of) -> None:
     text = listing(REPOSITORY, [file for file in files if not file.startswith(tuple(LEFT_OUT))])
     product, of_tests = num_lines(project_of("core"))
     assert f"core       {product:6,}" in text
-    assert product <= 8_000
+    assert product <= 8_200
     assert of_tests <= 3_000
     own = re.search(r"([\d,]+)  what PARTS=own has", text)
     assert own
-    assert int(own[1].replace(",", "")) <= 4_500
+    assert int(own[1].replace(",", "")) <= 6_000
     rows = re.findall(r"^  (\w+) +([\d,]+) +([\d,]+)  \w", text, re.MULTILINE)
     assert [name for name, *_ in rows] == list(PARTS)
     assert [name for name, *counts in rows if "0" in counts] == ["gpu"]  # tests alone
@@ -157,7 +157,7 @@ def test_a_project_of_some_parts_trains(names: str, project_of) -> None:
     project = project_of(names)
     command = ["train.py", "max_steps=2", "output_dir=outputs/run", "log.images=0"]
     if names == DALI:
-        assert num_lines(project)[0] <= 7_500
+        assert num_lines(project)[0] <= 9_200
         make_photos(project / "photos", 30)
         command += ["loader=dali", "data=imagefolder", "data.root=photos", "data.crop=28"]
         command += ["data.resize=32", "global_batch_size=4"]

@@ -18,11 +18,10 @@ def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished,
     run, options = tmp_path / "run", [*options, "resume=auto"]
     signals = {3: signal.SIGTERM, 6: signal.SIGUSR1, NUM_STEPS: signal.SIGINT}
     more = {step: list[str]() for step in signals}
-    more[6] = ["loader.num_workers=1"]  # part: workers
+    more[6] = ["loader.num_workers=1"]
     lines = list[str]()
     for step, number in signals.items():
         lines += hit(step, 0, f"os.kill(os.getpid(), {number:d})")
-    # part: workers
     kills = "; ".join(f"kill -{number:d} {{w.pid}}" for number in signals.values())
     send = f"{WORKERS}[w] = workers; os.system(f'{kills}')"  # a SIGTERM of its own would end it
     lines += hit(4, 0, send)
