@@ -75,7 +75,7 @@ def batches_of(epoch: int, seed: int, num_samples: int, batch_size: int) -> list
 def build_model() -> nn.Sequential:
     layers: list[nn.Module] = []
     for num_in, num_out in ((1, 16), (16, 32), (32, 64), (64, 64)):
-        layers += [nn.Conv2d(num_in, num_out, 3, padding=1), nn.BatchNorm2d(num_out)]
+        layers += [nn.Conv2d(num_in, num_out, 3, padding=1, bias=False), nn.BatchNorm2d(num_out)]
         layers += [nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))
 
