@@ -54,7 +54,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def num_ranks(script: str) -> int:
-    return 1 + ("ddp" in script)
+    return 1 + (script != ONE)
 
 
 def edited(script: str, folder: Path, *edits: tuple[str, str]) -> str:
@@ -97,7 +97,7 @@ def whole(
 ) -> tuple[str, list[str], Path, str]:
     """A script, options, the folder and prints of its run that nothing stops."""
     script, out = request.param, tmp_path_factory.mktemp("whole") / "run"
-    more = ["--dtype=float16"] if "amp" in script else []
+    more = ["--dtype=float16"] if script == AMP else []
     codes, printed = run(f"plain/{script}", out, *options, *more)
     assert not any(codes), printed
     assert checkpoint_of(out)["step"] == NUM_STEPS
