@@ -1,0 +1,180 @@
+"""compare.py names the first difference of two scripts, and its cause."""
+
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from compare import SETTINGS, first_difference
+from runtime.computed import Computed, read_recorded, recorded
+from tests.helpers import folder_with, has_ranks, replace, run_all
+from tests.images import digit_folders
+
+PLAIN = "model.kwargs.batch_norm=false"
+HALF = "amp.dtype=float16"
+EMA = """
+            # new #: the average follows
+            ema.update_parameters(model)
+"""
+DROPOUT = {
+    "    model = model.to(device)\n": """
+    model.classifier = nn.Sequential(nn.Dropout(), model.classifier)
+    model = model.to(device)
+"""
+}
+BEFORE_LOSS, BEFORE_CLIP, BEFORE_OPTIMIZER, BEFORE_DATA, BEFORE_UPDATE = (
+    f"{indent}# {phase}\n"
+    for indent, phase in [
+        (12 * " ", "loss"),
+        (12 * " ", "clip"),
+        ("    ", "optimizer"),
+        ("    ", "data"),
+        (12 * " ", "update"),
+    ]
+)
+
+
+def before(place: str, line: str) -> dict[str, str]:
+    """An edit of a script that puts a line before another."""
+    indent = place[: len(place) - len(place.lstrip())]
+    return {place: f"{indent}{line}\n{place}"}
+
+
+# script, a mistake in it, the script that it is compared with, overrides, and texts of the first
+# difference and of its cause
+MISTAKES = {
+    "batch_norm": ("train_ddp.py", {}, "train.py", [], "output features.0.1", "BatchNorm"),
+    "buffers": (
+        *("train_ddp.py", {"        sync_buffers(state)\n": ""}, "train_ddp.py", []),
+        *("evaluated weight features.0.1.running_mean on rank 1", "sync_buffers"),
+    ),
+    "dropout": (
+        "train_ddp.py",
+        {**DROPOUT, "seed_everything(cfg.seed, group.rank)": "seed_everything(cfg.seed)"},
+        *("train.py", [PLAIN], "random numbers", "seed_everything"),
+    ),
+    "sum": (
+        "train_ddp.py",
+        {"task.loss(outputs, targets)": "task.loss_per_image(outputs, targets).sum()"},
+        *("train.py", [PLAIN], "train/loss", "is a sum over the samples"),
+    ),
+    "added": (
+        "train_ddp.py",
+        before(BEFORE_CLIP, "[dist.all_reduce(p.grad) for p in model.parameters()]"),
+        *("train.py", [PLAIN], "train/grad_norm", "train_ddp.py adds the gradients over ranks"),
+    ),
+    "averaged_twice": (
+        "train_ddp.py",
+        before(BEFORE_CLIP, "[p.grad.div_(group.world_size) for p in model.parameters()]"),
+        *("train.py", [PLAIN], "train/grad_norm", "averages them twice"),
+    ),
+    "not_averaged": (
+        "train_ddp.py",
+        before("    # your own: loggers, callbacks\n", "model = model.module"),
+        *("train.py", [PLAIN], "train/grad_norm", "train_ddp.py does not average the gradients"),
+    ),
+    "frozen": (
+        *("train_ddp.py", before(BEFORE_OPTIMIZER, "model.features[2].requires_grad_(False)")),
+        *("train.py", [PLAIN], "features.2.0.weight", "frozen"),
+    ),
+    "unused": (
+        *("train.py", before(BEFORE_OPTIMIZER, "model.extra = nn.Linear(3, 3)")),
+        *("train.py", [PLAIN], "initial weight extra.weight", "another model"),
+    ),
+    "order": (
+        *("train_ddp.py", before(BEFORE_DATA, "cfg.seed += 1"), "train.py", [PLAIN]),
+        *("samples", "another order"),
+    ),
+    "same_shards": (
+        *("train_ddp.py", {"device, group.rank, group.world_size)": "device)"}),
+        *("train.py", [PLAIN], "samples", "load the same"),
+    ),
+    "set_epoch": (
+        *("train_ddp.py", {"        train_loader.set_epoch(epoch)\n": ""}),
+        *("train.py", [PLAIN], "number of steps", "train_ddp.py makes no step in another epoch"),
+    ),
+    "unscale": (
+        *("train_ddp_amp.py", {"            scaler.unscale_(optimizer)\n": ""}),
+        *("train_amp.py", [PLAIN, HALF], "train/grad_norm", "scaler.unscale_()"),
+    ),
+    "ema": (
+        *("train_ema.py", {EMA: "", **before(BEFORE_UPDATE, "ema.update_parameters(model)")}),
+        *("train.py", [PLAIN], "evaluated weight", "train_ema.py updates the EMA before"),
+    ),
+    "rate": (
+        *("train_ddp.py", before(BEFORE_OPTIMIZER, "cfg.optimizer.lr *= group.world_size")),
+        *("train.py", [PLAIN], "learning rate", "2 times as high in train_ddp.py"),
+    ),
+    "schedule": (
+        *("train.py", before(BEFORE_UPDATE, "scheduler.step()")),
+        *("train.py", [PLAIN], "learning rate", "scheduler.step() is misplaced"),
+    ),
+    "zero_grad": (
+        *("train.py", {"            optimizer.zero_grad(set_to_none=True)\n": ""}),
+        *("train.py", [PLAIN], "train/grad_norm", "cleared"),
+    ),
+    "metrics": (
+        *("train_ddp.py", {"        dist.all_reduce(totals)\n": ""}),
+        *("train.py", [PLAIN], "val loss", "dist.all_reduce(totals)"),
+    ),
+    "seed": (
+        *("train.py", {"seed_everything(cfg.seed)": "seed_everything(cfg.seed + 1)"}),
+        *("train.py", [PLAIN], "initial weight", "seed"),
+    ),
+    "decay": (
+        *("train.py", before(BEFORE_OPTIMIZER, "cfg.optimizer.weight_decay = 0.5")),
+        *("train.py", [PLAIN], "weight after", "weight decay"),
+    ),
+    "inputs": (
+        *("train.py", before(BEFORE_LOSS, "outputs = outputs.clamp(max=0.1)")),
+        *("train.py", [PLAIN], "train/loss", "not a mean"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> list[str]:
+    """66 digits of three classes, four steps in each epoch, and 9 that validate."""
+    root = digit_folders(tmp_path_factory.mktemp("images"), range(3), 22, 3)
+    return [
+        *("data=imagefolder", f"data.root={root}", "global_batch_size=16", "epochs=3"),
+        f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
+        *("data.resize=null", "data.crop=[20,20]", "data.random_crop=true"),
+        *("data.mean=[0.5]", "data.std=[0.25]", "model.kwargs.width=8"),
+    ]
+
+
+def watch(folder: Path, steps: int, script: str) -> AbstractContextManager:
+    return recorded(folder, steps, script)
+
+
+def computed(
+    tmp_path: Path, script: str, overrides: list[str], edits: dict[str, str], steps: int = 3
+) -> Computed:
+    """What a script computes after these edits, recorded in forked processes."""
+    tmp_path.mkdir()
+    folder = folder_with(tmp_path / "s", script)
+    for old, new in edits.items():
+        replace(folder / script, old, new)
+    command = [script, *SETTINGS, f"max_steps={steps}", f"output_dir={tmp_path / 'run'}"]
+    ranks = 2 if has_ranks(script) else 1
+    run_all([[*command, *overrides]], tmp_path, ranks, folder, partial(watch, tmp_path, steps))
+    return read_recorded(tmp_path, script, tmp_path / "run")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named(mistake: str, data, tmp_path) -> None:
+    script, edits, other, overrides, what, cause = MISTAKES[mistake]
+    steps = 5 if mistake == "set_epoch" else 2
+    options = [*data, *overrides, "clip_grad_norm=0.1"]
+    dropout = {old: new for old, new in edits.items() if old in DROPOUT}
+    one = computed(tmp_path / "one", other, options, dropout, steps)
+    two = computed(tmp_path / "two", script, options, edits, steps)
+    difference, largest = first_difference(one, two)
+    assert difference is not None
+    print("FOUND", mistake, difference)
+    assert what in difference.what
+    assert cause in difference.cause
+    assert difference.size > difference.rounding
+    assert largest < 1e-6 or HALF in overrides
