@@ -35,8 +35,7 @@ SETTINGS = ["deterministic=true", "fp32_precision=ieee", "model.compile=false", 
 SETTINGS += ["log.every_steps=1", "log.to=[tensorboard]"]
 SETTINGS += ["ema.decay=0"]  # part: ema
 SETTINGS += ["amp.init_scale=256"]  # part: amp
-COMPARED = ("versions", "device", "world_size", "bad_steps", "best")
-ROUNDING = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 2e-1}
+ROUNDING = {"float32": 1e-5, "float16": 5e-2, "bfloat16": 0.4}
 """Largest relative difference that rounding explains in the first step."""
 
 CAUSES = {
@@ -72,38 +71,35 @@ class Difference(NamedTuple):
 
 def first_difference(one: Computed, two: Computed) -> tuple[Difference | None, float]:
     """Return the first difference beyond rounding, if any, and the largest one within it."""
-    largest, base = 0.0, max(ROUNDING[run.precision] for run in (one, two))
+    largest, precisions = 0.0, {one.precision, two.precision}
     clear: dict[str, Any] = {}
     for at, (first, second) in enumerate(zip(one.steps, two.steps, strict=False)):
-        rounding = base * 10**at  # it grows from step to step
+        rounding = max(ROUNDING[name] for name in precisions) * 2**at  # it grows from step to step
         kinds = {kind for kind, _ in first} & {kind for kind, _ in second}
         keys = [key for key in dict.fromkeys([*first, *second]) if key[0] in kinds]
-        tops = {
-            kind: max(first[k].double().norm() for k in first if k[0] == kind) for kind in kinds
-        }
         for kind, name in sorted(keys, key=lambda key: list(Kind).index(Kind(key[0]))):
             whole, allowed, size = name.partition(" on rank ")[0], rounding, math.inf
             a, b = (v.get((kind, name), v.get((kind, whole))) for v in (first, second))
-            if a is None or b is None:
-                if kind in (Kind.OUTPUT, Kind.METRIC):
-                    continue
-            elif a.shape == b.shape:
+            if (a is None or b is None) and kind in (Kind.OUTPUT, Kind.METRIC):
+                continue
+            if a is not None and b is not None and a.shape == b.shape:
                 a, b = a.double().nan_to_num(), b.double().nan_to_num()
-                if kind in (Kind.OUTER, Kind.LOCAL) and "float16" in (one.precision, two.precision):
+                if kind in (Kind.OUTER, Kind.LOCAL) and "float16" in precisions:
                     b = b / 2 ** round(math.log2(factor(a, b) or 1))  # the scaler's
                 if kind in (Kind.AFTER, Kind.EVALUATED):
                     a, b = (value * clear.get(whole, 1) for value in (a, b))
                 if kind == Kind.METRIC and name != "loss":  # equal scores may fall either way
-                    allowed = max(rounding, 2 / len(first[Kind.COUNTED, ""]))
-                least = 0.1 * tops[kind] if kind in (Kind.LOCAL, Kind.USED) else torch.tensor(1e-30)
+                    allowed = max(rounding, 2 / len(first.get((Kind.COUNTED, ""), "1")))
+                least = torch.tensor(1e-30)
+                if kind in (Kind.LOCAL, Kind.USED):
+                    top = max(value.norm() for (other, _), value in first.items() if other == kind)
+                    least = 0.1 * top
                 size = ((a - b).norm() / max(a.norm(), b.norm(), least)).item()
-                if (
-                    kind == Kind.USED
-                ):  # Adam makes a whole step of a gradient that is rounding alone
-                    is_clear = a.abs() * len(a) ** 0.5 > rounding * tops[kind]
+                if kind == Kind.USED:  # Adam makes a whole step of a gradient that is rounding
+                    is_clear = a.abs() * len(a) ** 0.5 > rounding * top
                     clear[whole] = is_clear & clear.get(whole, is_clear)
             if size > allowed:
-                cause = cause_of(kind, name, at, one, two, a, b)
+                cause = cause_of(Kind(kind), name, at, one, two, a, b)
                 return Difference(at + 1, f"{kind} {name}".strip(), size, allowed, cause), largest
             largest = max(largest, size)
     if len(one.steps) != len(two.steps):
@@ -119,44 +115,37 @@ def factor(a: Tensor, b: Tensor) -> float:
     return ratio if (b - ratio * a).norm() < 0.1 * b.norm() else 0.0
 
 
-def cause_of(kind: str, name: str, at: int, one: Computed, two: Computed, a: Any, b: Any) -> str:
+def cause_of(kind: Kind, name: str, at: int, one: Computed, two: Computed, a: Any, b: Any) -> str:
     """Return the likely cause of a difference in the step at this place in `steps`."""
     if a is None or b is None:
-        lacks = (
-            "is frozen, unused or not in the optimizer"
-            if kind != Kind.START
-            else "has another model"
-        )
+        is_model = "has another model" if kind == Kind.START else ""
+        lacks = is_model or "has it frozen, unused or not in the optimizer"
         return f"{one.name if a is None else two.name} {lacks}"
     runs, times = (one, two), factor(a, b) if a.shape == b.shape else 0.0
     more = two.name if times > 1 else one.name
     times = max(times, 1 / times) if times else 0.0
     counts = [len(samples) for run in runs for samples in run.samples[at]]
     for run in runs:
-        used = [(n, value) for (k, n), value in run.steps[at].items() if k == Kind.USED]
-        firsts = dict(used)
-        is_apart = any(not v.equal(firsts[n.partition(" on rank ")[0]]) for n, v in used)
+        used = {label: value for (k, label), value in run.steps[at].items() if k == Kind.USED}
         seen = list(chain(*run.samples[at]))
-        if kind in (Kind.NORM, Kind.USED) and is_apart:
-            return f"{run.name} does not average the gradients: each rank has its own"
         if kind == Kind.SAMPLES and len(set(seen)) <= len(seen) / len(run.samples[at]) < len(seen):
             return f"all ranks of {run.name} load the same: build_loaders() without the rank"
+        if kind in (Kind.NORM, Kind.USED) and any(
+            not value.equal(used[label.partition(" on rank ")[0]]) for label, value in used.items()
+        ):
+            return f"{run.name} does not average the gradients: each rank has its own"
     if kind == Kind.OUTPUT and name in one.norms:
         return "BatchNorm without sync: each rank, or micro-batch, has its own statistics"
     if kind in (Kind.LOSS, Kind.OUTER) and any(near(times, n) for n in [*counts, sum(counts) / 2]):
         return f"the loss of {more} is a sum over the samples, not their mean"
     if kind in (Kind.NORM, Kind.USED) and any(near(times, len(run.samples[at])) for run in runs):
         return f"{more} adds the gradients over ranks, or the other one averages them twice"
-    if (
-        kind in (Kind.NORM, Kind.USED)
-        and times > 16
-        and "float16" in (one.precision, two.precision)
-    ):
+    if kind in (Kind.NORM, Kind.USED) and times > 16 and "float16" in (r.precision for r in runs):
         return f"{more} clips the gradients before scaler.unscale_()"
     if kind == Kind.RATE:
         for run, late, value in ((one, two, b), (two, one, a)):
             for step, values in enumerate(run.steps):
-                if step != at and near(values[kind, name].item(), value.item()):
+                if step != at and near(values.get((kind, name), 0), value):
                     return f"{late.name} has that of step {step + 1}: scheduler.step() is misplaced"
         return f"it is {times:.6g} times as high in {more}: {CAUSES[Kind.RATE]}"
     if kind == Kind.EVALUATED and " on rank " in name:
@@ -207,6 +196,11 @@ def compare_scripts(arguments: list[str]) -> bool:
             record(script, ranks[n % len(ranks)], Path(folder) / str(n), steps, both[n])
             for n, script in enumerate(scripts)
         )
+    if one.name == two.name:
+        one, two = (
+            one._replace(name=f"the first {one.name}"),
+            two._replace(name=f"the second {two.name}"),
+        )
     difference, largest = first_difference(one, two)
     names = " and ".join(f"{run.name} ({len(run.samples[0])} ranks)" for run in (one, two))
     if difference is None:
@@ -218,12 +212,11 @@ def compare_scripts(arguments: list[str]) -> bool:
     return True
 
 
-def flat(values: Any, key: str = "") -> dict[str, Any]:
+def flat(values: dict[str, Any], key: str = "") -> dict[str, Any]:
     """Return nested values by their dotted keys."""
-    if not isinstance(values, dict):
-        return {key: values}
-    items = [flat(value, f"{key}.{name}".lstrip(".")) for name, value in values.items()]
-    return dict(chain(*(item.items() for item in items)))
+    inner = [flat(v, f"{key}{k}.") for k, v in values.items() if isinstance(v, dict)]
+    found = {f"{key}{name}": v for name, v in values.items() if not isinstance(v, dict)}
+    return dict(chain(found.items(), *(more.items() for more in inner)))
 
 
 def compare_runs(folders: list[Path]) -> bool:
@@ -231,25 +224,26 @@ def compare_runs(folders: list[Path]) -> bool:
     about = []
     for folder in folders:
         if not (folder / "summary.json").is_file():
-            raise UserError(f"run={folder} is not the folder of a finished run")
+            raise UserError(f"run={folder} is not the folder of a finished run; see runs.py")
         run, summary = (json.loads((folder / f"{n}.json").read_text()) for n in ("run", "summary"))
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        summary = {key: value for key, value in summary.items() if key in COMPARED}
-        about.append(flat(config | {"settings": {}} | run | {"settings": {}} | summary))
-    one, two = about
-    for key in dict.fromkeys([*one, *two]):
-        if key not in ("name", "output_dir") and one.get(key) != two.get(key):
-            print(f"{key}: {one.get(key)} and {two.get(key)}")
+        config = yaml.safe_load((folder / "config.yaml").read_text()) | {
+            "name": "",
+            "output_dir": "",
+        }
+        summary = {key: summary[key] for key in ("versions", "device", "world_size", "bad_steps")}
+        about.append(flat(config | run | summary | {"settings": ""}))
+    for key in dict.fromkeys(chain(*about)):
+        values = [str(values.get(key)) for values in about]
+        if values[0] != values[1]:
+            print(f"{key}: {' and '.join(values)}")
     a, b = map(read_log, folders)
-    keys = [
-        (step, tag) for tag, step in a if (tag, step) in b and not tag.startswith(("perf/", "gpu/"))
-    ]
-    for step, tag in sorted(keys):
+    places = sorted((step, tag) for tag, step in a.keys() & b.keys() if tag[:4] in ("trai", "val/"))
+    for step, tag in places:
         first, second = a[tag, step], b[tag, step]
-        if not math.isclose(first, second, rel_tol=1e-6) and first == first:
+        if not math.isclose(first, second, rel_tol=1e-6) and str(first) != str(second):
             print(f"the logs differ from step {step} on: {tag} {first:.7g} and {second:.7g}")
             return True
-    print(f"the logs are equal to 1e-6: {len(keys)} values")
+    print(f"the logs are equal to 1e-6 in {len(places)} values")
     return False
 
 

@@ -60,6 +60,7 @@ class Recorder:
         self.now, self.num_steps = defaultdict[tuple[str, str], list[Any]](list), num_steps
         self.model: nn.Module | None = None
         self.active: nn.Module | None = None  # the model or its wrapper, while it computes
+        self.names: dict[nn.Module, str] = {}
         self.kept: dict[nn.Module, Any] = {}
 
     def enter(self, module: nn.Module, inputs: Any) -> None:
@@ -182,8 +183,9 @@ class Computed(NamedTuple):
 
 def read_recorded(folder: Path, script: str, run: Path) -> Computed:
     """Read what `recorded()` wrote on all ranks, and the log of the run."""
-    files = sorted(folder.glob(f"{Path(script).stem}-*.pt"))
-    ranks = [torch.load(file, weights_only=True) for file in files]
+    files = folder.glob(f"{Path(script).stem}-*.pt")
+    by_rank = sorted(files, key=lambda file: int(file.stem.rpartition("-")[2]))
+    ranks = [torch.load(file, weights_only=True) for file in by_rank]
     precision, log = json.loads((run / "run.json").read_text())["precision"], read_log(run)
     computed = Computed(script, [], [], ranks[0]["norms"], precision)
     for number, parts in enumerate(zip(*(rank["steps"] for rank in ranks), strict=False), 1):
@@ -197,7 +199,9 @@ def read_recorded(folder: Path, script: str, run: Path) -> Computed:
             elif kind == Kind.LOCAL:
                 values[kind, name] = sum(map(sum, pieces)) / len(parts)
             elif kind == Kind.RANDOM:
-                values[kind, name] = torch.tensor([len(set(map(tuple, pieces))) / len(parts)])
+                values[kind, name] = torch.tensor(
+                    [len({str(piece) for piece in pieces}) / len(parts)]
+                )
             else:  # each rank has every world_size-th row of the batch
                 rows = [torch.cat(piece) for piece in pieces]
                 is_even = len({len(row) for row in rows}) == 1

@@ -1,28 +1,27 @@
 """compare.py names the first difference of two scripts, and its cause."""
 
+import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
 from compare import SETTINGS, first_difference
-from runtime.computed import Computed, read_recorded, recorded
-from tests.helpers import folder_with, has_ranks, replace, run_all
+from runtime.computed import Computed, Kind, read_recorded, recorded
+from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, replace, run_all
 from tests.images import digit_folders
 
+Edits = tuple[tuple[str, str], ...]
 PLAIN = "model.kwargs.batch_norm=false"
 HALF = "amp.dtype=float16"
 EMA = """
             # new #: the average follows
             ema.update_parameters(model)
 """
-DROPOUT = {
-    "    model = model.to(device)\n": """
-    model.classifier = nn.Sequential(nn.Dropout(), model.classifier)
-    model = model.to(device)
-"""
-}
+BUILD = "    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)\n"
+DROPOUT = {BUILD: f"{BUILD}    model.classifier = nn.Sequential(nn.Dropout(), model.classifier)\n"}
 BEFORE_LOSS, BEFORE_CLIP, BEFORE_OPTIMIZER, BEFORE_DATA, BEFORE_UPDATE = (
     f"{indent}# {phase}\n"
     for indent, phase in [
@@ -76,11 +75,11 @@ MISTAKES = {
     ),
     "frozen": (
         *("train_ddp.py", before(BEFORE_OPTIMIZER, "model.features[2].requires_grad_(False)")),
-        *("train.py", [PLAIN], "features.2.0.weight", "frozen"),
+        *("train.py", [PLAIN], "features.2.0.weight", "train_ddp.py has it frozen"),
     ),
     "unused": (
         *("train.py", before(BEFORE_OPTIMIZER, "model.extra = nn.Linear(3, 3)")),
-        *("train.py", [PLAIN], "initial weight extra.weight", "another model"),
+        *("train.py", [PLAIN], "initial weight extra.weight", "train.py has another model"),
     ),
     "order": (
         *("train_ddp.py", before(BEFORE_DATA, "cfg.seed += 1"), "train.py", [PLAIN]),
@@ -149,32 +148,97 @@ def watch(folder: Path, steps: int, script: str) -> AbstractContextManager:
     return recorded(folder, steps, script)
 
 
-def computed(
-    tmp_path: Path, script: str, overrides: list[str], edits: dict[str, str], steps: int = 3
-) -> Computed:
-    """What a script computes after these edits, recorded in forked processes."""
-    tmp_path.mkdir()
-    folder = folder_with(tmp_path / "s", script)
-    for old, new in edits.items():
-        replace(folder / script, old, new)
-    command = [script, *SETTINGS, f"max_steps={steps}", f"output_dir={tmp_path / 'run'}"]
-    ranks = 2 if has_ranks(script) else 1
-    run_all([[*command, *overrides]], tmp_path, ranks, folder, partial(watch, tmp_path, steps))
-    return read_recorded(tmp_path, script, tmp_path / "run")
+@pytest.fixture(scope="module")
+def compute(data, tmp_path_factory) -> Callable[..., Computed]:
+    """What a script computes after some edits, recorded in forked processes."""
+
+    @cache
+    def compute(script: str, overrides: tuple[str, ...], edits: Edits, steps: int) -> Computed:
+        folder = tmp_path_factory.mktemp("run")
+        folder_with(folder / "s", script)
+        for old, new in edits:
+            replace(folder / "s" / script, old, new)
+        command = [script, *SETTINGS, f"max_steps={steps}", f"output_dir={folder / 'run'}", *data]
+        ranks = 2 if has_ranks(script) else 1
+        record = partial(watch, folder, steps)
+        run_all([[*command, *overrides]], folder, ranks, folder / "s", record)
+        return read_recorded(folder, script, folder / "run")
+
+    return compute
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named(mistake: str, data, tmp_path) -> None:
+def test_a_mistake_is_named(mistake: str, compute) -> None:
     script, edits, other, overrides, what, cause = MISTAKES[mistake]
     steps = 5 if mistake == "set_epoch" else 2
-    options = [*data, *overrides, "clip_grad_norm=0.1"]
-    dropout = {old: new for old, new in edits.items() if old in DROPOUT}
-    one = computed(tmp_path / "one", other, options, dropout, steps)
-    two = computed(tmp_path / "two", script, options, edits, steps)
-    difference, largest = first_difference(one, two)
+    options = (*overrides, "clip_grad_norm=0.1")
+    in_both = tuple(edit for edit in edits.items() if edit in DROPOUT.items())
+    one = compute(other, options, in_both, steps)
+    difference, largest = first_difference(
+        one, compute(script, options, tuple(edits.items()), steps)
+    )
     assert difference is not None
-    print("FOUND", mistake, difference)
     assert what in difference.what
     assert cause in difference.cause
     assert difference.size > difference.rounding
     assert largest < 1e-6 or HALF in overrides
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "rounding"),
+    [
+        *(("train_dp.py", (), 1e-12), ("train_ema.py", (), 1e-12)),
+        *(("train_ddp.py", (), 1e-6), ("train_fsdp.py", (), 1e-6)),
+        ("train_accumulate.py", ("accumulate_steps=4",), 1e-6),
+        ("train_ddp_accumulate.py", ("accumulate_steps=4",), 1e-6),
+        ("train_ddp_ema.py", (), 1e-6),
+        *(("train_amp.py", (HALF,), 0.1), ("train_ddp_amp.py", (HALF,), 0.1)),
+        *(("train_amp.py", (), 0.3), ("train_ddp_amp.py", (), 0.3)),
+    ],
+)
+def test_scripts_without_mistakes_are_equal(script: str, more, rounding: float, compute) -> None:
+    """With dropout, too."""
+    edits = tuple(DROPOUT.items())
+    one = compute("train.py", (PLAIN,), edits, 3)
+    difference, largest = first_difference(one, compute(script, (PLAIN, *more), edits, 3))
+    assert difference is None
+    assert largest < rounding
+    assert len(one.steps) == 3
+    assert {kind for kind, _ in one.steps[-1]} == set(Kind) - {Kind.START}
+
+
+def test_two_scripts_are_compared_and_two_runs(data, tmp_path) -> None:
+    """By the command line, whose scripts are processes of their own."""
+    folder = folder_with(tmp_path / "s", "train.py")
+    shutil.copy(REPOSITORY / "compare.py", folder)
+    mine = (folder / "train.py").read_text().replace("scheduler.step()", "pass")
+    (folder / "mine.py").write_text(mine)
+    runs = [f"run={tmp_path / name}" for name in ("a", "b")]
+    options = [*data, "max_steps=2", "log.every_steps=1"]
+    commands = [
+        ["compare.py", "train.py", "mine.py", "steps=2", *data],
+        ["train.py", f"output_dir={tmp_path / 'a'}", *options],
+        ["mine.py", f"output_dir={tmp_path / 'b'}", *options, "optimizer.weight_decay=0.5"],
+        ["compare.py", *runs],
+        ["compare.py", runs[0], runs[0]],
+        ["compare.py", "train.py"],
+        ["compare.py", "train.py", "train.py", "ranks=x"],
+        ["compare.py", "run=.", "run=."],
+    ]
+    answers = answers_to(commands, tmp_path, folder=folder)
+    assert [code for code, _ in answers] == [1, 0, 0, 1, 0, 2, 2, 2]
+    for (_, text), words in zip(
+        answers,
+        [
+            ("step 2, learning rate", "mine.py has that of step 1"),
+            (),
+            (),
+            ("weight_decay: 0.01 and 0.5", "script: train.py and mine.py", "step 2 on: train/"),
+            ("equal to 1e-6",),
+            ("two scripts",),
+            ("ranks=1,2",),
+            ("run=.",),
+        ],
+        strict=True,
+    ):
+        assert all(word in text for word in words), text
