@@ -6,9 +6,8 @@
     python compare.py run=outputs/a run=outputs/b     # two finished runs: settings, versions, logs
 
 Two scripts beside this one train for `steps` (3) steps and evaluate, in deterministic mode, without
-dropout, and with averaged weights that follow at once. Samples of ranks and micro-batches are put
-together. Scripts that torchrun starts have `ranks` (2) ranks. Overrides after -- are of the second
-script alone. The exit code is 1 if there is a difference.
+dropout. Samples of ranks and micro-batches are put together; scripts that torchrun starts have
+`ranks` (2) ranks. Overrides after -- are the second script's alone. Exit code 1: a difference.
 """
 
 import ast
@@ -35,9 +34,7 @@ SETTINGS = ["deterministic=true", "fp32_precision=ieee", "model.compile=false", 
 SETTINGS += ["log.every_steps=1", "log.to=[tensorboard]"]
 SETTINGS += ["ema.decay=0"]  # part: ema
 SETTINGS += ["amp.init_scale=256"]  # part: amp
-ROUNDING = {"float32": 1e-5, "float16": 5e-2, "bfloat16": 0.4}
-"""Largest relative difference that rounding explains in the first step."""
-
+ROUNDING = {"float32": 1e-5, "float16": 5e-2, "bfloat16": 0.4}  # relative, in the first step
 CAUSES = {
     Kind.START: "another model or seed, or a seed of the rank before the model is built",
     Kind.SAMPLES: "another order of data, by seed or shares of ranks, or another crop or decoder",
@@ -63,8 +60,7 @@ class Difference(NamedTuple):
 
     step: int
     what: str
-    size: float
-    """Relative to the larger L2 norm."""
+    size: float  # relative to the larger L2 norm
     rounding: float
     cause: str
 
@@ -90,10 +86,10 @@ def first_difference(one: Computed, two: Computed) -> tuple[Difference | None, f
                     a, b = (value * clear.get(whole, 1) for value in (a, b))
                 if kind == Kind.METRIC and name != "loss":  # equal scores may fall either way
                     allowed = max(rounding, 2 / len(first.get((Kind.COUNTED, ""), "1")))
-                least = torch.tensor(1e-30)
-                if kind in (Kind.LOCAL, Kind.USED):
-                    top = max(value.norm() for (other, _), value in first.items() if other == kind)
-                    least = 0.1 * top
+                top = max(
+                    value.double().norm() for (other, _), value in first.items() if other == kind
+                )
+                least = 0.1 * top if kind in (Kind.LOCAL, Kind.USED) else torch.tensor(1e-30)
                 size = ((a - b).norm() / max(a.norm(), b.norm(), least)).item()
                 if kind == Kind.USED:  # Adam makes a whole step of a gradient that is rounding
                     is_clear = a.abs() * len(a) ** 0.5 > rounding * top
@@ -104,7 +100,7 @@ def first_difference(one: Computed, two: Computed) -> tuple[Difference | None, f
             largest = max(largest, size)
     if len(one.steps) != len(two.steps):
         fewer, at = min((len(run.steps), run.name) for run in (one, two))[::-1]
-        cause = f"{fewer} makes no step in another epoch: train_loader.set_epoch(epoch)"
+        cause = f"{fewer} lacks train_loader.set_epoch(epoch): it makes no step in the next epoch"
         return Difference(at + 1, "number of steps", math.inf, 0, cause), largest
     return None, largest
 
@@ -118,12 +114,10 @@ def factor(a: Tensor, b: Tensor) -> float:
 def cause_of(kind: Kind, name: str, at: int, one: Computed, two: Computed, a: Any, b: Any) -> str:
     """Return the likely cause of a difference in the step at this place in `steps`."""
     if a is None or b is None:
-        is_model = "has another model" if kind == Kind.START else ""
-        lacks = is_model or "has it frozen, unused or not in the optimizer"
-        return f"{one.name if a is None else two.name} {lacks}"
+        has = "another model" if kind == Kind.START else "it frozen, unused or not in the optimizer"
+        return f"{one.name if a is None else two.name} has {has}"
     runs, times = (one, two), factor(a, b) if a.shape == b.shape else 0.0
-    more = two.name if times > 1 else one.name
-    times = max(times, 1 / times) if times else 0.0
+    more, times = two.name if times > 1 else one.name, max(times, times and 1 / times)
     counts = [len(samples) for run in runs for samples in run.samples[at]]
     for run in runs:
         used = {label: value for (k, label), value in run.steps[at].items() if k == Kind.USED}
@@ -166,8 +160,7 @@ def record(script: str, num_ranks: int, folder: Path, steps: int, overrides: lis
     """Train a script for some steps, and record what it computes."""
     folder.mkdir()
     command = [sys.executable]
-    docstring = ast.get_docstring(ast.parse(Path(script).read_text())) or ""
-    if "torchrun" in docstring:
+    if "torchrun" in (ast.get_docstring(ast.parse(Path(script).read_text())) or ""):
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
     command += [__file__, "record", str(folder), str(steps), script, *SETTINGS]
     command += [f"max_steps={steps}", f"output_dir={folder / 'run'}", *overrides]
@@ -197,10 +190,7 @@ def compare_scripts(arguments: list[str]) -> bool:
             for n, script in enumerate(scripts)
         )
     if one.name == two.name:
-        one, two = (
-            one._replace(name=f"the first {one.name}"),
-            two._replace(name=f"the second {two.name}"),
-        )
+        one, two = one._replace(name=f"1st {one.name}"), two._replace(name=f"2nd {two.name}")
     difference, largest = first_difference(one, two)
     names = " and ".join(f"{run.name} ({len(run.samples[0])} ranks)" for run in (one, two))
     if difference is None:
@@ -226,18 +216,15 @@ def compare_runs(folders: list[Path]) -> bool:
         if not (folder / "summary.json").is_file():
             raise UserError(f"run={folder} is not the folder of a finished run; see runs.py")
         run, summary = (json.loads((folder / f"{n}.json").read_text()) for n in ("run", "summary"))
-        config = yaml.safe_load((folder / "config.yaml").read_text()) | {
-            "name": "",
-            "output_dir": "",
-        }
+        config = yaml.safe_load((folder / "config.yaml").read_text())
         summary = {key: summary[key] for key in ("versions", "device", "world_size", "bad_steps")}
-        about.append(flat(config | run | summary | {"settings": ""}))
+        about.append(flat(config | run | summary | {"settings": 0, "name": 0, "output_dir": 0}))
     for key in dict.fromkeys(chain(*about)):
-        values = [str(values.get(key)) for values in about]
-        if values[0] != values[1]:
-            print(f"{key}: {' and '.join(values)}")
+        if about[0].get(key) != about[1].get(key):
+            print(f"{key}: {about[0].get(key)} and {about[1].get(key)}")
     a, b = map(read_log, folders)
-    places = sorted((step, tag) for tag, step in a.keys() & b.keys() if tag[:4] in ("trai", "val/"))
+    shared = a.keys() & b.keys()
+    places = sorted((step, tag) for tag, step in shared if tag.startswith(("train/", "val/")))
     for step, tag in places:
         first, second = a[tag, step], b[tag, step]
         if not math.isclose(first, second, rel_tol=1e-6) and str(first) != str(second):

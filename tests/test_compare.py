@@ -91,7 +91,7 @@ MISTAKES = {
     ),
     "set_epoch": (
         *("train_ddp.py", {"        train_loader.set_epoch(epoch)\n": ""}),
-        *("train.py", [PLAIN], "number of steps", "train_ddp.py makes no step in another epoch"),
+        *("train.py", [PLAIN], "number of steps", "train_ddp.py lacks train_loader.set_epoch"),
     ),
     "unscale": (
         *("train_ddp_amp.py", {"            scaler.unscale_(optimizer)\n": ""}),
