@@ -192,7 +192,7 @@ def compare_scripts(arguments: list[str]) -> bool:
     if one.name == two.name:
         one, two = one._replace(name=f"1st {one.name}"), two._replace(name=f"2nd {two.name}")
     difference, largest = first_difference(one, two)
-    names = " and ".join(f"{run.name} ({len(run.samples[0])} ranks)" for run in (one, two))
+    names = " and ".join(f"{run.name} (ranks: {len(run.samples[0])})" for run in (one, two))
     if difference is None:
         print(f"{names}: equal to {largest:.0e} in {len(one.steps)} steps and evaluation")
         return False

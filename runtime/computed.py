@@ -32,7 +32,7 @@ class Kind(StrEnum):
     START = "initial weight"
     SAMPLES = "samples"
     RANDOM = "random numbers"
-    OUTPUT = "output"
+    OUTPUT = "output of"
     LOSS = "train/loss"
     OUTER = "gradient of the output"
     LOCAL = "gradient before averaging"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
     AFTER = "weight after the step"
     EVALUATED = "evaluated weight"
     COUNTED = "evaluated samples"
-    ANSWER = "output in evaluation"
+    ANSWER = "output in evaluation of"
     METRIC = "val"
 
 
@@ -93,7 +93,7 @@ class Recorder:
         outputs = self.kept.pop(module, outputs)
         if module is self.active:
             self.active = None
-            self.keep(Kind.OUTPUT if module.training else Kind.ANSWER, "of the model", outputs)
+            self.keep(Kind.OUTPUT if module.training else Kind.ANSWER, "the model", outputs)
             if module.training and random_state() != self.random:
                 self.now[Kind.RANDOM, ""].append(self.random)
             for leaf in tensors_of(outputs):

@@ -43,7 +43,7 @@ def before(place: str, line: str) -> dict[str, str]:
 # script, a mistake in it, the script that it is compared with, overrides, and texts of the first
 # difference and of its cause
 MISTAKES = {
-    "batch_norm": ("train_ddp.py", {}, "train.py", [], "output features.0.1", "BatchNorm"),
+    "batch_norm": ("train_ddp.py", {}, "train.py", [], "output of features.0.1", "BatchNorm"),
     "buffers": (
         *("train_ddp.py", {"        sync_buffers(state)\n": ""}, "train_ddp.py", []),
         *("evaluated weight features.0.1.running_mean on rank 1", "sync_buffers"),
