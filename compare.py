@@ -2,7 +2,7 @@
 
     python compare.py train.py train_ddp.py model.kwargs.batch_norm=false
     python compare.py train.py mine.py steps=5 data.root=PHOTOS -- optimizer.lr=0.01
-    python compare.py train_ddp.py train_ddp.py ranks=1,2 loader=dali
+    python compare.py train_ddp.py train_ddp.py ranks=1,2
     python compare.py run=outputs/a run=outputs/b     # two finished runs: settings, versions, logs
 
 Two scripts beside this one train for `steps` (3) steps and evaluate, in deterministic mode, without
@@ -214,7 +214,7 @@ def compare_runs(folders: list[Path]) -> bool:
     about = []
     for folder in folders:
         if not (folder / "summary.json").is_file():
-            raise UserError(f"run={folder} is not the folder of a finished run; see runs.py")
+            raise UserError(f"run={folder} is not the folder of a finished run")
         run, summary = (json.loads((folder / f"{n}.json").read_text()) for n in ("run", "summary"))
         config = yaml.safe_load((folder / "config.yaml").read_text())
         summary = {key: summary[key] for key in ("versions", "device", "world_size", "bad_steps")}
