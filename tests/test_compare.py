@@ -18,7 +18,7 @@ PLAIN = "model.kwargs.batch_norm=false"
 HALF = "amp.dtype=float16"
 EMA = """
             # new #: the average follows
-            ema.update_parameters(model)
+            ema.update(model)
 """
 BUILD = "    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)\n"
 DROPOUT = {BUILD: f"{BUILD}    model.classifier = nn.Sequential(nn.Dropout(), model.classifier)\n"}
@@ -98,7 +98,7 @@ MISTAKES = {
         *("train_amp.py", [PLAIN, HALF], "train/grad_norm", "scaler.unscale_()"),
     ),
     "ema": (
-        *("train_ema.py", {EMA: "", **before(BEFORE_UPDATE, "ema.update_parameters(model)")}),
+        *("train_ema.py", {EMA: "", **before(BEFORE_UPDATE, "ema.update(model)")}),
         *("train.py", [PLAIN], "evaluated weight", "train_ema.py updates the EMA before"),
     ),
     "rate": (
