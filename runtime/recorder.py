@@ -29,7 +29,7 @@ from runtime.run_dir import SUMMARY
 from runtime.state import settings
 from runtime.timing import Timing, bottleneck, verdict
 from tasks import Task
-from tasks.common.inputs import with_targets
+from tasks.common import with_targets
 
 log = logging.getLogger(__name__)
 

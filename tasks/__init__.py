@@ -10,7 +10,7 @@ from conf.errors import UserError, unknown_name
 from conf.names import find, names_in
 from conf.schema import Config, TaskConfig
 from loaders import Loader
-from tasks.common.task import Task
+from tasks.common import Task
 
 
 def task_of(name: str) -> type[Task]:

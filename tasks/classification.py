@@ -6,10 +6,16 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.common.pictures import confusion_matrix, with_captions
-from tasks.common.sums import count_of_each, sum_columns
-from tasks.common.task import Task, check_shape
-from tasks.common.weights import class_weights, on_device
+from tasks.common import (
+    Task,
+    check_shape,
+    class_weights,
+    confusion_matrix,
+    count_of_each,
+    on_device,
+    sum_columns,
+    with_captions,
+)
 
 MAX_CONFUSION_CLASSES = 500
 """Number of classes up to which the confusion matrix is part of the sums."""

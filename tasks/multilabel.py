@@ -6,10 +6,17 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.common.pictures import shares_text, with_captions
-from tasks.common.sums import count_of_each, divide_by_count, sum_columns
-from tasks.common.task import Task, check_shape
-from tasks.common.weights import class_weights, on_device
+from tasks.common import (
+    Task,
+    check_shape,
+    class_weights,
+    count_of_each,
+    divide_by_count,
+    on_device,
+    shares_text,
+    sum_columns,
+    with_captions,
+)
 
 MANTISSA_BITS = 6
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -20, 12

@@ -9,9 +9,7 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.common.pictures import with_captions
-from tasks.common.sums import divide_by_count, sum_columns
-from tasks.common.task import Task, check_shape
+from tasks.common import Task, check_shape, divide_by_count, sum_columns, with_captions
 
 
 class Regression(Task):

@@ -11,9 +11,7 @@ from torch.nn import functional as F
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
-from tasks.common.pictures import as_pictures
-from tasks.common.sums import sum_columns
-from tasks.common.task import Task, check_shape
+from tasks.common import Task, as_pictures, check_shape, sum_columns
 
 
 class Restoration(Task):

@@ -10,11 +10,18 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.common.palette import coloured, palette
-from tasks.common.pictures import as_pictures
-from tasks.common.sums import count_of_each, divide_by_count, sum_columns
-from tasks.common.task import Task, check_shape
-from tasks.common.weights import class_weights, on_device
+from tasks.common import (
+    Task,
+    as_pictures,
+    check_shape,
+    class_weights,
+    coloured,
+    count_of_each,
+    divide_by_count,
+    on_device,
+    palette,
+    sum_columns,
+)
 
 
 class Segmentation(Task):

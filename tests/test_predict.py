@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.common.palette import palette
+from tasks.common import palette
 from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, run_all, summary_of
 from tests.images import KINDS, common, make_photos, photos_in, save
 
