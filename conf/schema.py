@@ -490,7 +490,7 @@ class Config:
     """Number of samples per optimizer step over all devices."""
 
     accumulate_steps: int = key(1, FROM_1)
-    """Number of parts of a batch whose gradients are added up (`train_accumulate.py`)."""
+    """Number of parts of a batch whose gradients are added up, in scripts that accumulate them."""
 
     max_bad_steps: int = key(25, FROM_1)
     """Steps whose gradient norm is not finite are skipped; so many of them in a row end the run."""

@@ -36,7 +36,7 @@ class DataInfo:
     num_dropped: int = 0
     """Samples that training drops at the end of each epoch."""
 
-    example: Any = None  # part: fsdp
+    example: Any = None
     """Inputs of a batch of one sample, with any values: for the model on ranks without samples."""
 
     name_of: Callable[[int], str] = "sample {}".format

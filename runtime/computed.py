@@ -91,7 +91,8 @@ class Recorder:
     def leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         """Hook after a module has computed; a dropout layer returns its inputs."""
         outputs = self.kept.pop(module, outputs)
-        if module is self.active:
+        is_active = module is self.active
+        if is_active:
             self.active = None
             self.keep(Kind.OUTPUT if module.training else Kind.ANSWER, "the model", outputs)
             if module.training and random_state() != self.random:

@@ -47,7 +47,7 @@ class ImageLoader(EpochLoader):
             dtype=self.index.dtype,
             num_samples=len(self.index),
             num_dropped=len(self.index) - sampler.num_rows,
-            example=torch.zeros(1, self.index.channels, *self.output_size),  # part: fsdp
+            example=torch.zeros(1, self.index.channels, *self.output_size),
             name_of=self.index.name_of,
             pictures=self.transform.denormalize,
             # Not a lambda, which would keep this loader alive.

@@ -104,7 +104,7 @@ class OwnLoader(EpochLoader):
             dtype=str(first.dtype).removeprefix("torch."),
             num_samples=sampler.count,
             num_dropped=sampler.count - sampler.num_rows,
-            example=inputs,  # part: fsdp
+            example=inputs,
             name_of=getattr(self.dataset.data, "name_of", DataInfo.name_of),
             pictures=pictures,
         )

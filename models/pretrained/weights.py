@@ -49,7 +49,7 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"model.weights={source}: {path} cannot be read ({reason}); give a .safetensors file, "
             "or a .pt file that holds tensors by name"
         ) from error
-    if isinstance(saved, dict) and "shards" in saved:  # part: fsdp
+    if isinstance(saved, dict) and "shards" in saved:
         raise UserError(
             f"{path} is in shards; make whole files of the checkpoints "
             "of its run: python -m runtime.whole run=DIR"
