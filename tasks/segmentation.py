@@ -14,12 +14,12 @@ from tasks.common import (
     Task,
     as_pictures,
     check_shape,
+    class_colours,
     class_weights,
     coloured,
     count_of_each,
     divide_by_count,
     on_device,
-    palette,
     sum_columns,
 )
 
@@ -45,7 +45,7 @@ class Segmentation(Task):
         self.num_sums = 2 + 3 * self.num_outputs
         self.label_smoothing, self.ignore_index = cfg.task.label_smoothing, target.ignore_index
         self.weights = class_weights(cfg, loader)
-        self.palette = palette(self.num_outputs)
+        self.palette = class_colours(self.num_outputs)
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         count, *size = targets.shape

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.common import palette
+from tasks.common import class_colours
 from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, run_all, summary_of
 from tests.images import KINDS, common, make_photos, photos_in, save
 
@@ -155,7 +155,7 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
         if task == "segmentation":
             colours = Image.open(predicted[0]).getpalette()
             assert colours is not None
-            assert colours[:9] == palette(3).flatten().tolist()
+            assert colours[:9] == class_colours(3).flatten().tolist()
     if task in PIXELS:
         assert again["more.jpg"] == [str(some / "below" / "more.jpg.png")]
         assert not (some / "broken.jpg.png").exists()

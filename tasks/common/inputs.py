@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.common.palette import coloured, palette
+from tasks.common.palette import class_colours, coloured
 from tasks.common.pictures import as_pictures, shares_text, with_captions
 
 
@@ -25,7 +25,7 @@ def with_targets(
     names: tuple[str, ...] = getattr(target, "classes", ())
     if kind == "masks":  # part: segmentation
         indices = torch.where(targets == target.ignore_index, -1, targets)
-        return {"inputs": pictures, "targets": coloured(indices, palette(len(names)))}
+        return {"inputs": pictures, "targets": coloured(indices, class_colours(len(names)))}
     if kind == "images":  # part: restoration
         low, high = value_range
         return {"inputs": pictures, "targets": as_pictures((targets - low) / (high - low))}

@@ -9,7 +9,7 @@ from torch import Tensor
 from tasks.common.pictures import floats
 
 
-def palette(num_classes: int) -> np.ndarray:
+def class_colours(num_classes: int) -> np.ndarray:
     """Return one colour per class, (num_classes, 3) uint8; the first is black, for background."""
     golden = 0.618033988749895  # each hue far from those before it
     colours = [
