@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where it is set, every start of Python compiles what it imports again: 5 s for torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-fast lint requirements image
+.PHONY: help setup train test test-fast lint requirements
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -40,9 +40,5 @@ requirements:  ## pin the newest versions that pyproject.toml allows (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-emit-index-url \
 		--custom-compile-command "make requirements" pyproject.toml -o requirements.txt
 
-IMAGE ?= registry.example.com/distributed-training-template:latest
-image:  ## build the container image IMAGE that launch/trainjob.yaml names; TORCH_INDEX=URL: for another CUDA
-	docker build --tag $(IMAGE) --build-arg TORCH_INDEX=$(TORCH_INDEX) .
-
-# Of the template itself; a project has none.
--include template/template.mk
+# Targets of folders that have some.
+-include */*.mk

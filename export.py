@@ -9,8 +9,8 @@ N, of the size that the run validated with, and return (N, classes) probabilitie
 (N, H, W, C) images with pixels in [0, 1], or (N, H, W, classes) probabilities, as the task needs.
 With data=own they take inputs as the model does, and return the task's `predictions()`.
 The names of classes or numbers are in the metadata, as are `resize` and `crop`, by which
-docs/use.md prepares a photo. Any key of the configuration can be changed, such as `data.root`; with
-`data.crop=[512,512]` a restorer takes larger images.
+docs/export.md prepares a photo. Any key of the configuration can be changed, such as `data.root`;
+with `data.crop=[512,512]` a restorer takes larger images.
 
 The file is written only if its outputs are those of the model on samples of the validation split,
 with a difference below 1e-4 (relative for values above 1).
@@ -32,8 +32,8 @@ from conf.errors import UserError, told
 from conf.files import write_atomically
 from conf.options import parse_options
 from loaders import build_loaders
-from loaders.batch import map_leaves, num_samples, part, tensors_of
-from loaders.image_loaders import ImageLoader
+from loaders.backends import ImageLoader
+from loaders.common import map_leaves, num_samples, part, tensors_of
 from models import build_model
 from runtime import run_main
 from runtime.trained import read_trained
@@ -118,7 +118,7 @@ def main() -> None:
         "precision": json.dumps(trained.facts["precision"]),
     }
     if isinstance(loader, ImageLoader):
-        # The crop of the photo that is resized by this becomes an image: docs/use.md.
+        # The crop of the photo that is resized by this becomes an image: docs/export.md.
         resize = loader.output_size if cfg.data.crop is None else cfg.data.resize
         metadata |= {"resize": json.dumps(resize), "crop": json.dumps(loader.output_size)}
     out.parent.mkdir(parents=True, exist_ok=True)

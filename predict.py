@@ -3,18 +3,21 @@
     python predict.py run=outputs/mine data.root=PHOTOS out=predictions.csv
     python predict.py run=outputs/restorer data.root=PHOTOS out=DIR    # writes images or masks
     python predict.py run=outputs/mine split=val out=predictions.csv   # the run's own metrics again
+    python predict.py run=outputs/mine split=test out=test.csv         # those of the test split
     torchrun --standalone --nproc_per_node=2 predict.py run=RUN data.root=PHOTOS out=predictions.csv
 
 Configuration, class names and best weights are the run's; any key can be changed, such as
 `loader=dali`, `device=cpu` or `data.crop=null`. The table has one row for each image, in the order
 of their names; for a file that cannot be read, its column `error` gives the reason. The last line
-counts the files whose endings are not those of images.
+counts the files whose endings are not those of images. The metrics of a split are printed and
+written beside the table, as `predictions.metrics.json`.
 """
 
 import csv
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +29,16 @@ from tqdm import tqdm
 from conf.errors import UserError
 from conf.files import write_atomically
 from conf.options import parse_options
-from loaders import Loader, build_loaders, build_new_loader
+from loaders import Loader, build_loaders
+from loaders.prediction import build_new_loader, build_test_loader
 from models import build_model
 from runtime import run_main, setup
-from runtime.distributed import init_process_group, local_rank
 from runtime.group import SingleProcess
 from runtime.trained import read_trained
 from tasks import build_task
+
+SPLITTING = ("data.fold=", "data.num_folds=", "data.split_seed=", "data.val_")
+"""Beginnings of overrides by which other samples would be left out."""
 
 
 def main() -> None:
@@ -42,20 +48,29 @@ def main() -> None:
 
     # processes: this one, or those that torchrun has started
     if "LOCAL_RANK" in os.environ:
-        device = setup(cfg, local_rank())
-        group: SingleProcess = init_process_group(cfg, device)
+        distributed = import_module("runtime.distributed")  # one process needs none
+        device = setup(cfg, distributed.local_rank())
+        group: SingleProcess = distributed.init_process_group(cfg, device)
     else:
         device, group = setup(cfg), SingleProcess()
 
     # data and task
     broken: dict[str, str] = {}
     loader: Loader
-    if split == "val":
+    if split in ("val", "test"):
+        for override in overrides:
+            if override.lstrip("+").startswith(SPLITTING):
+                raise UserError(
+                    f"{override}: split={split} is that of the run, which has trained on the other "
+                    "samples; leave it out"
+                )
         train_loader, loader = build_loaders(cfg, device, group.rank, group.world_size)
+        if split == "test":
+            loader = build_test_loader(cfg, trained.target, device, group.rank, group.world_size)
         trained.check_data(loader)
         task = build_task(cfg, train_loader)
     elif split:
-        raise UserError(f"split={split} is unknown; use split=val, or data.root=FOLDER without it")
+        raise UserError(f"split={split} is unknown; use val, test, or data.root=FOLDER without it")
     elif not any(override.startswith("data.root=") for override in overrides):
         raise UserError("data.root= is missing; give the place of new samples, or split=val")
     else:
@@ -116,6 +131,8 @@ def main() -> None:
     if split:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))
+        with write_atomically(path.with_suffix(".metrics.json")) as temporary:
+            temporary.write_text(json.dumps(metrics, indent=2) + "\n")
     num_broken = sum(bool(line[-1]) for line in lines)
     last = f"{len(lines)} samples, {num_broken} of them broken: {path}"
     print("; ".join([last, f"weights {trained.weights_file}", *loader.info.description]))

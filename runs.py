@@ -4,8 +4,9 @@ One table for each data set, number of validation samples and task, those on syn
 Each run has the best value of the metric that chooses the best epoch, training speed, folder and
 changed settings, which are below if the line would be too long. What all runs of a table have set
 is above it. The best run is on top; `sort=` takes `best`, `images/s`, `name` or a metric of
-`summary.json`, such as `val/loss` (smallest on top). Runs that did not end show no values; damaged
-folders come last.
+`summary.json`, such as `val/loss` (smallest on top). Runs that differ in nothing but `data.fold`
+have one more line, above all runs, with means and the metric's standard deviation over the folds.
+Runs that did not end show no values; damaged folders come last.
 """
 
 import json
@@ -13,11 +14,12 @@ import math
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from conf.cli import user_errors
@@ -45,6 +47,9 @@ class Row:
     """The metrics of that epoch."""
     images_per_s: float | None = None
     settings: tuple[str, ...] = ()
+    fold: int | None = None
+    deviation: dict[str, float] = field(default_factory=dict)
+    """Of the metrics over the folds, if they are means."""
     damage: str = ""
     """The damaged file and what is wrong with it; empty if nothing is."""
 
@@ -67,18 +72,21 @@ def read_run(folder: Path, root: Path) -> Row:
     data, task = config.get("data", {}), config.get("task", {})
     about = {"data": data.get("layout"), "data.root": data.get("root"), "task": task.get("name")}
     about |= {"data.table": data.get("table")}
+    if (fold := data.get("fold")) is not None:
+        about["data.num_folds"] = data.get("num_folds")
     if config.get("loader", {}).get("name") == "synthetic":
         about["loader"] = "synthetic"
     best = summary.get("best", {})
     return Row(
         folder=name,
         data=" ".join(as_overrides({key: value for key, value in about.items() if value})),
-        num_val_samples=start.get("val_samples", 0),
+        num_val_samples=start.get("val_samples", 0) if fold is None else 0,  # folds differ by one
         metric=summary.get("best_metric", "") if best else "",
         is_error=summary.get("best_mode") == "min",
         best=best,
         images_per_s=summary.get("perf/images_per_s"),
         settings=as_overrides(start.get("settings", {})),
+        fold=fold,
     )
 
 
@@ -114,10 +122,36 @@ def listing(rows: list[Row], key: str) -> str:
     sound = [row for row in rows if not row.damage]
     for (_, data, count), some in groupby(sorted(sound, key=group), group):
         title = f"{data}: {count:,} validation samples" if count else data
-        tables.append([title] * bool(title) + table(in_order(list(some), key), key))
+        found = list(some)
+        ordered = in_order(means_over_folds(found), key) + in_order(found, key)
+        tables.append([title] * bool(title) + table(ordered, key))
     if damaged := [row for row in rows if row.damage]:
         tables.append(["damaged:", *(f"{row.folder}: {row.damage}" for row in damaged)])
     return "\n\n".join("\n".join(lines) for lines in tables)
+
+
+def means_over_folds(rows: list[Row]) -> list[Row]:
+    """Return a row for all runs that differ in their fold alone, with the means of their values."""
+    by_settings: dict[tuple[str, ...], dict[int, Row]] = {}
+    for row in rows:
+        if row.fold is not None and row.best:
+            others = tuple(each for each in row.settings if not each.startswith("data.fold="))
+            by_settings.setdefault(others, {})[row.fold] = row
+    means = []
+    for settings, folds in by_settings.items():
+        if len(some := list(folds.values())) < 2:
+            continue
+        values = {name: [row.best.get(name, math.nan) for row in some] for name in some[0].best}
+        mean_row = replace(
+            some[0],
+            folder=f"mean of {len(some)} folds",
+            best={name: float(np.mean(of_folds)) for name, of_folds in values.items()},
+            deviation={name: float(np.std(of_folds, ddof=1)) for name, of_folds in values.items()},
+            images_per_s=float(np.mean([row.images_per_s or 0 for row in some])),
+            settings=settings,
+        )
+        means.append(mean_row)
+    return means
 
 
 def in_order(rows: list[Row], key: str) -> list[Row]:
@@ -141,6 +175,7 @@ def table(rows: list[Row], key: str) -> list[str]:
     for row in rows:
         metric = key if "/" in key and key != "images/s" else row.metric
         value = f"{metric} {row.best[metric]:.4f}" if metric in row.best else "-"
+        value += f" ± {row.deviation[metric]:.4f}" if metric in row.deviation else ""
         speed = f"{row.images_per_s:,.0f}" if row.images_per_s else "-"
         settings = " ".join(setting for setting in row.settings if setting not in shared)
         shown.append((value, speed, row.folder, settings or "-"))

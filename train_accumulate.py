@@ -1,6 +1,6 @@
 """Gradient accumulation: splits a batch that does not fit into memory into micro-batches.
 
-Start with `python train_accumulate.py accumulate_steps=4`.
+Start with `python train_accumulate.py accumulate_steps=4` or `accumulate_steps=auto`.
 Combines with every technique.
 
 `global_batch_size` is still the batch of one optimizer step: `accumulate_steps` parts of it pass
@@ -16,8 +16,8 @@ from loaders import build_loaders
 from models import build_model
 from runtime import entry_point, run_main, seed_everything, setup
 
-# new #: for models that are spread over ranks
-from runtime.accumulate import set_gradient_sync
+# new #: the number of parts, and models that are spread over ranks
+from runtime.accumulate import micro_batches, set_gradient_sync
 from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
@@ -57,8 +57,8 @@ def main(cfg: Config) -> None:
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)
         model.train()
-        # new #: every batch comes in parts
-        for inputs, targets in run.batches(train_loader, cfg.accumulate_steps):
+        # new #: every batch comes in parts; with accumulate_steps=auto, in the fewest that fit
+        for inputs, targets in run.batches(train_loader, micro_batches(run, model, task)):
             # your own: changes of inputs and targets
 
             # new #: ranks exchange gradients once per step
@@ -71,7 +71,7 @@ def main(cfg: Config) -> None:
             loss = task.loss(outputs, targets)
 
             # new #: of the mean over the whole batch, each part has its share
-            loss = loss / cfg.accumulate_steps
+            loss = loss / run.num_micro_batches
 
             # backward
             loss.backward()

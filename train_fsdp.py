@@ -20,13 +20,8 @@ from models import build_model
 from runtime import entry_point, run_main, seed_everything, setup
 
 # new #: what torchrun's processes need
-from runtime.distributed import (
-    convert_sync_batchnorm,
-    init_process_group,
-    local_rank,
-    shard,
-    sync_buffers,
-)
+from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank, sync_buffers
+from runtime.fsdp import shard
 from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 

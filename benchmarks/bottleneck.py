@@ -17,6 +17,8 @@ from benchmarks.records import Measurement, Subject, latest, ratio
 from benchmarks.run import SPEED, Run, log
 from benchmarks.step import on_ranks, train
 from benchmarks.template import make_config, parts
+from conf.check import owners_of_keys
+from conf.loader.packed import PackedConfig
 from runtime.setup import resolve_device
 
 GIVEN, SYNTHETIC, ALONE = "as configured", "loader=synthetic", "loader=synthetic, one device"
@@ -129,7 +131,14 @@ def train_on_rank(
     run: Run, num_devices: int, overrides: tuple[str, ...], rank: int, count_items: CountItems
 ) -> None:
     """Train on one rank as `train.py` or `train_ddp.py`, with AMP as `train_amp.py`."""
-    cfg = make_config(*run.overrides, *(o for o in overrides if o != AMP))
+    given, owners = run.overrides, owners_of_keys()
+    if any(override.startswith("loader=") for override in overrides):  # without the other's keys
+        given = tuple(
+            override
+            for override in given
+            if not (override.startswith("loader.") and owners.get(override.partition("=")[0]))
+        )
+    cfg = make_config(*given, *(o for o in overrides if o != AMP))
     device = resolve_device(cfg.device, rank)
     built = parts(cfg, device, rank, num_devices, distributed=num_devices > 1)
     try:
@@ -148,9 +157,9 @@ def changes(run: Run, part: str) -> list[tuple[str, ...]]:
             ("loader=pytorch", f"loader.num_workers={run.num_cores}", "loader.num_threads=1"),
             ("loader=dali", threads),
         ]
-        return (
-            [*candidates, ("loader=packed", threads)] if cfg.loader.pack is not None else candidates
-        )
+        if isinstance(cfg.loader, PackedConfig):
+            candidates.append(("loader=packed", f"loader.pack={cfg.loader.pack}", threads))
+        return candidates
     if part == COMMUNICATION:
         return [(f"global_batch_size={2 * cfg.global_batch_size}",)]
     channels_last, compiled = "model.channels_last=true", "model.compile=true"

@@ -33,13 +33,13 @@ from benchmarks.records import Subject
 from benchmarks.run import SPEED, Run, now
 from benchmarks.step import timed
 from benchmarks.template import make_config
-from benchmarks.watch import BUSY, Utilisation
+from runtime.gpu_monitor import GpuMonitor
 from runtime.setup import set_numerics
 from runtime.timing import Timing
 
 LIMIT_S, ROW_LIMIT_S = 300, 60  # of all rows and of one
 SCRIPTS = (("AlexNet", "synthetic", 300), ("AlexNet", "dali", 300), ("ResNet-50", "pytorch", 80))
-PEAK = "peak memory"
+BUSY, PEAK = "GPU utilisation", "peak memory"
 FIGURES = {
     "perf/images_per_s": (SPEED, "images/s"),
     "perf/data_wait_share": (WAIT, "%"),
@@ -131,27 +131,33 @@ def measured(device: torch.device, sizes: Sizes, source: Source, row: str) -> tu
     if on_gpu:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
+    gpu = GpuMonitor(device)
+    gpu.start()
     end = time.perf_counter() + sizes.seconds
-    with Utilisation(device) as utilisation:
-        for number, batch in enumerate(timed(batches, timing)):
-            if step:
-                step(*batch)
-            elif on_gpu and number % 4 == 0:  # nothing else keeps the host from running ahead
-                torch.cuda.synchronize(device)
-            if number > 2 and time.perf_counter() > end:
-                break
-        if on_gpu:
+    for number, batch in enumerate(timed(batches, timing)):
+        if step:
+            step(*batch)
+        elif on_gpu and number % 4 == 0:  # nothing else keeps the host from running ahead
             torch.cuda.synchronize(device)
-        timing.finished()
+        if number > 2 and time.perf_counter() > end:
+            break
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    timing.finished()
+    gpu.stop()
     is_right, decoder = source.decoder
     if not is_right:
         raise RuntimeError(f"decoded on the CPU, at {timing.images_per_s:.0f}/s: {decoder}")
-    found: Found = {(SPEED, source.unit): [timing.images_per_s], **utilisation.means()}
+    found: Found = {(SPEED, source.unit): [timing.images_per_s], **figures(gpu.values())}
     if step:
         found[WAIT, "%"] = [100 * timing.data_wait_share]
-    if on_gpu:
-        found[PEAK, "GiB"] = [torch.cuda.max_memory_allocated(device) / 2**30]
     return found, decoder
+
+
+def figures(values: dict[str, Any]) -> Found:
+    """Those of a run's summary that tables show."""
+    known = {what: values[key] for key, what in FIGURES.items() if key in values}
+    return {what: [value * (100 if what[1] == "%" else 1)] for what, value in known.items()}
 
 
 def training(name: str, device: torch.device) -> Callable[..., None]:
@@ -195,6 +201,6 @@ def script(run: Run, sizes: Sizes, model: str, loader: str, steps: int) -> tuple
         if done.returncode:
             raise RuntimeError(" ".join((done.stdout + done.stderr).split())[-300:])
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
-    known = {what: summary[key] for key, what in FIGURES.items() if key in summary}
-    found = {what: [value * (100 if what[1] == "%" else 1)] for what, value in known.items()}
-    return found, ", ".join(f"{part} {s:.1f} s" for part, s in summary["seconds"].items())
+    return figures(summary), ", ".join(
+        f"{part} {s:.1f} s" for part, s in summary["seconds"].items()
+    )

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from benchmarks.baselines import Recipe
 from benchmarks.cases import CASES
+from benchmarks.decoder import decoder_of
 from benchmarks.generate import generate, link_often
 from benchmarks.pipelines import PIL_PAIRS, TIFFFILE
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import endless, make_config
-from benchmarks.watch import decoder_of
 from loaders import build_loaders
 from loaders.pack import pack
 

@@ -23,8 +23,8 @@ from benchmarks.records import Subject
 from benchmarks.run import UNAVAILABLE, Run, count_batches, format_number
 from benchmarks.step import train
 from benchmarks.template import parts
-from loaders.image_loaders import build_loaders
-from loaders.open import open_splits
+from loaders.backends import build_loaders
+from loaders.index import open_splits
 
 Workloads = dict[Subject, Workload]
 

@@ -2,13 +2,16 @@
 
 All loops (those of Lightning and accelerate, too) train the same model on the same synthetic
 batches, clip the gradient norm, and write a log, a progress bar and checkpoints; none validates.
-The time from one training forward pass to the next is measured.
+The time from one training forward pass to the next is measured. Then `train.py` and
+`plain/train.py`, with default settings and the same number of weights, both on the embedded digits.
 """
 
+import importlib.util
 import io
 import logging
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,6 +23,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from benchmarks import REPOSITORY
 from benchmarks.baselines import optional
 from benchmarks.interleave import CountItems
 from benchmarks.records import Subject
@@ -29,6 +33,7 @@ from conf.schema import Config
 from runtime.libc import keep_freed_memory
 
 BARE, DEFAULT_MALLOC = "bare loop", "bare loop with malloc's own settings"
+PLAIN = "plain/train.py"
 # Long enough for imports, memory pools and the first progress bar.
 WARMUP_S = 0.5
 NUM_EPOCHS = 10**6  # more than are ever run
@@ -40,11 +45,14 @@ AddStepCounter = Callable[[nn.Module], nn.Module]
 
 def main(run: Run) -> None:
     """Measure all loops alternately; each process gives one sample of the time per step."""
-    workloads = {
-        Subject(name): partial(train_with, name, run.overrides, run.device) for name in LOOPS
-    }
     sizes = replace(run.sizes, warmup_s=WARMUP_S, window_s=WINDOW_FACTOR * run.sizes.window_s)
-    replace(run, sizes=sizes).compare("loop_overhead", run.title, workloads, fresh=True)
+    run, synthetic = replace(run, sizes=sizes), (*run.overrides, "loader=synthetic")
+    for case, names, overrides in (
+        (run.title, [name for name in LOOPS if name != PLAIN], synthetic),
+        ("digits, one file of plain PyTorch", [PLAIN, "train.py"], ()),
+    ):
+        work = {Subject(name): partial(train_with, name, overrides, run.device) for name in names}
+        run.compare("loop_overhead", case, work, fresh=True)
 
 
 def train_with(
@@ -57,9 +65,7 @@ def train_with(
         return model
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        cfg = make_config(
-            *overrides, "loader=synthetic", f"output_dir={folder}/run", "max_steps=null"
-        )
+        cfg = make_config(*overrides, f"output_dir={folder}/run", "max_steps=null")
         cfg.epochs = NUM_EPOCHS
         if name != DEFAULT_MALLOC and device.type == "cpu":
             keep_freed_memory()
@@ -111,6 +117,22 @@ def bare(
             nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def plain(
+    cfg: Config, device: torch.device, add_step_counter: AddStepCounter, folder: Path
+) -> None:
+    """Script `plain/train.py`, with counted steps and without evaluation."""
+    spec: Any = importlib.util.spec_from_file_location("plain_train", REPOSITORY / PLAIN)
+    script: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    build_model = script.build_model
+    args = Namespace(data=REPOSITORY / "data" / "mnist_mini.npz", out=folder / "run", seed=cfg.seed)
+    args.epochs, args.batch_size, args.lr = cfg.epochs, cfg.global_batch_size, 0.003
+    args.save_every = 100
+    script.build_model = lambda: add_step_counter(build_model())
+    script.evaluate = lambda *_: (0.0, 0.0)
+    script.main(args)
 
 
 def lightning(
@@ -185,6 +207,7 @@ LOOPS: dict[str, Loop] = {
     "bare loop with clip_grad_norm_": partial(bare, clip=True),
     DEFAULT_MALLOC: bare,
     "train.py": train_py,
+    PLAIN: plain,
     "Lightning": lightning,
     "accelerate": accelerate,
 }

@@ -13,7 +13,7 @@ from benchmarks.records import Subject
 from benchmarks.run import UNAVAILABLE, Run, count_batches
 from benchmarks.template import endless
 from loaders import build_loaders
-from loaders.open import open_splits
+from loaders.index import open_splits
 from loaders.pack import pack as pack_data
 
 
@@ -113,6 +113,7 @@ WHOLE = Pipeline("loader=pytorch, whole images", more=("data.reduced_decoding=fa
 TIFFFILE = Pipeline("tifffile + DataLoader", "dataloader.tifffile_images", uses_processes=True)
 PIL_PAIRS = Pipeline("PIL pairs + DataLoader", "dataloader.pil_pairs", uses_processes=True)
 DECODING = Pipeline("limit: decoding alone", "limits.decode")
+TORCHCODEC = Pipeline("limit: decoding alone, torchcodec", "limits.decode_by_torchcodec")
 RESIZING = Pipeline("limit: decoding and resizing", "limits.resize")
 MINIMAL_DALI = Pipeline("minimal DALI", "dali.minimal")
 PAIRS = [PIL_PAIRS, Pipeline("DALI external source", "dali.external_source"), *OURS]
@@ -134,7 +135,7 @@ COMPARISONS: list[tuple[str, str, list[Pipeline], tuple[str, ...]]] = [
             Pipeline("LitData", "litdata_chunks.batches", uses_processes=True),
             Pipeline("SPDL around torchvision", "spdl_threads.batches"),
             *(MINIMAL_DALI, *OURS),
-            *(Pipeline("limit: reading files", "limits.read"), DECODING, RESIZING),
+            *(Pipeline("limit: reading files", "limits.read"), DECODING, TORCHCODEC, RESIZING),
         ],
         (),
     ),

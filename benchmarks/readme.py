@@ -1,5 +1,5 @@
-"""Write the tables of loaders and training loops, and two charts, into docs/benchmarks.md; those of
-`python -m benchmarks gpu` into README.md, too.
+"""Write the tables of loaders, of training loops and of one GPU, and two charts, into
+docs/benchmarks.md.
 
 python -m benchmarks.readme benchmarks/results/<machine>-<date>
 """
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from benchmarks import REPOSITORY
 from benchmarks.entry_points import WAIT
+from benchmarks.gpu import BUSY
 from benchmarks.gpu_loaders import ALONE
 from benchmarks.records import Measurement, latest
 from benchmarks.report import markdown, tables
 from benchmarks.run import SPEED
-from benchmarks.watch import BUSY
 
-PAGE, GPU_PAGES = REPOSITORY / "docs" / "benchmarks.md", ("README.md", "docs/benchmarks.md")
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
 START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 GPU_START, GPU_END = "<!-- one gpu -->", "<!-- end of one gpu -->"
 COLUMNS = (
@@ -106,5 +106,4 @@ if __name__ == "__main__":
     if (folder / "alternatives.csv").exists():
         PAGE.write_text(with_excerpt(PAGE.read_text(), folder))
     if (folder / "gpu.csv").exists():
-        for page in (REPOSITORY / name for name in GPU_PAGES):
-            page.write_text(with_gpu(page.read_text(), folder))
+        PAGE.write_text(with_gpu(PAGE.read_text(), folder))

@@ -23,7 +23,7 @@ from conf.files import write_atomically
 
 PACKAGES = (
     *("torch", "torchvision", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "numpy", "pillow"),
-    *("simplejpeg", "tifffile"),
+    *("simplejpeg", "tifffile", "torchcodec"),
     *("spdl", "webdataset", "litdata", "mosaicml-streaming", "obstore", "lightning", "accelerate"),
 )
 CONFIDENCE = 0.95

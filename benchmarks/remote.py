@@ -27,7 +27,7 @@ from benchmarks.scale import FIRST_BATCH
 from benchmarks.server import serve
 from benchmarks.template import endless, make_config
 from loaders import build_loaders
-from loaders.open import holds_shards, open_splits
+from loaders.index import open_splits
 from loaders.shards import Part, pack_shards
 from runtime.setup import resolve_device
 
@@ -129,7 +129,7 @@ def prepare(run: Run) -> tuple[tuple[str, ...], Path]:
         unfinished.rename(folder)
     bucket = folder / "server" / "bucket"
     data = make_config(*overrides).data
-    if not holds_shards(f"{bucket}/shards"):
+    if not (bucket / "shards" / "shards.json").is_file():
         pack_shards(data, str(bucket / "shards"), SHARD_MB, Part(1, 1))
     importlib.import_module(OVER_NETWORK).prepare(list(open_splits(data)[0].files[0]), bucket)
     return overrides, bucket

@@ -12,7 +12,7 @@ from benchmarks.augmentations import OURS as AUGMENTED
 from benchmarks.bottleneck import SYNTHETIC
 from benchmarks.entry_points import WAIT
 from benchmarks.loading import PACKING
-from benchmarks.loop_overhead import BARE
+from benchmarks.loop_overhead import BARE, PLAIN
 from benchmarks.pipelines import DECODING
 from benchmarks.plots import LIMIT, OTHERS, OURS, Panel
 from benchmarks.records import Measurement, Subject, Summary, latest, ratio
@@ -169,9 +169,9 @@ def efficiency(row: Measurement, rows: Rows, script: str) -> str:
 
 
 def overhead(row: Measurement, rows: Rows) -> Summary | None:
-    """Additional time relative to the bare loop in %."""
-    found = ratio(row, next((row for row in rows if row.subject == BARE), None))
-    if found is None or row.subject == BARE:
+    """Additional time relative to the bare loop, or the plain script, in %."""
+    found = ratio(row, next((row for row in rows if row.subject in (BARE, PLAIN)), None))
+    if found is None or row.subject in (BARE, PLAIN):
         return None
     return Summary(*(100 * (value - 1) for value in found))
 
@@ -193,7 +193,7 @@ def panels(name: str, rows: Rows) -> list[Panel]:
     found: list[Panel] = []
     for case, group in by_case(rows).items():
         if name == "loop_overhead":
-            others = [row for row in group if row.subject != BARE]
+            others = [row for row in group if row.subject not in (BARE, PLAIN)]
             bars = [
                 (str(row.full_subject), overhead(row, group), bar_colour(row)) for row in others
             ]

@@ -14,8 +14,9 @@ import numpy as np
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
-from loaders.index import Index, ShardFiles, Shards
+from loaders.index import Index
 from loaders.plan import PlanSampler
+from loaders.shards import ShardFiles, ShardIndex, Shards
 from loaders.targets import Labels
 
 NUM_SHARDS, SHARD_SIZE, NUM_CLASSES, WINDOW, BATCH_SIZE = 100, 500, 100, 8, 256
@@ -27,11 +28,11 @@ CASES = {"classes mixed in the shards": True, "one class after another": False}
 def main(run: Run) -> None:
     samples = np.arange(COUNT)
     starts = np.arange(0, COUNT + 1, SHARD_SIZE)
-    index = Index(
+    index = ShardIndex(
         name="shards/train",
         sizes=np.broadcast_to(np.array([28, 28], np.int32), (COUNT, 2)),
         channels=1,
-        target=Labels(samples, tuple(map(str, range(NUM_CLASSES)))),
+        target=Labels(samples % NUM_CLASSES, tuple(map(str, range(NUM_CLASSES)))),
         shards=Shards(ShardFiles(Path(), ()), "", (), samples, starts),
     )
     orders: dict[Subject, Callable[[int], np.ndarray]] = {

@@ -1,4 +1,4 @@
-"""Checks of the configuration: ranges (declared in schema.py), combinations, number of ranks."""
+"""Checks of the configuration: ranges (declared with the keys), combinations, number of ranks."""
 
 import math
 from collections.abc import Iterator
@@ -8,21 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import UserError, check_utf8
-from conf.schema import Config
+from conf.schema import NAMED_BY, Config, own_classes
 
 
 def keys_of(group: Any = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Yield each key of the configuration, such as `data.crop`, and its field."""
+    """Yield each key of a configuration, such as `data.crop`, and its field; of the class, those
+    that all configurations have."""
     for field in fields(group):
         if is_dataclass(field.type):
-            yield from keys_of(field.type, f"{prefix}{field.name}.")
+            inner = field.type if isinstance(group, type) else getattr(group, field.name)
+            yield from keys_of(inner, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name, field
 
 
+def owners_of_keys() -> dict[str, list[str]]:
+    """Return the choices that have a key, such as `loader=packed`, by key; none if all have it."""
+    owners: dict[str, list[str]] = {key: [] for key, _ in keys_of()}
+    common = set(owners)
+    for group in NAMED_BY:
+        for name, node in own_classes(group).items():
+            for key in {key for key, _ in keys_of(node, f"{group}.")} - common:
+                owners.setdefault(key, []).append(f"{group}={name}")
+    return owners
+
+
 def changed_in(cfg: Config, groups: list[str]) -> Iterator[str]:
     """Yield, as `key=value`, the settings of these groups that are not the default."""
-    for key, field in keys_of():
+    for key, field in keys_of(cfg):
         value = attrgetter(key)(cfg)
         if key.partition(".")[0] in groups and value != field.default:
             yield f"{key}={value}"
@@ -30,7 +43,7 @@ def changed_in(cfg: Config, groups: list[str]) -> Iterator[str]:
 
 def check_ranges(cfg: Config) -> None:
     """Raise UserError for a value that is out of its range."""
-    for key, field in keys_of():
+    for key, field in keys_of(cfg):
         value, allowed = attrgetter(key)(cfg), field.metadata.get("allowed")
         if isinstance(value, str):
             check_utf8(key, value)
@@ -53,7 +66,7 @@ def check_combinations(cfg: Config) -> None:
             f"optimizer.warmup_epochs={cfg.optimizer.warmup_epochs} is not less than "
             f"epochs={cfg.epochs}; use a smaller value"
         )
-    # part: images
+
     data, (low, high) = cfg.data, cfg.data.value_range
     outside = any(not low <= value <= high for value in data.mean or ())
     if outside or any(value > high - low for value in data.std or ()):
@@ -61,15 +74,18 @@ def check_combinations(cfg: Config) -> None:
             f"data.mean={data.mean} data.std={data.std} do not fit data.value_range="
             f"{data.value_range}; divide both by 255, or set data.value_range=[0,255]"
         )
-
-    if cfg.loader.name == "packed" and cfg.loader.pack is None:  # part: packed
+    if data.fold is not None and (data.fold >= data.num_folds or data.val_count is not None):
+        given = f"data.num_folds={data.num_folds} data.val_count={data.val_count}"
         raise UserError(
-            "loader=packed needs loader.pack=DIR, made by python -m loaders.pack ... out=DIR"
+            f"data.fold={data.fold} is not possible with {given}; use 0 to {data.num_folds - 1}, "
+            "without val_count"
         )
-    if "://" in cfg.data.root and cfg.data.index is not None:  # part: shards
+    if "://" in cfg.data.root and cfg.data.index is not None:
         raise UserError(
             f"data.index={cfg.data.index} is an index of files; leave it out: shards have their own"
         )
+    if cfg.profile.memory and cfg.profile.steps is None:
+        raise UserError("profile.memory=true needs profile.steps=[SKIP,RECORD], such as [10,5]")
     if cfg.overwrite and cfg.resume is not None:
         raise UserError(
             f"overwrite=true would remove the checkpoint of resume={cfg.resume}; leave out one"

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,16 +21,16 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from conf.check import check_combinations, check_ranges, keys_of
+from conf.check import check_combinations, check_ranges, owners_of_keys
 from conf.credentials import masked
 from conf.errors import UserError, cause_of, nearest
-from conf.schema import Config
+from conf.schema import NAMED_BY, Config, own_classes, register_choices
 
 EXIT_CODE = 2
 MAX_LINES = 3
 RENAMED = {
     "optimizer.momentum": "optimizer.kwargs.momentum",
-    "loader.reader": "loader=dali_reader, in place of native",  # part: dali_reader
+    "loader.reader": "loader=dali_reader, in place of native",
 }
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
 PATH_ERRORS = (
@@ -54,12 +55,13 @@ def load_config(overrides: Sequence[str]) -> Config:
     Raises:
         UserError, HydraException, OmegaConfBaseException: a key or value is wrong; see `explain()`.
     """
+    register_choices()
     with initialize_config_dir(str(Path(__file__).parent), version_base="1.3"):
         return to_config(compose("config", list(overrides)))
 
 
 def to_config(composed: Any) -> Config:
-    """Turn a composed DictConfig into the dataclasses of schema.py, and check it.
+    """Turn a composed DictConfig into dataclasses, and check it.
 
     Raises:
         UserError: a value is out of its range, or values exclude each other.
@@ -67,11 +69,25 @@ def to_config(composed: Any) -> Config:
     """
     plain = OmegaConf.to_container(composed)
     # Refuses keys that Hydra's + has added.
-    typed = OmegaConf.merge(OmegaConf.structured(Config), plain)
+    typed = OmegaConf.merge(typed_defaults(composed), plain)
     cfg = cast(Config, OmegaConf.to_object(typed))
     check_ranges(cfg)
     check_combinations(cfg)
     return cfg
+
+
+def typed_defaults(values: Any) -> DictConfig:
+    """Return the defaults of all keys that a configuration has: those of its layout and its loader,
+    and of the files of their groups, among them."""
+    groups = {field.name: field.type for field in fields(Config)}
+    typed = OmegaConf.structured(Config)
+    for group, key in NAMED_BY.items():
+        if OmegaConf.is_missing(values, group):
+            continue
+        name = OmegaConf.select(values, f"{group}.{key}", throw_on_missing=False)
+        node = own_classes(group).get(name) or OmegaConf.get_type(values, group)
+        typed[group] = OmegaConf.structured(node if is_dataclass(node) else groups[group])
+    return typed
 
 
 @contextmanager
@@ -133,7 +149,9 @@ def _explain_config(error: Exception) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         options = [option for option in error.options if option != "schema"]
         return f"{group}={name} is unknown{nearest(name, options)}; use one of {', '.join(options)}"
-    cause = error.__cause__ or error
+    # Where a file sets a key, Hydra's error does not name it.
+    inner = error.__context__ if isinstance(error, HydraException) else None
+    cause = error.__cause__ or inner or error
     key = str(getattr(cause, "full_key", "") or "")
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} is not set; set {key}=VALUE"
@@ -143,7 +161,10 @@ def _explain_config(error: Exception) -> str:
             return f"{key} is not set by the file of its group{near}; +{key}=VALUE adds it"
         if key in RENAMED:
             return f"{key} is now {RENAMED[key]}"
-        return f"{key} is not a key of the configuration{nearest(key, dict(keys_of()))}"
+        keys = owners_of_keys()
+        if owners := keys.get(key):
+            return f"{key} is a key of {' and '.join(owners)}; set that, or leave {key} out"
+        return f"{key} is not a key of the configuration{nearest(key, keys)}"
     said = str(cause).splitlines()[0].rstrip(".")
     return f"{key + ': ' if key else ''}{said}; docs/configuration.md describes all keys"
 

@@ -15,7 +15,7 @@ ADDRESS = re.compile(
 )
 
 
-def without_credentials(text: str) -> str:  # part: shards
+def without_credentials(text: str) -> str:
     """Remove user, password and query of the addresses in a text."""
     return ADDRESS.sub(r"\1\3", text)
 

@@ -16,6 +16,7 @@ OTHER_DTYPE = "return inputs of float32 from the Dataset, such as image.float() 
 ONE_SAMPLE = "BatchNorm needs two samples at a time; raise global_batch_size"
 ONE_SAMPLE += ", or lower accumulate_steps"
 UNUSED = "DDP needs a gradient of each; remove unused layers, or freeze them"
+MEMORY = "lower global_batch_size; docs/cost.md names what else needs less memory"
 PICKLED = "worker processes need a def of a module, or loader.num_workers=0"
 
 # what a library's error says, as a regular expression -> what the user can do
@@ -24,6 +25,7 @@ CAUSES = {
     r"(scalar |Input |d)type.*\b(Byte|unsigned char|[Dd]ouble|float64|\w+eTensor)\b": OTHER_DTYPE,
     "more than 1 value per channel": ONE_SAMPLE,
     "which did not receive grad": UNUSED,
+    "out of memory|DefaultCPUAllocator": MEMORY,
     "Can't pickle|Can't get local object": PICKLED,
 }
 
@@ -33,11 +35,15 @@ def cause_of(error: Exception) -> str | None:
     for line in str(error).splitlines():
         for sign, fix in CAUSES.items():
             if re.search(sign, line):
-                frames = traceback.extract_tb(error.__traceback__)
-                own = [frame for frame in frames if "site-packages" not in frame.filename]
-                places = [f" ({Path(frame.filename).name}:{frame.lineno})" for frame in own[-1:]]
-                return f"{line.strip(' .')}{''.join(places)}: {fix}"
+                return f"{line.strip(' .')}{place_of(error)}: {fix}"
     return None
+
+
+def place_of(error: Exception) -> str:
+    """Return the last place outside of libraries that an error passed, such as ` (mine.py:12)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in own[-1:])
 
 
 def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:

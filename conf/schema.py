@@ -1,13 +1,12 @@
 """The typed configuration: keys, types, defaults, meanings and ranges.
 
 Hydra checks the YAML files and the command line against these classes: a wrong key or type fails
-at the start. The YAML files in this folder only hold values.
+at the start. The YAML files in this folder only hold values. `conf/groups.py` has the keys of the
+groups with a folder of such files, and `data/NAME.py` those that only `data=NAME` has.
 """
 
-import math
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -16,351 +15,21 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+# `as`: these are also imported from here.
+from conf.groups import DataConfig as DataConfig
+from conf.groups import LoaderConfig as LoaderConfig
+from conf.groups import ModelConfig as ModelConfig
+from conf.groups import OptimizerConfig as OptimizerConfig
+from conf.groups import TaskConfig as TaskConfig
+from conf.names import find, names_in
+from conf.ranges import ABOVE_0, BELOW_1, FROM_0, FROM_1, Allowed, key, one_of
 
-@dataclass(frozen=True)
-class Allowed:
-    """Range of a key: a description for messages, and the test of a value."""
-
-    description: str
-    contains: Callable[[Any], bool]
-
-
-def key(default: Any, allowed: Allowed | None = None) -> Any:
-    """Declare a key with its default and range; null is allowed if it is the default."""
-    metadata = {"allowed": allowed}
-    if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def one_of(*names: str) -> Allowed:
-    return Allowed(f"{', '.join(names[:-1])} or {names[-1]}", names.__contains__)
-
-
-def are_numbers(values: Any, count: int | None = None) -> bool:
-    """Return True for a list of `count` finite numbers; by default, of one or more."""
-    return (
-        isinstance(values, list)
-        and len(values) == (count or max(1, len(values)))
-        and all(type(value) in (int, float) and math.isfinite(value) for value in values)
-    )
-
-
-def is_pair(values: Any, high: float = math.inf) -> bool:
-    """Return True for a list of two finite numbers with 0 < first <= second <= high."""
-    return are_numbers(values, 2) and 0 < values[0] <= values[1] <= high
-
-
-def is_size(value: Any) -> bool:  # part: images
-    """Return True for a length in pixels, and for [height, width]."""
-    sizes = value if are_numbers(value, 2) else [value]
-    return all(type(size) is int and size >= 1 for size in sizes)
-
-
-FROM_0 = Allowed("0 or more", lambda x: 0 <= x < math.inf)
-FROM_1 = Allowed("1 or more", lambda x: 1 <= x < math.inf)
-ABOVE_0 = Allowed("a number above 0", lambda x: 0 < x < math.inf)
-SHARE = Allowed("a number in [0, 1]", lambda x: 0 <= x <= 1)
-BELOW_1 = Allowed("a number in [0, 1)", lambda x: 0 <= x < 1)
-BETWEEN_0_AND_1 = Allowed("a number in (0, 1)", lambda x: 0 < x < 1)
-FOLDER_BELOW = Allowed(  # part: pairs
-    "a folder below data.root, without ..",
-    lambda x: not Path(x).is_absolute() and ".." not in Path(x).parts,
-)
-NAMES = Allowed("one name or more, as [label]", bool)  # part: table
-LABEL_KINDS = one_of("auto", "classes", "several", "numbers")  # part: table
-FROM_2 = Allowed("2 or more", lambda x: x >= 2)  # part: masks
-SIZE = Allowed("an int or [height, width] in pixels", is_size)  # part: images
-SHARES = Allowed("[low, high] with 0 < low <= high <= 1", lambda x: is_pair(x, 1))  # part: images
-VALUE_RANGE = Allowed("[0, 1] or [-1, 1], for example", lambda x: are_numbers(x, 2) and x[0] < x[1])
-MEAN = Allowed("one number for each channel", are_numbers)  # part: images
-STD = Allowed(  # part: images
-    "one number above 0 for each channel",
-    lambda x: are_numbers(x) and min(x) > 0,
-)
-WORKERS = Allowed(
-    "0 or more, or auto",
-    lambda x: x == "auto" or (type(x) is int and x >= 0),
-)
 CLIP = Allowed("a number above 0, or inf", lambda x: x > 0)
 DEVICE = Allowed(
     "auto, cpu, cuda or cuda:1", lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x) is not None
 )
+MICRO_BATCHES = Allowed("1 or more, or auto", lambda x: x == "auto" or (type(x) is int and x >= 1))
 SEED = Allowed("0 to 2**63 - 1", lambda x: 0 <= x < 2**63)
-ANGLE = Allowed("0 to 180 degrees", lambda x: 0 <= x <= 180)  # part: spatial
-SCALES = Allowed("[low, high] with 0 < low <= high", is_pair)  # part: spatial
-BLUR = Allowed(  # part: spatial
-    "[probability, low, high] with 0 < low <= high pixels",
-    lambda x: are_numbers(x, 3) and 0 <= x[0] <= 1 and is_pair(x[1:]),
-)
-JITTER = Allowed(  # part: colour
-    "three numbers in [0, 1]", lambda x: are_numbers(x, 3) and all(0 <= each <= 1 for each in x)
-)
-RANDAUGMENT = Allowed(  # part: colour
-    "[operations, magnitude] with 1 to 4 and 0 to 30",
-    lambda x: are_numbers(x, 2) and x[0] in (1, 2, 3, 4) and 0 <= x[1] <= 30,
-)
-
-
-@dataclass
-class DataConfig:
-    layout: str = MISSING
-    """Layout of the data set on disk: `imagefolder` (one folder per class), `pairs` (two folders
-    with images of the same names), `cells` (class folders of TIFFs with any number of channels),
-    `table` (a file of images and labels), `masks` (two folders with images and the classes of their
-    pixels), `caltech256`, `mnist_mini` (embedded), `mnist`, or `own` (ordinary Datasets)."""
-
-    name: str | None = None
-    """own: name of a file in `loaders/own/`."""
-
-    root: str = MISSING
-    """Folder of the data set, relative to the folder that the script is started in, or place of its
-    shards: a folder, `http(s)://`, `s3://` or `gs://`."""
-
-    cache_dir: str = "data/cache"
-    """Folder of derived files: image sizes and copies of shards."""
-
-    cache_gb: float | None = key(None, FROM_0)  # part: shards
-    """Gigabytes (1e9 bytes) for copies of shards of a web server or bucket in `cache_dir`/shards,
-    for all runs of the machine; the least recently used are removed first. null: as many as this
-    run needs, two windows and two shards with `shuffle=window`, all shards with `shuffle=full`."""
-
-    retry_s: float = key(300.0, FROM_0)  # part: shards
-    """Seconds for which requests to a web server or bucket are repeated when it fails or does not
-    answer, before the run ends; an object that is forbidden or missing ends it at once."""
-
-    index: str | None = None  # part: index
-    """Folder that `python -m loaders.index ... out=DIR` wrote: training starts without listing the
-    data set; null: list it at each start."""
-
-    check_files: bool = True
-    """Compare the size and modification time of every file with the index at the start; false: only
-    when the file is read."""
-
-    val_fraction: float = key(0.1, BETWEEN_0_AND_1)
-    """Share of samples for validation, unless the data is split already, as by folders."""
-
-    val_count: int | None = key(None, FROM_1)  # part: images
-    """Number of samples used for validation, instead of `val_fraction`."""
-
-    split_seed: int = key(0, FROM_0)  # part: images
-    """Seed of the split; separate from `seed`, so that runs with other seeds share the split."""
-
-    input_dir: str = key("input", FOLDER_BELOW)  # part: pairs
-    """pairs, masks: folder of the inputs below `root`, or below its `train` and `val`."""
-
-    target_dir: str = key("target", FOLDER_BELOW)  # part: pairs
-    """pairs, masks: folder of the targets, with the same relative paths."""
-
-    table: str | None = None  # part: table
-    """table: CSV or Parquet file with one line per sample. An optional column `split` holds
-    `train`, `val` or `test`; without lines of `val`, those of `test` are used for validation."""
-
-    path_column: str = "path"  # part: table
-    """table: column with the images' paths, relative to `root`."""
-
-    label_columns: list[str] = key(["label"], NAMES)  # part: table
-    """table: columns with the labels."""
-
-    label_kind: str = key("auto", LABEL_KINDS)  # part: table
-    """table: `classes` (names or integers in one column), `several` (columns of 0 and 1, or one of
-    names separated by `;`, a `;` alone for none), `numbers`, or `auto`: inferred from the cells."""
-
-    num_classes: int | None = key(None, FROM_2)  # part: masks
-    """masks: number of classes; null: one more than the highest index in the masks."""
-
-    ignore_index: int = -100
-    """masks: index of pixels without a class, often 255. No mask has the default: all count."""
-
-    shuffle: str = key("full", one_of("full", "window"))  # part: shards
-    """Training order: `full` (any sample may follow any other) or, for shards, `window`: the shards
-    are shuffled, and then the samples within each window of `shuffle_window` shards."""
-
-    shuffle_window: int = key(8, FROM_1)  # part: shards
-    """Number of shards in a window with `shuffle=window`."""
-
-    max_pixels: int = key(100_000_000, FROM_1)  # part: images
-    """Largest number of pixels of an image; protects against decompression bombs."""
-
-    on_error: str = key("raise", one_of("raise", "skip"))
-    """Action if a file cannot be decoded: `raise` (stop and name it) or `skip`: training takes the
-    rank's next good sample in its place, evaluation leaves it out. Files whose headers are already
-    bad belong to no split."""
-
-    max_bad_samples: int = key(10, FROM_0)
-    """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes,
-    before the run stops; `summary.json` counts them."""
-
-    resize: Any = key(None, SIZE)  # part: images
-    """Size before the crop, in pixels: null (keep), an int (shorter side) or [height, width]."""
-
-    reduced_decoding: bool = True
-    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size if the crop is much larger than the output
-    (packing and loader=pytorch). Pixels then differ from full decoding by 0.5 of 255 on average."""
-
-    crop: Any = key(None, SIZE)  # part: images
-    """Size of the model's input in pixels, [height, width] or an int for a square; null: the whole
-    (resized) image."""
-
-    random_crop: bool = False  # part: images
-    """Crop at a random position in training; false: at the centre, as in evaluation."""
-
-    random_resized_crop: Any = key(None, SHARES)  # part: images
-    """Crop a random share of the image's area in training, [low, high] in (0, 1], with an aspect
-    ratio in [3/4, 4/3], and resize it to `crop`; null: off."""
-
-    hflip: float = key(0.0, SHARE)  # part: images
-    """Probability of a left-right flip in training."""
-
-    vflip: float = key(0.0, SHARE)  # part: images
-    """Probability of an upside-down flip in training."""
-
-    colour_jitter: list[float] = key([0.0, 0.0, 0.0], JITTER)  # part: colour
-    """Strengths s of [brightness, contrast, saturation] in training: uniform factors in 1 ± s."""
-
-    randaugment: Any = key(None, RANDAUGMENT)  # part: colour
-    """RandAugment in training: [operations, magnitude 0 to 30], as [2, 9], drawn from brightness,
-    contrast, colour, sharpness, posterize, solarize, autocontrast, equalize and none; null: off."""
-
-    gaussian_blur: list[float] = key([0.0, 0.1, 2.0], BLUR)  # part: spatial
-    """Blur of inputs in training: [probability, smallest, largest standard deviation in pixels]."""
-
-    rotation: float = key(0.0, ANGLE)  # part: spatial
-    """Largest angle of a rotation about the centre in training, in degrees: uniform in ± this.
-    Target images and masks are rotated, too. New pixels are `mean`, in masks `ignore_index`."""
-
-    random_scale: Any = key(None, SCALES)  # part: spatial
-    """Enlarge about the centre by factors in [low, high] in training, with rotation; null: off."""
-
-    random_erasing: float = key(0.0, SHARE)  # part: spatial
-    """Probability that in training a rectangle of 2 to 33 % of an input's area becomes `mean`."""
-
-    mixup: float = key(0.0, FROM_0)  # part: mixing
-    """Alpha of MixUp, such as 0.2: each training sample is mixed with another one of its batch, by
-    weights from Beta(alpha, alpha); labels become probabilities. 0: off. Not for masks."""
-
-    cutmix: float = key(0.0, FROM_0)  # part: mixing
-    """Alpha of CutMix: a rectangle of each training image comes from another one of its batch, and
-    labels are mixed by area. 0: off; with `mixup`, half of the samples each. Not for numbers."""
-
-    value_range: list[float] = key([0.0, 1.0], VALUE_RANGE)
-    """Values [low, high] of black and full intensity, before `mean` and `std`."""
-
-    mean: list[float] | None = key(None, MEAN)  # part: images
-    """Mean per channel, in units of `value_range`, that is subtracted from the inputs; null: 0."""
-
-    std: list[float] | None = key(None, STD)  # part: images
-    """Standard deviation per channel, in units of `value_range`, that divides inputs; null: 1."""
-
-
-@dataclass
-class LoaderConfig:
-    name: str = MISSING
-    """Backend: `pytorch`, `dali`, `dali_reader`, `packed` or `synthetic`."""
-
-    num_workers: Any = key(None, WORKERS)
-    """pytorch, packed: worker processes per rank; 0: threads of the training process; null: on a
-    GPU one for each CPU of the rank but one, on a CPU or without images 0. `auto`: a measurement of
-    some seconds chooses workers and threads (dali: threads)."""
-
-    prefetch_factor: int = key(2, FROM_1)
-    """pytorch, packed: batches prepared ahead. Workers that cannot share a batch, because it is
-    small or not of images, prepare so many each."""
-
-    num_threads: int = key(0, FROM_0)  # part: images
-    """pytorch, packed: threads per worker process; dali: CPU threads per rank; 0: all CPUs of the
-    machine, divided among its ranks and their workers."""
-
-    prefetch_queue_depth: int = key(2, FROM_1)  # part: dali|tune
-    """dali: batches prepared ahead."""
-
-    hw_decoder_load: float = key(0.65, SHARE)  # part: dali
-    """dali: share of the JPEGs for the GPU's hardware decoder, if it has one."""
-
-    pack: str | None = None  # part: packed
-    """packed: folder that `python -m loaders.pack ... out=DIR` wrote."""
-
-    channels_last: bool = "${model.channels_last}"  # type: ignore[assignment]
-    """Inputs in channels_last; by default, as the model."""
-
-
-@dataclass
-class ModelConfig:
-    name: str = MISSING
-    """Name of a file in `models/`."""
-
-    arch: str | None = None
-    """Architecture, with the models `torchvision` and `timm`: a name of
-    `torchvision.models.list_models()` that classifies images, or of `timm.list_models()`."""
-
-    channels_last: bool = False
-    """Weights and activations in channels_last; faster for convolutions under AMP on CUDA."""
-
-    compile: bool = False
-    """Fuse operations with torch.compile; the first steps take long; CPUs need a C++ compiler."""
-
-    kwargs: dict[str, Any] = key({})
-    """Further arguments of the model's constructor, such as `batch_norm`."""
-
-    weights: str | None = None
-    """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the
-    folder of a run; null: random. Tensors of the right name and shape are loaded, the others start
-    at random. A resumed run has the weights of its checkpoint instead."""
-
-    freeze: str | None = None
-    """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it
-    stay fixed. null: train all layers."""
-
-
-@dataclass
-class OptimizerConfig:
-    name: str = MISSING
-    """Class of `torch.optim`, in any case: `adamw`, `sgd`, `radam`, `muon` (matrices only), ..."""
-
-    kwargs: dict[str, Any] = key({})
-    """Further arguments of the class, such as `momentum`."""
-
-    lr: float = key(MISSING, ABOVE_0)
-    """Peak learning rate, reached at the end of the warm-up."""
-
-    weight_decay: float = key(0.0, FROM_0)
-    """L2 penalty or decoupled decay, as the class defines it."""
-
-    decay_norms_and_biases: bool = True
-    """Apply `weight_decay` to parameters with fewer than two dimensions, too."""
-
-    warmup_epochs: float = key(0.0, FROM_0)
-    """Epochs of linear warm-up from 1 % of `lr`."""
-
-    warmup_steps: int | None = key(None, FROM_0)
-    """Steps of the warm-up, instead of `warmup_epochs`."""
-
-    schedule: str = key("cosine", one_of("cosine", "linear", "constant", "step"))
-    """Learning rate after the warm-up: `cosine` or `linear` (to 0 at the end of the last epoch),
-    `constant`, or `step` (times `step_factor` after every `step_epochs` epochs)."""
-
-    step_epochs: int = key(30, FROM_1)
-    """step: epochs between two changes of the learning rate."""
-
-    step_factor: float = key(0.1, ABOVE_0)
-    """step: factor of each change."""
-
-    backbone_lr_scale: float = key(1.0, ABOVE_0)
-    """Factor of `lr` for all layers but the head, such as 0.1 for fine-tuning."""
-
-
-@dataclass
-class TaskConfig:
-    name: str = MISSING
-    """Task, by the targets of the data: `classification` (one label), `multilabel` (several),
-    `regression` (numbers), `restoration` (images) or `segmentation` (masks)."""
-
-    loss: str = MISSING
-    """`cross_entropy` for classification and segmentation; `bce` for multilabel; `mse` or `l1` for
-    regression; `charbonnier` or `l1` for restoration."""
-
-    label_smoothing: float = key(0.0, BELOW_1)
-    """Classification, segmentation: share of the probability that is spread over all classes."""
 
 
 @dataclass
@@ -373,17 +42,17 @@ class LossConfig:
 @dataclass
 class CheckpointConfig:
     every_steps: int | None = key(None, FROM_1)
-    """Steps between two checkpoints, in addition to those at the end of each epoch; null: none."""
+    """Steps between two checkpoints, in addition to those at each validation; null: none."""
 
     every_minutes: float | None = key(None, ABOVE_0)
-    """Minutes between two checkpoints, in addition to those at the end of epochs; null: none."""
+    """Minutes between two checkpoints, in addition to those at validations; null: none."""
 
     keep: int = key(2, FROM_1)
     """Number of newest checkpoints to keep; if one is damaged, a run resumes from an older one."""
 
     best: bool = True
-    """Keep the checkpoint of the epoch with the best value of the task's main metric, too; among
-    equal ones, of that with the lowest `val/loss`."""
+    """Keep the checkpoint of the validation with the best value of the task's main metric, too;
+    among equal ones, of that with the lowest `val/loss`."""
 
     on_error: str = key("raise", one_of("raise", "warn"))
     """Action when a checkpoint cannot be written (a full disk): `raise` or `warn`."""
@@ -422,16 +91,23 @@ class DistributedConfig:
 
 
 @dataclass
+class ValidationConfig:
+    every_steps: int | None = key(None, FROM_1)
+    """Steps of the run between two validations, in addition to those at the end of each epoch;
+    null: none. The training computes the same."""
+
+
+@dataclass
 class EarlyStoppingConfig:
     patience: int | None = key(None, FROM_1)
-    """The run ends after so many epochs in a row in which the task's best metric did not improve;
-    null: never."""
+    """The run ends after so many validations in a row in which the task's best metric did not
+    improve; null: never."""
 
 
 @dataclass
 class LogConfig:
     to: list[str] = key(["tensorboard"])
-    """Loggers: any of tensorboard, csv, wandb and mlflow."""
+    """Loggers: names of files in `runtime/loggers/`, such as [tensorboard,csv]."""
 
     every_steps: int = key(20, FROM_1)
     """Steps between two log points, where values are fetched from the device."""
@@ -446,6 +122,10 @@ class LogConfig:
 
 @dataclass
 class ProfileConfig:
+    memory: bool = False
+    """Record memory, too: on a GPU as a snapshot for https://pytorch.org/memory_viz, written beside
+    the trace, and where memory runs out; on a CPU in the trace."""
+
     steps: list[int] | None = key(
         None,
         Allowed(
@@ -472,6 +152,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
 
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
 
     name: str = "${run_stamp:}"
@@ -489,8 +170,12 @@ class Config:
     global_batch_size: int = key(64, FROM_1)
     """Number of samples per optimizer step over all devices."""
 
-    accumulate_steps: int = key(1, FROM_1)
-    """Number of parts of a batch whose gradients are added up, in scripts that accumulate them."""
+    accumulate_steps: Any = key(1, MICRO_BATCHES)
+    """Number of parts of a batch whose gradients are added up, in scripts that accumulate them;
+    `auto`: the fewest that fit into the memory of every rank, tried before the first step."""
+
+    accumulate_margin: float = key(0.1, BELOW_1)
+    """auto: share of a GPU's memory that has to stay free."""
 
     max_bad_steps: int = key(25, FROM_1)
     """Steps whose gradient norm is not finite are skipped; so many of them in a row end the run."""
@@ -525,6 +210,16 @@ class Config:
     """Seed of the initial weights and, with the epoch, of the plan of the data."""
 
 
+NAMED_BY = {"data": "layout", "loader": "name"}
+"""Key that names the choice, of groups where some choices have keys of their own."""
+
+
+def own_classes(group: str) -> dict[str, type]:
+    """Return the classes of such choices by name, as `NameConfig` of `conf/data/name.py`."""
+    package = f"conf.{group}"
+    return {name: find(package, name, group, "{}Config") for name in names_in(package)}
+
+
 def run_stamp() -> str:
     """Return the current time, by which runs are named; two that start together differ in the
     microseconds."""
@@ -541,3 +236,13 @@ store.store(name="schema", node=Config)
 for group in fields(Config):
     if group.default is MISSING:
         store.store(group=group.name, name="schema", node=group.type)
+
+
+def register_choices() -> None:
+    """Give Hydra the classes of choices with keys of their own; before it composes a configuration.
+
+    In `conf/data/name.yaml`, `defaults: [schema/name]` is the class of `conf/data/name.py`.
+    """
+    for group in NAMED_BY:
+        for name, node in own_classes(group).items():
+            store.store(group=f"{group}/schema", name=name, node=node, package=group)

@@ -18,19 +18,16 @@ from tqdm import tqdm
 from conf.cli import load_config, user_errors
 from conf.options import parse_options
 from conf.schema import DataConfig
+from loaders.common import cpus_per_rank
 from loaders.images import reason_of
-from loaders.index import BadFileError, Index
-from loaders.limits import cpus_per_rank
-from loaders.open import open_splits
-from loaders.read import read_image
+from loaders.index import BadFileError, Index, open_splits, read_image
 
 
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:
     """Decode all images that training and validation read, and print `Index.notes`.
 
     Returns:
-        The number of files, and the reasons by path why files are broken; files in shards are
-        listed by shard and number.
+        The number of files, and the reasons by place why files are broken.
 
     Raises:
         UserError: as `build_index`, for what does not concern single files.

@@ -5,7 +5,7 @@
         data.resize=256 loader=packed loader.pack=data/packed
 
 A pack is a folder of NumPy files, mapped into memory: the pixels of a split, image after image.
-With `format=shards`, shards are written instead; see `loaders.shards.pack`.  # part: shards
+With `format=shards`, shards are written instead, by `loaders.shards.pack` if it is there.
 A stopped command continues when started again.
 """
 
@@ -22,52 +22,27 @@ from tqdm import tqdm
 
 from conf.cli import load_config, user_errors
 from conf.errors import UserError
-from conf.facts import check_kind
 from conf.options import parse_options
-from conf.schema import Config, DataConfig
-from loaders.index import SETTINGS as INDEX_SETTINGS
-from loaders.index import SPLITS, Index, open_columns, read_description, settings_of, write_columns
-from loaders.limits import cpus_per_rank
-from loaders.open import open_splits
+from conf.schema import DataConfig
+from loaders.common import cpus_per_rank
+from loaders.index import (
+    SPLITS,
+    Index,
+    import_shards,
+    open_splits,
+    read_whole,
+    settings_of,
+    write_columns,
+)
 from loaders.plan import resized_sizes
-from loaders.read import read_whole
-from loaders.shards import pack_shards, shard_options
 
-SETTINGS = (*INDEX_SETTINGS, "resize", "reduced_decoding")
-"""Keys of `data` that decide the content of a pack."""
+SETTINGS = ("resize", "reduced_decoding")
+"""Keys of `data` that decide the content of a pack, besides those of the index."""
 FORMAT = 9  # increased when the content of a pack changes
 FIX = "pack again into another folder"
 CHUNK = 1024
 DONE = "done.npy"
 """(N,) bool: images of a split that are written, until all are."""
-
-
-def open_pack(cfg: Config) -> tuple[Index, Index]:
-    """Open the index of the training and of the validation split of the pack `loader.pack`.
-
-    Raises:
-        UserError: the pack is missing, not finished, or made with other settings or other data.
-    """
-    assert cfg.loader.pack is not None
-    folder = Path(cfg.loader.pack)
-    where = folder / "pack.json"
-    if not where.is_file():
-        raise UserError(
-            f"loader.pack={folder} is not a finished pack; write or finish it with python -m "
-            f"loaders.pack data={cfg.data.layout} data.root={cfg.data.root} out={folder}"
-        )
-    made = read_description(where.read_bytes(), FORMAT, cfg.data, str(where), FIX)
-    splits = {"splits": {split: {"fingerprint": str} for split in SPLITS}}
-    check_kind(made, splits, str(where), FIX)
-    # The original files may be deleted, but not replaced by others.
-    if any(Path(cfg.data.root).glob("*")):
-        for index, split in zip(open_splits(cfg.data), SPLITS, strict=True):
-            if index.fingerprint != made["splits"][split]["fingerprint"]:
-                raise UserError(
-                    f"{folder} was made from other files than {cfg.data.root}/{split} has; {FIX}"
-                )
-    train, val = (open_columns(folder / split, cfg.data.max_pixels) for split in SPLITS)
-    return train, val
 
 
 def pack(data: DataConfig, out: Path, chunk: int = CHUNK) -> None:
@@ -84,7 +59,7 @@ def pack(data: DataConfig, out: Path, chunk: int = CHUNK) -> None:
     indexes = dict(zip(SPLITS, open_splits(data), strict=True))
     description = {
         "format": FORMAT,
-        "settings": settings_of(data, SETTINGS),
+        "settings": settings_of(data, *SETTINGS),
         "splits": {split: {"fingerprint": i.fingerprint} for split, i in indexes.items()},
     }
     for line in indexes["train"].notes:
@@ -117,7 +92,6 @@ def _pack_split(data: DataConfig, index: Index, folder: Path, chunk: int) -> Non
         offsets=offsets,
         files=(),
         headers=(),
-        shards=None,
         resized=True,
     )
     write_columns(packed, folder)
@@ -171,13 +145,14 @@ def _check_space(folder: Path, arrays: dict[Path, tuple[int, str]]) -> None:
 def main() -> None:
     """Command line: `out=DIR`, overrides of the data, and the options below."""
     own: dict[str, str | None] = {"out": None}
-    own |= {"format": "arrays", "shard_mb": "", "part": "", "quality": ""}  # part: shards
+    own |= {"format": "arrays", "shard_mb": "", "part": "", "quality": ""}
     options, overrides = parse_options(__doc__, sys.argv[1:], **own)
     data, out = load_config(overrides).data, options.pop("out")
-    if (kind := options.pop("format")) == "shards":  # part: shards
-        pack_shards(data, out, **shard_options(**options))
+    if (kind := options.pop("format")) == "shards":
+        shards = import_shards()
+        shards.pack_shards(data, out, **shards.shard_options(**options))
         return
-    if kind != "arrays" or any(options.values()):  # part: shards
+    if kind != "arrays" or any(options.values()):
         given = [f"{key}={value}" for key, value in options.items() if value]
         raise UserError(
             f"{' '.join([f'format={kind}', *given])} is not possible; use format=arrays alone, or "

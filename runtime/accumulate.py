@@ -1,9 +1,23 @@
-"""Exchange of gradients once per optimizer step, which has several backward passes."""
+"""Micro-batches: their number, and the exchange of gradients once per optimizer step."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from runtime.run import Run
+from tasks import Task
+
+
+def micro_batches(run: Run, model: nn.Module, task: Task) -> int | Callable[[Any], int]:
+    """Return the number of micro-batches per step; with `auto`, perhaps a function that finds it
+    with the first batch. Every rank calls both."""
+    if run.cfg.accumulate_steps != "auto":
+        return run.cfg.accumulate_steps
+    from runtime.fit import kept_or_found
+
+    return kept_or_found(run, model, task)
 
 
 def set_gradient_sync(model: nn.Module, syncs: bool) -> None:

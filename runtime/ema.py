@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from runtime.memory import local
 
 
 class EMA:
@@ -82,8 +83,3 @@ class EMA:
 def tensors_in(model: nn.Module) -> Iterator[Tensor]:
     """Return a model's parameters and buffers, each once."""
     return chain(model.parameters(), model.buffers())
-
-
-def local(tensor: Any) -> Tensor:
-    """Return this rank's shard of a tensor that is sharded over the ranks, else the tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -5,15 +5,19 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from conf.check import check_batch_size
 from conf.cli import to_config, user_errors, with_home
-from conf.schema import Config
+from conf.schema import Config, register_choices
+from runtime.memory import memory_explained
 from runtime.setup import num_processes
 
 
@@ -28,9 +32,12 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     def with_config(composed: DictConfig) -> None:
         with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
             cfg = to_config(composed)
-            counts = {"world_size": num_processes(), "accumulate_steps": cfg.accumulate_steps}
+            counts = {"world_size": num_processes()}
+            if cfg.accumulate_steps != "auto":
+                counts["accumulate_steps"] = cfg.accumulate_steps
             check_batch_size(cfg.global_batch_size, **counts)
-            main(cfg)
+            with memory_explained():
+                main(cfg)
 
     return with_config
 
@@ -38,15 +45,14 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
 def run_main(main: Callable[[], None]) -> None:
     """Call a script's `main`; errors of the command line end it as `entry_point` describes."""
     sys.argv[1:] = map(with_home, sys.argv[1:])
+    register_choices()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # part: ranks
+    if "TORCHELASTIC_RUN_ID" in os.environ and (ranks := of_ranks()):
         from omegaconf import OmegaConf
 
-        from runtime.distributed import run_stamp
-
-        OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
+        OmegaConf.register_new_resolver("run_stamp", ranks.run_stamp, replace=True, use_cache=True)
     with user_errors(before_end):
         main()
 
@@ -56,7 +62,11 @@ def before_end(error: Exception, message: str | None) -> None:
     if message is not None and HydraConfig.initialized():
         with suppress(OSError):  # it is not empty
             Path(HydraConfig.get().runtime.output_dir).rmdir()
-    if os.environ.get("RANK"):  # part: ranks
-        from runtime.distributed import end_rank
+    if os.environ.get("RANK") and (ranks := of_ranks()):
+        ranks.end_rank(error, message)
 
-        end_rank(error, message)
+
+def of_ranks() -> Any:
+    """Return `runtime.distributed`, which only runs of several processes import; None if it is not
+    there."""
+    return import_module("runtime.distributed") if find_spec("runtime.distributed") else None

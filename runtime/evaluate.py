@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from loaders import Loader
-from loaders.batch import map_leaves, num_samples, part
+from loaders.common import map_leaves, num_samples, part
 from tasks import Task
 
 Shown = Sequence[tuple[Any, Any, Any]]
@@ -45,7 +45,7 @@ def evaluate(
         targets of up to 16 samples with the highest losses, the highest first. If these are not
         tensors, samples are evenly spaced: neighbours are often of one class.
     """
-    if isinstance(model, DataParallel | DistributedDataParallel):  # part: dp|ddp
+    if isinstance(model, DataParallel | DistributedDataParallel):
         model = model.module
     # Made outside inference mode: its tensors may not be changed later, as all_reduce does.
     device = next(model.parameters(), torch.empty(0)).device

@@ -1,7 +1,6 @@
 """Skipping of steps whose gradients are not finite."""
 
 import logging
-import math
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +23,7 @@ class NonFiniteGuard:
 
     The norm is that of gradients averaged over all ranks, which thus skip the same steps. On a GPU
     a fused optimizer is told by `found_inf` to change nothing, as a GradScaler does it; BatchNorm's
-    statistics are restored on the device, and the host reads the norms at log points and in
+    statistics are restored on the device, and the host reads what was found at log points and in
     `settle()`. On a CPU, where reading does not wait, and with other optimizers, the gradients are
     removed.
 
@@ -44,7 +43,7 @@ class NonFiniteGuard:
         self.train_loader = train_loader
         self.max_bad_steps, self.num_bad_steps = cfg.max_bad_steps, 0
         self.bad_in_a_row = 0
-        # For each step: norm, number and samples.
+        # For each step: 0 if the norm is finite, else the scale; number and samples.
         self.unchecked: list[tuple[Tensor, int, Sequence[int]]] = []
         # BatchNorm's statistics by type, and their values after the last good step as one tensor:
         # an operation on each of them would be hundreds of launches a step.
@@ -79,12 +78,12 @@ class NonFiniteGuard:
             scaler: scaler of mixed precision, which then makes the step. A step that the scaler
                 skips at a scale above 1 is not bad.
         """
-        found_inf = self._check(optimizer, grad_norm)
+        found_inf = (grad_norm - grad_norm).nan_to_num_(nan=1.0)  # 0 if it is finite, else 1
+        is_told = self._check(optimizer, found_inf)
         if scaler is not None and scaler.is_enabled():
-            scale = scaler.scale(torch.ones_like(grad_norm))
-            grad_norm = grad_norm.where(scale <= 1, 0)  # other steps are the scaler's
+            found_inf = scaler.scale(found_inf)
             scaler.step(optimizer)
-        elif found_inf is not None:
+        elif is_told:
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             optimizer.found_inf = found_inf  # type: ignore[attr-defined]
             optimizer.step()
@@ -92,42 +91,41 @@ class NonFiniteGuard:
         else:
             optimizer.step()
         loader = self.train_loader
-        self.unchecked.append((grad_norm, steps_done(loader), loader.last_samples))
+        self.unchecked.append((found_inf, steps_done(loader), loader.last_samples))
 
-    def _check(self, optimizer: Optimizer, grad_norm: Tensor) -> Tensor | None:
-        """Restore the statistics, and remove the gradients, if the norm is not finite.
+    def _check(self, optimizer: Optimizer, found_inf: Tensor) -> bool:
+        """Restore the statistics, and remove the gradients, after a bad step.
 
         Returns:
-            For a fused optimizer on a GPU, which keeps its gradients: 1 if it is to skip, else 0.
+            True for a fused optimizer on a GPU, which keeps its gradients: it is to be told.
         """
-        if grad_norm.is_cpu or not optimizer.defaults.get("fused"):
-            if not math.isfinite(grad_norm):
+        if found_inf.is_cpu or not optimizer.defaults.get("fused"):
+            if found_inf:
                 # Weights without gradients stay as they are.
                 optimizer.zero_grad(set_to_none=True)
                 self._restore_statistics()
             self.keep_statistics()
-            return None
-        found_inf = (grad_norm - grad_norm).nan_to_num_(nan=1.0)  # 0 if it is finite, else 1
+            return False
         is_bad = found_inf.bool()
         self.kept = [
             torch.where(is_bad, kept, torch.cat(buffers))
             for kept, buffers in zip(self.kept, self.statistics, strict=True)
         ]
         self._restore_statistics()
-        return found_inf
+        return True
 
     def settle(self) -> None:
-        """Read the norms since the last call; called before the model is saved or evaluated.
+        """Count the bad steps since the last call; called before the model is saved or evaluated.
 
         Raises:
             UserError: `max_bad_steps` steps in a row were bad.
         """
         if not self.unchecked:
             return
-        norms = torch.stack([grad_norm for grad_norm, *_ in self.unchecked]).tolist()
+        scales = torch.stack([scale for scale, *_ in self.unchecked]).tolist()
         unchecked, self.unchecked = self.unchecked, []
-        for norm, (_, step, samples) in zip(norms, unchecked, strict=True):
-            if math.isfinite(norm):
+        for scale, (_, step, samples) in zip(scales, unchecked, strict=True):
+            if not 0 < scale <= 1:  # above 1, the step is the scaler's
                 self.bad_in_a_row = 0
                 continue
             self.bad_in_a_row += 1

@@ -78,9 +78,14 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
     name = options.name.lower()
     if name not in OPTIMIZERS:
         raise unknown_name("optimizer.name", options.name, OPTIMIZERS)
+    new = OPTIMIZERS[name]
+    if name == "muon":
+        from runtime.muon import muon_class, with_fallback
+
+        new = muon_class()
     kwargs = dict(options.kwargs)
     arguments: dict[str, Any] = {"lr": options.lr}
-    if "weight_decay" in inspect.signature(OPTIMIZERS[name]).parameters:
+    if "weight_decay" in inspect.signature(new).parameters:
         arguments["weight_decay"] = options.weight_decay
     elif options.weight_decay:
         raise UserError(
@@ -97,8 +102,14 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
         from runtime.finetune import with_backbone_rate
 
         groups = with_backbone_rate(groups, model, options)
+    if options.layer_decay != 1:
+        from runtime.layer_decay import with_layer_rates
+
+        groups = with_layer_rates(groups, model, options)
+    if name == "muon":
+        groups = with_fallback(groups, model)
     try:
-        optimizer = OPTIMIZERS[name](groups, **arguments, **kwargs)
+        optimizer = new(groups, **arguments, **kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"optimizer.name={options.name} does not fit optimizer.kwargs={options.kwargs}: {error}"

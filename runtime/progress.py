@@ -29,8 +29,11 @@ class Progress:
     best_mode: str = "max"
     """`min`: a lower value of that metric is better."""
 
+    micro_batches: dict[str, Any] = field(default_factory=dict)
+    """Their `number` that `accumulate_steps=auto` has found, and the `place` that it is for."""
+
     epochs_without_best: int = 0
-    """Validations since the best one, for early stopping."""
+    """Validations since the best one, for early stopping; several with `validation.every_steps`."""
 
     def add(self, task: Task, metrics: dict[str, float], step_number: int, loader: Loader) -> None:
         """Record the metrics of a validation after a number of steps."""
@@ -39,16 +42,22 @@ class Progress:
         self.num_epochs = loader.epoch + is_finished(loader)
 
     def count(self, is_better: bool) -> None:
-        """Count a validation that is better than all before it, or not."""
+        """Reset the count of validations without a better one, or add this one to it."""
         self.epochs_without_best = 0 if is_better else self.epochs_without_best + 1
 
     def has_stalled(self, patience: int | None) -> bool:
         """Return True after `patience` validations in a row without a better one."""
         if patience is None or self.epochs_without_best < patience:
             return False
-        since = self.num_epochs - self.epochs_without_best
-        log.info("early stopping: no better %s since epoch %d", self.best_metric, since)
+        count = self.epochs_without_best
+        log.info("early stopping: no better %s in %d validations", self.best_metric, count)
         return True
+
+    def is_due(self, every_steps: int | None, step_number: int, loader: Loader) -> bool:
+        """Return True if a validation within the epoch is due, `validation.every_steps`."""
+        if every_steps is None or step_number % every_steps or is_finished(loader):
+            return False
+        return step_number not in (0, self.validated_step)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the values that a checkpoint holds; an older one may lack some."""

@@ -18,14 +18,15 @@ from conf.credentials import masked
 from conf.files import write_atomically
 from conf.schema import Config
 from loaders import Loader
-from loaders.batch import part
+from loaders.common import part
 from runtime.evaluate import Shown
 from runtime.facts import facts_of
-from runtime.gpu_monitor import GpuMonitor
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers
 from runtime.preemption import REQUEUE_MARKER
+from runtime.progress import is_finished
 from runtime.run_dir import SUMMARY
+from runtime.speed import Speed
 from runtime.state import settings
 from runtime.timing import Timing, bottleneck, verdict
 from tasks import Task
@@ -64,7 +65,8 @@ class Recorder:
         self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
         self.group, self.timing, self.device = group, timing, device
         self.loggers, self.changed = Loggers(cfg.log.to, run_dir), changed_settings(cfg)
-        self.gpu, self.bar = GpuMonitor(device), tqdm(disable=True)
+        self.speed = Speed(cfg, loader, group, timing, device)
+        self.bar = tqdm(disable=True)
         self.last_line, self.steps_between_lines = -SECONDS_BETWEEN_LINES, cfg.log.every_steps
         self.lr = 0.0
         self.precision = str(precision).removeprefix("torch.")
@@ -83,10 +85,11 @@ class Recorder:
     def open_run(self, model: nn.Module) -> None:
         """Write `config.yaml` and `run.json`, and log the opening lines about the model."""
         cfg, loader, num_ranks = self.cfg, self.loader, self.group.world_size
+        self.speed.open_run(model)
         if self.group.rank == 0:
             OmegaConf.save(settings(cfg), self.run_dir / "config.yaml")
             facts = {"settings": self.changed, "script": Path(sys.argv[0]).name} | self.facts()
-            facts |= {"val_samples": loader.info.num_val_samples}
+            facts |= {"val_samples": loader.info.num_val_samples, "versions": VERSIONS}
             write_json(self.run_dir / "run.json", facts)
         name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
         arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
@@ -142,7 +145,7 @@ class Recorder:
         if step_number % self.cfg.log.every_steps == 0:
             self.log_point(step_number)
         if self.group.rank == 0:
-            self.gpu.start()
+            self.speed.gpu.start()
         self.bar.update()
 
     def log_point(self, step_number: int) -> None:
@@ -151,6 +154,7 @@ class Recorder:
             self.count_bad_samples()
         loss = self.group.mean(self.loss_sum / self.losses_in_sum).item()
         self.timing.finished()
+        self.speed.exchange()
         self.epoch_loss_sum += loss * self.losses_in_sum
         self.epoch_steps += self.losses_in_sum
         self.loss_sum.zero_()
@@ -160,10 +164,8 @@ class Recorder:
         norm = self.grad_norm.item()
         points = {"train/loss": loss, "train/lr": self.lr, "train/grad_norm": norm}
         line = f"loss {loss:.4f}"
-        points |= self.gpu.values()
+        points |= self.speed.values(self.speed.ranks and self.speed.ranks.current)
         if self.timing.num_images:
-            points["perf/images_per_s"] = self.timing.images_per_s
-            points["perf/data_wait_share"] = self.timing.data_wait_share
             line += f", {self.timing.speed()}, {bottleneck(points)}"
         self.loggers.log(points, step_number)
         self.bar.set_postfix_str(line, refresh=False)
@@ -195,7 +197,7 @@ class Recorder:
         """Log the steps since the last log point, and remove the progress bar."""
         if self.losses_in_sum:
             self.log_point(step_number)
-        self.gpu.stop()
+        self.speed.gpu.stop()
         self.bar.close()
 
     def log_pictures(self, task: Task, totals: Tensor, shown: Shown, step_number: int) -> None:
@@ -221,21 +223,23 @@ class Recorder:
         self.loggers.log(metrics, step_number)
         loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
         epoch, values = self.loader.epoch + 1, listed(loss | metrics)
-        log.info("epoch %d of %d: %s", epoch, self.cfg.epochs, values)
+        place = f"epoch {epoch} of {self.cfg.epochs}"
+        if not is_finished(self.loader):
+            place += f", step {self.loader.batches_done} of {len(self.loader)}"
+        log.info("%s: %s", place, values)
 
     def close_run(self, results: dict[str, Any], best_metrics: dict[str, float]) -> None:
         """Write `summary.json`, unless no step was made, and log the closing lines."""
         if self.group.rank != 0:
             return
         (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)
-        speeds = {
-            "perf/images_per_s": self.timing.images_per_s,
-            "perf/data_wait_share": self.timing.data_wait_share,
-            **self.gpu.values(),
-        }
+        speeds = {"perf/images_per_s": 0.0, "perf/data_wait_share": 0.0}
+        slow = self.speed.ranks and self.speed.ranks.whole
+        speeds |= self.speed.values(slow)
         if not (self.run_dir / SUMMARY).exists():  # else there was nothing left to do
             measured = {
                 **speeds,
+                **({"slowest_rank": slow._asdict()} if slow else {}),
                 "seconds": {phase: round(s, 3) for phase, s in self.timing.seconds.items()},
                 "bad_samples": self.num_bad_samples,
                 "device": str(self.device),
@@ -250,6 +254,8 @@ class Recorder:
         if self.timing.num_images:
             advice = verdict(speeds, self.cfg, self.device)
             log.info("%s in training, %s", self.timing.speed(), advice)
+        if slow:
+            log.info("%s", slow)
         log.info("best: %s", listed(best_metrics) or "no epoch was validated")
         log.info("logs and checkpoints: %s", self.run_dir)
 

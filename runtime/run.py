@@ -10,15 +10,15 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import Tensor
 
-from conf.check import changed_in
 from conf.schema import Config
 from loaders import Loader
-from loaders.batch import num_samples, part
-from runtime import preemption
+from loaders.common import num_samples, part
+from runtime import memory, preemption
 from runtime.checkpoint import RESERVED_KEYS, Best, CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
+from runtime.notices import log_that_nothing_is_left, warn_of_unused_settings
 from runtime.progress import Progress, is_finished, steps_done
 from runtime.recorder import VERSIONS, Recorder
 from runtime.run_dir import acquire_run_dir
@@ -37,7 +37,7 @@ class Run:
     Attributes:
         step_number: optimizer steps since the start of the run, over all resumes.
         guard: makes the optimizer's steps, but for those whose gradients are not finite.
-        is_last_micro_batch: the batch yielded last ends an optimizer step.
+        num_micro_batches, is_last_micro_batch: in a step, and if the last batch ends one.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Run:
         self.state = {**state, "guard": self.guard, "run": self}
         self.precision, self.weights = precision or torch.float32, weights
         self.step_number, self.progress = 0, Progress()
-        self.is_last_micro_batch = True
+        self.rest: Iterator[Any] | None = None  # of an epoch, after a validation within it
+        self.num_micro_batches, self.is_last_micro_batch = 1, True
         self.run_dir = Path(
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
@@ -85,8 +86,7 @@ class Run:
         if cfg.profile.steps is not None:
             from runtime.profile import profiler_of
 
-            trace = self.run_dir / f"trace-rank{self.group.rank}.json.gz"
-            self.profiler = profiler_of(cfg.profile.steps, trace)
+            self.profiler = profiler_of(cfg.profile, self.run_dir, self.group.rank, device)
         self.recorder = Recorder(
             cfg, self.loader, self.run_dir, self.group, self.timing, device, self.precision
         )
@@ -95,6 +95,7 @@ class Run:
         self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
         preemption.listen()
+        memory.watch(self)
 
     def resume(self) -> None:
         """Load the checkpoint that `cfg.resume` names, or else initial weights, if any are named.
@@ -125,54 +126,59 @@ class Run:
         self.guard.keep_statistics()
 
     def epochs(self) -> Iterator[int]:
-        """Yield the numbers of the epochs that are left, from 0, until the run has ended."""
+        """Yield the numbers of the epochs that are left, from 0, until the run has ended.
+
+        An epoch that is validated several times is yielded once for each validation.
+        """
         self.recorder.open_run(self.model)
         if self.group.rank == 0:
-            self._warn_of_unused_settings()
+            warn_of_unused_settings(self.cfg, self.precision, self.weights, self.group)
         progress = self.progress
         epochs = range(max(self.loader.epoch, progress.num_epochs), self.cfg.epochs)
         lacks_validation = self._is_at_max_steps() and self.step_number != progress.validated_step
         if not epochs or (self._has_ended() and not lacks_validation):
-            limits = {"epochs": self.cfg.epochs, "max_steps": self.cfg.max_steps}
-            limits["early_stopping.patience"] = self.cfg.early_stopping.patience
-            given = " ".join(f"{key}={limit}" for key, limit in limits.items() if limit is not None)
-            place = f"epoch {progress.num_epochs} (step {self.step_number})"
-            log.info(
-                "nothing to do: the run has ended after %s; to train on, raise %s", place, given
-            )
+            log_that_nothing_is_left(self.cfg, progress.num_epochs, self.step_number)
             return
         if self.profiler is not None:
             self.profiler.start()
-        for epoch in epochs:
+        epoch = epochs[0]
+        while epoch in epochs:
             yield epoch
             if self._has_ended():
                 break
+            epoch += self.rest is None  # else the epoch goes on
 
-    def batches(self, loader: Loader, num_micro_batches: int = 1) -> Iterator[tuple[Any, Any]]:
-        """Yield the training batches of the epoch until `max_steps`, and time each step.
+    def batches(self, loader: Loader, parts: int | Callable[[Any], int] = 1) -> Iterator[Any]:
+        """Yield the training batches of the epoch until the next validation, and time each step.
 
-        Each batch is yielded as `num_micro_batches` of equal size, one after the other. The wait
-        for a batch is measured, too.
+        After a validation within the epoch, its iterator goes on, with the batches read ahead.
+        Each batch is yielded as so many of equal size; a function finds their number for the first
+        one. The wait for a batch is measured, too.
         """
         self.step_number = steps_done(loader)
         num_steps = self.cfg.accumulate_steps
-        if self.step_number == 0 and self.group.rank == 0 and num_micro_batches != num_steps:
-            log.warning("accumulate_steps=%d has no effect in this script", num_steps)
+        if self.step_number == 0 and self.group.rank == 0 and parts == 1 != num_steps:
+            log.warning("accumulate_steps=%s has no effect in this script", num_steps)
         self.recorder.open_epoch(self.step_number)
         self.timing.lap("other")
-        # An epoch that was stopped after its last step has only its validation left.
-        batches = iter(()) if is_finished(loader) else iter(loader)
-        while not self._is_at_max_steps():
+        batches, self.rest = self.rest, None
+        # After a resume, a validation that was not reached is still due.
+        is_due = batches is None and self._is_due(loader)
+        if batches is None:
+            # An epoch that was stopped after its last step has only its validation left.
+            batches = iter(()) if is_finished(loader) else iter(loader)
+        while not (is_due or self._is_at_max_steps()):
             with self.timing.data_wait():
                 batch = next(batches, None)
             if batch is None:
                 break
             count = num_samples(batch)
-            self.timing.count_images(count * self.group.world_size)
+            self.recorder.speed.begin_step(batch)
             self.recorder.lr = float(self.scheduler.get_last_lr()[0])
-            for number in range(num_micro_batches):
-                size = count // num_micro_batches  # a divisor, see check_batch_size()
-                self.is_last_micro_batch = number == num_micro_batches - 1
+            parts = self.num_micro_batches = parts if isinstance(parts, int) else parts(batch)
+            for number in range(parts):
+                size = count // parts  # a divisor, see check_batch_size()
+                self.is_last_micro_batch = number == parts - 1
                 yield part(batch, number * size, (number + 1) * size) if size < count else batch
             if self.step_number == 1:
                 self.recorder.log_inputs(batch, self.step_number)
@@ -180,6 +186,8 @@ class Run:
             if self.profiler is not None:
                 self.profiler.step()
                 self.timing.lap("profile")
+            is_due = self._is_due(loader)
+        self.rest = batches if is_due else None
         self.recorder.close_epoch(self.step_number)
         self._act_on(self.group.pending_flags())
 
@@ -211,7 +219,7 @@ class Run:
         self._act_on(self.group.any_rank(flags), is_step)
 
     def epoch(self, task: Task, totals: Tensor, shown: Shown = ()) -> None:
-        """Record the validation after an epoch, and save.
+        """Record a validation, and save.
 
         Args:
             task: turns the totals into metrics.
@@ -237,6 +245,9 @@ class Run:
         results |= {"best_mode": progress.best_mode, "steps": self.step_number}
         self.recorder.close_run(results | {"bad_steps": self.guard.num_bad_steps}, best)
 
+    def _is_due(self, loader: Loader) -> bool:
+        return self.progress.is_due(self.cfg.validation.every_steps, self.step_number, loader)
+
     def _is_at_max_steps(self) -> bool:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
 
@@ -244,16 +255,6 @@ class Run:
         """Return True at `max_steps`, and after too many epochs without a better one."""
         patience = self.cfg.early_stopping.patience
         return self.progress.has_stalled(patience) or self._is_at_max_steps()
-
-    def _warn_of_unused_settings(self) -> None:
-        """Warn of settings of techniques that this script does not have."""
-        is_off = {
-            "amp": self.precision is torch.float32 and self.cfg.amp.dtype != "float32",
-            "ema": self.weights is None,
-            "distributed": type(self.group) is SingleProcess,
-        }
-        for setting in changed_in(self.cfg, [name for name in is_off if is_off[name]]):
-            log.warning("%s has no effect in this script", setting)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the run; the best validation is the checkpoint writer's."""

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from conf.credentials import masked
 from conf.errors import UserError
-from conf.schema import Config
+from conf.schema import Config, DataConfig
 from loaders import Loader
-from loaders.batch import map_leaves, tensors_of
+from loaders.common import map_leaves, tensors_of
 from runtime.facts import facts_of, refuse_differences
 from runtime.group import SingleProcess
 from runtime.progress import steps_done
@@ -33,7 +33,7 @@ MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
     # These decide the optimizer's groups of weights.
     "optimizer.decay_norms_and_biases",
-    *("model.freeze", "optimizer.backbone_lr_scale"),
+    *("model.freeze", "optimizer.backbone_lr_scale", "optimizer.layer_decay"),
     "optimizer.kwargs.",  # with some, such as amsgrad, an optimizer keeps other values
 )
 """Prefixes of those that a resume must not change."""
@@ -220,6 +220,8 @@ def _fitting_position(cfg: Config, loader: Loader, saved: dict[str, Any]) -> dic
     """Return the checkpoint's state of the loader; if it is of another plan of the data, refuse it
     or, with `fresh_epoch`, return the start of its epoch."""
     then, now = (state.get("plan", {}) for state in (saved["loader"], loader.state_dict()))
+    # A setting that the script did not have then was as if it had its default.
+    then = {f"data.{key}": str(default) for key, default in vars(DataConfig()).items()} | then
     differing = [
         f"{key}: {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key]
     ]

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import torch
 
+from conf.names import names_in
 from conf.schema import Config
 from loaders.layouts import has_images
 
@@ -154,17 +155,19 @@ def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
     bound = bottleneck(speeds)
     if bound.startswith("compute"):
         return bound
-    options = {"a larger loader.num_workers": True}  # part: own
-    if has_images(cfg.data):  # part: images
-        options = dict[str, bool]()
-        in_memory = cfg.data.layout.startswith("mnist")  # part: dali|packed
-        can_tune = cfg.loader.num_workers != "auto" and cfg.loader.name != "synthetic"  # part: tune
-        options["loader.num_workers=auto"] = can_tune  # part: tune
-        # On a CPU, DALI is slower than the threads.  # part: dali
-        on_gpu = device.type == "cuda" and cfg.loader.name == "pytorch"  # part: dali
-        options["loader=dali"] = on_gpu and not in_memory  # part: dali
-        packs = cfg.loader.name not in ("packed", "synthetic") and not in_memory  # part: packed
-        options["loader=packed"] = packs  # part: packed
+    options = {"a larger loader.num_workers": True}
+    if has_images(cfg.data):
+        backends = names_in("loaders.backends")
+        in_memory = cfg.data.layout.startswith("mnist")
+        can_tune = cfg.loader.num_workers != "auto" and cfg.loader.name != "synthetic"
+        # On a CPU, DALI is slower than the threads.
+        on_gpu = device.type == "cuda" and cfg.loader.name == "pytorch"
+        packs = cfg.loader.name not in ("packed", "synthetic") and not in_memory
+        options = {
+            "loader.num_workers=auto": can_tune,
+            "loader=dali": "dali" in backends and on_gpu and not in_memory,
+            "loader=packed": "packed" in backends and packs,
+        }
     if bound.startswith("host"):  # which launches kernels more slowly than they run
         options |= {"model.compile=true": not cfg.model.compile, "a larger global_batch_size": True}
     advice = [option for option, is_new in options.items() if is_new] or ["smaller images"]

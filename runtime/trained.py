@@ -11,9 +11,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from torch import Tensor, nn
 from yaml import YAMLError
 
-from conf.cli import explain, to_config
+from conf.cli import explain, to_config, typed_defaults
 from conf.errors import UserError
-from conf.schema import Config
+from conf.schema import NAMED_BY, Config
 from loaders import Loader
 from loaders.targets import Target, target_of
 from models.pretrained import read_weights, weights_in
@@ -97,13 +97,12 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
         else override
         for override in overrides
     ]
-    merged: Any = OmegaConf.structured(Config)
     try:
-        merged.merge_with(OmegaConf.load(file := folder / "config.yaml"))
+        saved: Any = OmegaConf.load(file := folder / "config.yaml")
         # It could send a variable of this machine's environment to a server.
         if "${" in file.read_text():
             raise ValueError("no run writes ${...}")
-        to_config(merged)
+        to_config(_with_changes(saved, {}))
         facts = json.loads((file := folder / "run.json").read_text())
     except (ConfigKeyError, ConfigAttributeError) as error:
         raise UserError(
@@ -113,10 +112,9 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
         reason = (str(error) or repr(error)).splitlines()[0]
         raise UserError(f"{file} is damaged ({reason}); take it from a copy of the run") from error
     try:
-        # Nothing is trained.
-        merged.merge_with({"model": {"freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}})
-        merged.merge_with_dotlist(overrides)
-        cfg = to_config(merged)
+        untrained = {"model": {"freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}}
+        changes = OmegaConf.merge(untrained, OmegaConf.from_dotlist(overrides))
+        cfg = to_config(_with_changes(saved, changes))
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(
             f"{' '.join(overrides)} does not fit the configuration of run={folder}: "
@@ -127,3 +125,13 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
     weights, of_weights = read_weights(str(path))
     check_facts(facts | of_weights, path)
     return TrainedRun(cfg, facts | of_weights, weights, path)
+
+
+def _with_changes(saved: Any, changes: Any) -> Any:
+    """Merge changes into the configuration of a run, and leave out keys that its layout or loader
+    does not have: another loader may be chosen, and earlier versions stored the keys of all."""
+    typed = typed_defaults(OmegaConf.merge(saved, changes))
+    known: dict[Any, Any] = {
+        group: OmegaConf.masked_copy(saved[group], [*typed[group]]) for group in NAMED_BY
+    }
+    return OmegaConf.merge(typed, {**saved, **known}, changes)

@@ -16,7 +16,7 @@ from conf.errors import UserError
 from conf.files import write_atomically
 from conf.options import parse_options
 from runtime.checkpoint import link, newest_first, publish
-from runtime.distributed import read_whole
+from runtime.fsdp import read_whole
 from runtime.run_dir import lock_run_dir
 from runtime.shards import remove_shards
 

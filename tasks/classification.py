@@ -41,9 +41,9 @@ class Classification(Task):
         self.num_sums = 1 + len(self.metric_names)
         self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES
         self.num_sums += self.has_confusion * self.num_outputs**2
-        others = [(f"top{i}", f"probability{i}") for i in range(2, 6)]  # part: predict
-        columns = ("prediction", "probability", *sum(others, ()))  # part: predict
-        self.columns = columns[: 2 * self.num_outputs]  # part: predict
+        others = [(f"top{i}", f"probability{i}") for i in range(2, 6)]
+        columns = ("prediction", "probability", *sum(others, ()))
+        self.columns = columns[: 2 * self.num_outputs]
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_shape(
@@ -87,11 +87,11 @@ class Classification(Task):
         counts = totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
         return {"confusion": confusion_matrix(counts, self.classes)}
 
-    def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
+    def predictions(self, outputs: Tensor) -> Tensor:
         """Return probabilities, (N, number of classes) float32."""
         return outputs.float().softmax(dim=1)
 
-    def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:  # part: predict
+    def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
         """Return up to five classes for each image, the most likely first, with probabilities."""
         probabilities, guesses = self.predictions(outputs).topk(len(self.columns) // 2, dim=1)
         rows: list[tuple[str | float, ...]] = []

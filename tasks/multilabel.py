@@ -48,7 +48,7 @@ class MultiLabel(Task):
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         self.classes = loader.info.classes
-        self.columns = self.classes  # part: predict
+        self.columns = self.classes
         self.num_outputs = len(self.classes)
         self.num_sums = 2 + 2 * self.num_outputs * NUM_BINS
         self.weights = class_weights(cfg, loader, against_rest=True)
@@ -88,7 +88,7 @@ class MultiLabel(Task):
         f1 = 2 * num_hits / (num_scored + num_right.sum()).clamp(min=1)
         return loss | {"map": float(average.mean()) if occurs.any() else 0.0, "f1": float(f1)}
 
-    def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
+    def predictions(self, outputs: Tensor) -> Tensor:
         """Return probabilities, (N, number of classes) float32."""
         return outputs.float().sigmoid()
 

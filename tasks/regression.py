@@ -29,7 +29,7 @@ class Regression(Task):
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         target: Any = loader.info.target
-        self.columns = target.names  # part: predict
+        self.columns = target.names
         self.num_outputs = len(target.names)
         self.num_sums = 3 + 3 * self.num_outputs
         self.number_loss = F.mse_loss if cfg.task.loss == "mse" else F.l1_loss

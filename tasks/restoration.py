@@ -27,7 +27,7 @@ class Restoration(Task):
     refused_keys: tuple[str, ...] = ("task.label_smoothing",)
     refused_keys += ("loss.weights",)
     num_sums = 4
-    makes_images = True  # part: predict
+    makes_images = True
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         self.pixel_loss = charbonnier if cfg.task.loss == "charbonnier" else torch.abs
@@ -52,11 +52,11 @@ class Restoration(Task):
         pictures = {"input": inputs, "output": outputs, "target": targets}
         return {name: as_pictures(images) for name, images in pictures.items()}
 
-    def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
+    def predictions(self, outputs: Tensor) -> Tensor:
         """Return (N, H, W, C) float32 images with pixels in [0, 1]."""
         return self._to_unit_range(outputs).clamp(0, 1).permute(0, 2, 3, 1)
 
-    def images(self, outputs: Tensor) -> np.ndarray:  # part: predict
+    def images(self, outputs: Tensor) -> np.ndarray:
         """Return (N, H, W, C) uint8 images."""
         return (self.predictions(outputs) * 255).round().to(torch.uint8).cpu().numpy()
 

@@ -36,7 +36,7 @@ class Segmentation(Task):
     best_metric = "miou"
     losses = ("cross_entropy",)
     metric_names = ("loss", "miou", "pixel_accuracy")
-    makes_images = True  # part: predict
+    makes_images = True
     palette: np.ndarray
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
@@ -86,11 +86,11 @@ class Segmentation(Task):
         miou = float((right[occurs] / union[occurs]).mean())
         return loss | {"miou": miou, "pixel_accuracy": float(right.sum() / true.sum())}
 
-    def predictions(self, outputs: Tensor) -> Tensor:  # part: predict|export
+    def predictions(self, outputs: Tensor) -> Tensor:
         """Return probabilities, (N, H, W, num_classes) float32."""
         return outputs.float().softmax(dim=1).permute(0, 2, 3, 1)
 
-    def images(self, outputs: Tensor) -> np.ndarray:  # part: predict
+    def images(self, outputs: Tensor) -> np.ndarray:
         """Return class indices, (N, H, W) uint8 or, above 256 classes, uint16."""
         dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
         return outputs.argmax(dim=1).cpu().numpy().astype(dtype)

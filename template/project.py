@@ -14,25 +14,26 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
-from compose import MergeError
-from conf.reference import with_table
-from template.merged import merge_scripts, merged_script, techniques_of
-from template.parts import TEMPLATE, cut, left_out, listing, parts_table, refuse, with_needs
+from compose import BASELINE, MergeError, find_techniques
+from template.merged import launcher_of, merged_script
+from template.parts import (
+    NOW,
+    TEMPLATE,
+    files_of,
+    listing,
+    parts_table,
+    refuse,
+    unused_packages,
+    with_needs,
+)
 
 NAME = "distributed-training-template"
 MESSAGE = "Template at "
 PARTS, SCRIPT = "Parts: ", "Script: "
-# What measures, shows or makes the template, and the published experiments.
-LEFT_OUT = [
-    *("template", "benchmarks", "conf/experiment"),
-    *("CHANGELOG.md", "SCALING.md", "docs/benchmarks.md", "docs/coming_from.md"),
-    *("docs/experiments.md", "docs/side_by_side", "docs/side_by_side.svg"),
-]
+README = "template/README.md"
 # Git sets these in hooks; they would point git to the hook's repository.
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
@@ -40,9 +41,7 @@ OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 def main() -> None:
     """Command line: the project's folder, its parts in one argument, and `each` or `merged`."""
     if sys.argv[1:] == ["--list"]:
-        out = tuple(LEFT_OUT)
-        files = git(TEMPLATE, "ls-files").splitlines()
-        print(listing(TEMPLATE, [file for file in files if not file.startswith(out)]))
+        print(listing(git(TEMPLATE, "ls-files").splitlines()))
         return
     folder, parts, script = [*sys.argv[1:], "", "", ""][:3]
     if not folder:
@@ -81,22 +80,25 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
         body = git(folder, "log", "-1", "--format=%b", previous).splitlines()
         names = names or next((x.removeprefix(PARTS).split() for x in body if PARTS in x), [])
         script = script or next((x.removeprefix(SCRIPT) for x in body if SCRIPT in x), "")
+        had = next((x.split() for x in body if PARTS in x), ["compose"])
+        if names and "compose" not in had and git(folder, "ls-tree", previous, "compose.py"):
+            names = [*names, "compose"]  # which came with each technique in earlier versions
+    names = list(dict.fromkeys(NOW.get(name, name) for name in names))
     if script not in ("", "each", "merged"):
         refuse(f"SCRIPT={script} is not possible; use each or merged")
     chosen = with_needs(names)
+    merged = ""
     if script == "merged":
-        chosen -= {"compose", "scripts"}
-        if not techniques_of(chosen):
+        if not chosen & find_techniques().keys():
             refuse("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
         if not find_spec("ruff"):
             refuse("SCRIPT=merged sorts imports with ruff, which is not installed; run make setup")
-        merged_script(techniques_of(chosen))
+        chosen -= {"compose"}
+        merged = merged_script(chosen)
 
     with tempfile.TemporaryDirectory() as temporary:
         files, index = Path(temporary, "files"), Path(temporary, "index")
-        export(name, chosen, files)
-        if script == "merged":
-            merge_scripts(files, techniques_of(chosen))
+        export(name, chosen, merged, files)
         if is_new:
             folder.mkdir(parents=True, exist_ok=True)
             git(folder, "init", "--quiet")
@@ -108,16 +110,29 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
     if previous and tree == git(folder, "rev-parse", f"{previous}^{{tree}}"):
         return f"{folder}: branch template is up to date"
 
-    version = git(TEMPLATE, "log", "-1", "--date=short", "--format=%h (%ad)")
+    date = git(TEMPLATE, "log", "-1", "--date=short", "--format=%ad")
+    version = f"{git(TEMPLATE, 'describe', '--tags', '--always')} ({date})"  # a release is a tag
     parent = ("-p", previous) if previous else ()
     facts = [PARTS + " ".join(names)] * bool(names) + [SCRIPT + script] * bool(script)
     message = ["-m", MESSAGE + version, *(["-m", "\n".join(facts)] if facts else [])]
     commit = git(folder, "commit-tree", tree, *parent, *message)
     git(folder, "update-ref", "refs/heads/template", commit)
     if not is_new:
-        return f"{folder}: branch template is now at {version}; there: git merge template"
+        behind = commits_since(git(folder, "log", "-1", "--format=%s", previous))
+        return f"{folder}: branch template is now at {version}{behind}; there: git merge template"
     git(folder, "reset", "--quiet", "--hard", commit)
-    return f"{folder} is a project of its own; there: make train"
+    return f"{folder} is a project of its own; there: make setup"
+
+
+def commits_since(message: str) -> str:
+    """Say how many commits the template has made since the one that a message names; nothing if it
+    does not know that one."""
+    before = message.removeprefix(MESSAGE).split()[0]
+    try:
+        count = git(TEMPLATE, "rev-list", "--count", f"{before}..HEAD")
+    except subprocess.CalledProcessError:
+        return ""
+    return f", {count} commits after {before}" if int(count) else ""
 
 
 def last_version(folder: Path) -> tuple[str, str]:
@@ -140,41 +155,74 @@ def last_version(folder: Path) -> tuple[str, str]:
     return first_line.removeprefix("# "), commit
 
 
-def export(name: str, chosen: set[str], files: Path) -> None:
-    """Write what such a project has of the template's last commit into the folder `files`."""
+def export(name: str, chosen: set[str], merged: str, files: Path) -> None:
+    """Write a project into the folder `files`: files of the template's last commit, unchanged, and
+    those that are made for it.
+
+    Args:
+        name: of the project.
+        chosen: its parts.
+        merged: its only training script; empty: it has one for each technique.
+        files: folder that does not exist yet.
+    """
     index = files.with_name("index-of-template")
     git(TEMPLATE, "read-tree", "HEAD", index=index)
-    others = [*LEFT_OUT, *left_out(chosen)]
-    git(TEMPLATE, "rm", "-r", "--quiet", "--cached", "--ignore-unmatch", *others, index=index)
+    tracked = git(TEMPLATE, "ls-files", index=index).splitlines()
+    kept = files_of(chosen | ({"scripts"} if not merged else set()), tracked)
+    if merged:
+        kept = [file for file in kept if not re.fullmatch(r"train_\w+\.py", file)]
+    gone = set(tracked) - set(kept)
+    git(TEMPLATE, "update-index", "--force-remove", "--stdin", index=index, stdin="\n".join(gone))
     git(TEMPLATE, "checkout-index", "--all", f"--prefix={files}/", index=index)
-
-    readme = git(TEMPLATE, "show", "HEAD:template/README.md")
-    (files / "README.md").write_text(readme.replace("NAME", name, 1) + "\n")
-    kept = {str(path.relative_to(files)) for path in files.rglob("*")}
-    requirements = dependencies(files / "pyproject.toml")
-    cut(files, chosen, sorted(set(git(TEMPLATE, "ls-files").splitlines()) - kept))
-    readme = (files / "README.md").read_text()  # after cutting: some of the files are gone
-    table = parts_table(chosen, files)
-    (files / "README.md").write_text(readme.replace("\nPARTS\n", f"\n{table}", 1))
-    keys = files / "docs" / "configuration.md"
-    keys.write_text(with_table(keys.read_text(), files / "conf"))
+    if merged:
+        (files / BASELINE).write_text(merged)
+    readme = lines_without(gone, (TEMPLATE / README).read_text()).replace("NAME", name, 1)
+    start = ""
+    if merged:
+        command = f"{launcher_of(merged)}train.py"
+        readme = readme.replace("python train.py", command)
+        techniques = sorted(chosen & find_techniques().keys())
+        scripts = " and ".join(f"`train_{technique}.py`" for technique in techniques)
+        start = (
+            f"`train.py` is the merge of {scripts}, which pages name; where they say "
+            f"`python train.py`, write `{command}`.\n\n"
+        )
+    readme = readme.replace("START\n\n", start)
+    (files / "README.md").write_text(readme.replace("PARTS\n", parts_table(chosen, gone), 1))
 
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
-    pyproject = (files / "pyproject.toml").read_text()
+    pyproject, unused = (files / "pyproject.toml").read_text(), unused_packages(chosen)
     of_the_template = r'^(description|bench) = .*\n|, "(benchmarks|template)[^"]*"'
     pyproject = re.sub(of_the_template, "", pyproject, flags=re.MULTILINE)
-    (files / "pyproject.toml").write_text(pyproject.replace(f'"{NAME}"', f'"{package}"'))
-
-    gone = requirements - dependencies(files / "pyproject.toml")
-    pins = without(gone, (files / "requirements.txt").read_text())
+    pyproject = pyproject.replace(f'"{NAME}"', f'"{package}"')
+    lines = [without_packages(line, unused) for line in pyproject.splitlines(True)]
+    if "Dockerfile" not in kept:  # which names some of the extras
+        lines = [line for line in lines if not line.endswith("= []\n")]
+    (files / "pyproject.toml").write_text("".join(lines))
+    template = packages_in((TEMPLATE / "pyproject.toml").read_text())
+    unused = set(template) - set(packages_in("".join(lines)))  # of its benchmarks
+    pins = without(unused, (files / "requirements.txt").read_text())
     (files / "requirements.txt").write_text(pins.replace(NAME, package))
 
 
-def dependencies(pyproject: Path) -> set[str]:
-    """Return the packages that a project asks for itself."""
-    project = tomllib.loads(pyproject.read_text())["project"]
-    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    return {re.split(r"[^\w.-]", line)[0] for line in wanted}
+def lines_without(gone: set[str], page: str) -> str:
+    """Return a page without the lines that name a file that is gone, such as rows of a table."""
+    lines = page.splitlines(True)
+    return "".join(line for line in lines if not gone.intersection(re.findall(r"[\w./]+", line)))
+
+
+def without_packages(line: str, unused: set[str]) -> str:
+    """Return a line of pyproject.toml without what it asks for if all of that is unused; an extra
+    stays, empty, for commands that name it."""
+    packages = packages_in(line)
+    if not packages or not unused.issuperset(packages):
+        return line
+    return re.sub(r"\[.*\]", "[]", line) if " = [" in line else ""
+
+
+def packages_in(text: str) -> list[str]:
+    """Return the packages that lines of pyproject.toml ask for."""
+    return re.findall(r'"([\w-]+)(?:\[\w+\])?>=', text)
 
 
 def without(gone: set[str], requirements: str) -> str:
@@ -198,7 +246,7 @@ def without(gone: set[str], requirements: str) -> str:
     )
 
 
-def git(folder: Path, *arguments: str, index: Path | None = None) -> str:
+def git(folder: Path, *arguments: str, index: Path | None = None, stdin: str = "") -> str:
     """Run git and return what it prints, without the last line's end; CalledProcessError with its
     words if it fails.
 
@@ -206,6 +254,7 @@ def git(folder: Path, *arguments: str, index: Path | None = None) -> str:
         folder: where it runs.
         arguments: arguments of git.
         index: a file in place of the repository's own index.
+        stdin: what it reads.
     """
     env = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}
     for role in ("AUTHOR", "COMMITTER"):  # of commits that nobody writes
@@ -213,7 +262,7 @@ def git(folder: Path, *arguments: str, index: Path | None = None) -> str:
     if index is not None:
         env["GIT_INDEX_FILE"] = str(index)
     command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, env=env, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, env=env, input=stdin, text=True)
     return done.stdout.rstrip("\n")
 
 

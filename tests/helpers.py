@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from importlib import import_module
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -31,16 +32,14 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from compose import compose
 from conf.cli import load_config, to_config
 from conf.errors import UserError
-from conf.schema import Config
+from conf.schema import Config, register_choices
 from loaders import build_loaders
 from models import build_model
-from runtime.distributed import read_whole
 from runtime.training import evaluate
-from runtime.whole import make_whole
 from tasks import build_task
 
 REPOSITORY = Path(__file__).parents[1]
@@ -99,6 +98,7 @@ def signal_handlers_restored() -> Iterator[None]:
 
 @cache
 def composed(*groups: str) -> DictConfig:
+    register_choices()
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         return compose_config("config", list(groups))
 
@@ -122,11 +122,25 @@ def make_config(*overrides: str) -> Config:
 
 
 def has_ranks(script: str) -> bool:
-    """True if torchrun starts the script."""
-    path = REPOSITORY / script
-    if path.exists():
-        return "torchrun" in path.read_text()
+    """True if tests start the script, or `plain/`'s of its name, on two ranks."""
     return "ddp" in script or "fsdp" in script
+
+
+def needs_torchrun(script: str, folder: Path = REPOSITORY) -> bool:
+    """True if the script makes a process group, as its docstring says."""
+    path = folder / script
+    return path.is_file() and "Start with `torchrun" in path.read_text()
+
+
+def script_for(technique: str, folder: Path = REPOSITORY) -> str:
+    """The script `train_<technique>.py`, or `train.py` where all techniques are merged into it."""
+    is_merged = technique.startswith("train_") and not (folder / technique).exists()
+    return "train.py" if is_merged else technique
+
+
+def is_merged(script: str) -> bool:
+    """True if a technique is in `train.py` itself, which is then no baseline for it."""
+    return not any((REPOSITORY / name).exists() for name in (script, "compose.py"))
 
 
 def folder_with(folder: Path, script: str) -> Path:
@@ -134,10 +148,11 @@ def folder_with(folder: Path, script: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in PACKAGES:
         (folder / name).symlink_to(REPOSITORY / name)
-    if (REPOSITORY / script).exists():
-        shutil.copy(REPOSITORY / script, folder)
-    else:  # part: compose
-        (folder / script).write_text(compose(script.removesuffix(".py").split("_")[1:]))
+    if not (REPOSITORY / script).exists() and (REPOSITORY / "compose.py").exists():
+        techniques = script.removesuffix(".py").split("_")[1:]
+        (folder / script).write_text(import_module("compose").compose(techniques))
+    else:
+        shutil.copy(REPOSITORY / script_for(script), folder / script)
     return folder
 
 
@@ -218,16 +233,23 @@ def run_as_main(command: list[str], watch: AbstractContextManager) -> int | str:
     return 0
 
 
+def environment_of(script: str, folder: Path, rank: int, num_ranks: int | None) -> dict[str, str]:
+    """What a script finds, as torchrun starts it where it has ranks or needs a group of one."""
+    is_one = not has_ranks(script) and needs_torchrun(script_for(script, folder), folder)
+    if not num_ranks and not is_one:
+        return dict(ENVIRONMENT)
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks or 1)}
+    return {**ENVIRONMENT, **ranks, "MASTER_ADDR": "127.0.0.1"}
+
+
 def run_in_turn(
     commands: list[list[str]],
-    ports: list[int],
+    environments: list[dict[str, str]],
     prints: Path,
-    env: dict[str, str],
     folder: Path,
     watch: Callable[[str], AbstractContextManager],
 ) -> None:
     """Run the command lines of `start()` in this process; writes exit codes and prints as JSON."""
-    os.environ.update(env)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     if not (folder / "conf").samefile(REPOSITORY / "conf"):  # the modules are a project's own
@@ -239,12 +261,12 @@ def run_in_turn(
     prints.unlink(missing_ok=True)
     print_to(prints)
     answers = []
-    for command, port in zip(commands, ports, strict=True):
-        os.environ["MASTER_PORT"] = str(port)
-        if "RANK" in env:  # part: ranks
-            from runtime.distributed import leave_process_group
-
-            leave_process_group()
+    for command, env in zip(commands, environments, strict=True):
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
+        os.environ.update(env)
+        if "RANK" in env:
+            import_module("runtime.distributed").leave_process_group()
         GlobalHydra.instance().clear()
         before = len(prints.read_text())
         with signal_handlers_restored():
@@ -265,20 +287,22 @@ def start(
 ) -> tuple[list[ForkServerProcess], list[Path]]:
     """Start command lines, as after `python`, that each rank of a group runs in turn, on the CPU.
 
-    Each script runs inside `watch(script)`; with `num_ranks=None`, in a process without a group.
+    Each script runs inside `watch(script)`; with `num_ranks=None`, in a process without a group,
+    unless all techniques are merged into it.
 
     Returns:
         The process of each rank, forked, and the file `PRINTS-RANK.txt` that it prints to.
     """
-    ports = [free_port() for _ in commands]
+    ports = [str(free_port()) for _ in commands]
+    found = [[script_for(command[0], folder), *command[1:]] for command in commands]
     paths = [prints.with_name(f"{prints.name}-{rank}.txt") for rank in range(num_ranks or 1)]
     processes = []
     for rank, path in enumerate(paths):
-        env = dict(ENVIRONMENT)
-        if num_ranks:
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
-            env["MASTER_ADDR"] = "127.0.0.1"
-        processes.append(start_process(run_in_turn, commands, ports, path, env, folder, watch))
+        envs = [
+            environment_of(script, folder, rank, num_ranks) | {"MASTER_PORT": port}
+            for (script, *_), port in zip(commands, ports, strict=True)
+        ]
+        processes.append(start_process(run_in_turn, found, envs, path, folder, watch))
     return processes, paths
 
 
@@ -286,10 +310,15 @@ def answers_to(
     commands: list[list[str]], tmp_path: Path, num_ranks: int = 1, *options: Any, **more: Any
 ) -> list[tuple[int, str]]:
     """Exit codes and prints of rank 0 of command lines, with the options of `start()`."""
-    prints = tmp_path / f"answers-{len(list(tmp_path.iterdir()))}"
     ranks = num_ranks if num_ranks > 1 else None
+    if not ranks and len(commands) > 1 and needs_torchrun("train.py"):  # an error ends its process
+        alone = ([command] for command in commands)
+        return [answers_to(command, tmp_path, 1, *options, **more)[0] for command in alone]
+    prints = tmp_path / f"answers-{len(list(tmp_path.iterdir()))}"
     processes, paths = start(commands, prints, ranks, *options, **more)
     codes, answers = join(processes, 280), paths[0].with_suffix(".json")
+    if len(commands) == 1 and not answers.exists():
+        return [(codes[0] or 0, paths[0].read_text())]
     assert answers.exists(), "\n".join([f"{codes}", *(path.read_text() for path in paths)])
     return [(code, text) for code, text in json.loads(answers.read_text())]
 
@@ -320,8 +349,8 @@ def workers_of(training: psutil.Process) -> list[psutil.Process]:
 def checkpoint_of(output_dir: Path, name: str = "last.pt") -> dict[str, Any]:
     path = output_dir / "checkpoints" / name
     state = torch.load(path, weights_only=True)
-    if "shards" in state:  # part: fsdp
-        state = read_whole(state, path)
+    if "shards" in state:
+        state = import_module("runtime.fsdp").read_whole(state, path)
     return state
 
 
@@ -344,6 +373,16 @@ def values_of(output_dir: Path, tag: str) -> list[float]:
     return [value for _, value in scalars_of(output_dir, tag)]
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch, each of which is a launch on a GPU."""
+
+    num_calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_calls += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
 def weights_differ_by(one: Path, other: Path) -> float:
     """The largest difference of any weight in the newest checkpoints of two runs."""
     first, second = checkpoint_of(one)["model"], checkpoint_of(other)["model"]
@@ -352,8 +391,8 @@ def weights_differ_by(one: Path, other: Path) -> float:
 
 
 def published(run: Path) -> dict[str, Tensor]:
-    if any((run / "checkpoints").glob("shards-*")):  # part: fsdp
-        make_whole(run)
+    if any((run / "checkpoints").glob("shards-*")):
+        import_module("runtime.whole").make_whole(run)
     return load_file(run / "checkpoints" / "model.safetensors")
 
 

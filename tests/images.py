@@ -1,6 +1,7 @@
 """Small images, and data sets of every kind, for the tests of data."""
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,15 +15,19 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from conf.schema import DataConfig
-from loaders.backends import ImageLoader
-from loaders.image_loaders import build_loaders
+from loaders.backends import ImageLoader, build_loaders
 from loaders.index import SPLITS, Index, build_index, write_index
-from loaders.shards import Part, pack_shards
 from tests.helpers import REPOSITORY, make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
-CLASSES, IGNORED = (0, 1, 7, 200), 255  # of masks: far apart, so that a mixture is a new one
 PLAIN = ["data.mean=null", "data.std=null", "data.resize=null"]
+CROPPED = ["data.crop=[32,32]", "global_batch_size=4"]
+RESIZED_CROPS = ["data.random_resized_crop=[0.3,1]", "data.random_crop=false"]
+TURNED = [
+    *("data.rotation=40", "data.random_scale=[0.7,1.4]", "data.gaussian_blur=[0.5,0.5,1]"),
+    *("data.random_erasing=0.5", "data.randaugment=[2,9]", "data.cutmix=1"),
+    *("data.colour_jitter=[0.3,0.3,0.3]",),
+]
 
 
 def loaders_of(*overrides: str, rank=0, world_size=1) -> tuple[ImageLoader, ImageLoader]:
@@ -37,11 +42,6 @@ def index_of(*overrides: str) -> tuple[Index, Index]:
 
 def save_index(data: DataConfig, out: Path) -> None:
     write_index(dict(zip(SPLITS, build_index(data), strict=True)), data, out)
-
-
-def shard(data: DataConfig, out: Path) -> None:
-    """Pack data in shards of a few samples."""
-    pack_shards(data, str(out), 0.02, Part(1, 1))
 
 
 def smooth(number: int, height: int, width: int) -> np.ndarray:
@@ -107,6 +107,14 @@ def photos_in(root: Path, *more: str) -> list[str]:
 # Kinds of data. Each function writes one below a folder.
 
 
+def spoil_file(index: Index, sample: int) -> None:
+    """Damage one file of a sample, the target's if it has one."""
+    file = Path(index.files[-1][sample])
+    content = file.read_bytes()
+    file.unlink()  # it may be mapped into memory
+    file.write_bytes(content[:-30])
+
+
 @dataclass
 class Data:
     """A data set on disk, and what its files hold."""
@@ -115,6 +123,10 @@ class Data:
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
     """(height, width, C) in [0, 1], upright, by file name."""
     targets: dict[str, Any] = field(default_factory=dict)
+    copy_of: str = ""
+    """The kind of data whose samples it has in another form."""
+    spoil: Callable[[Index, int], None] = spoil_file
+    """Function that damages a sample."""
 
 
 def common(root: Path) -> list[str]:
@@ -184,57 +196,6 @@ def photos(root: Path) -> Data:
     return data
 
 
-def table(root: Path, labels: Sequence[str]) -> Data:
-    """Images whose labels are in a CSV file."""
-    data = Data(["data=table", f"data.table={root}.csv", *PLAIN])
-    for number in range(NUM_VAL + NUM_TRAIN):
-        name = f"{number}.png"
-        data.inputs[name] = save(root / name, smooth(number, 42, 44))
-        data.targets[name] = labels[number % len(labels)]
-    lines = ["path,label", *map(",".join, data.targets.items())]
-    Path(f"{root}.csv").write_text("\n".join(lines))
-    return data
-
-
-def pairs(root: Path, factor: int = 1) -> Data:
-    """Pairs whose targets are `factor` times as large as the inputs."""
-    data = Data(["data=pairs", "data.input_dir=blurry", "data.target_dir=sharp"])
-    data.options += ["data.value_range=[0,1]"]
-    for number in range(NUM_VAL + NUM_TRAIN):
-        folder = root / ("test" if number < NUM_VAL else "train")
-        name, height = f"{number}.png", 41 + number % 3
-        image = smooth(number, height, 50)
-        target = smooth(number + 50, factor * height, factor * 50)
-        data.inputs[name] = save(folder / f"blurry/scene{number % 2}" / name, image)
-        data.targets[name] = save(folder / f"sharp/scene{number % 2}" / name, target)
-    return data
-
-
-def masks(root: Path) -> Data:
-    """Masks of 8 and 16 bits, with palettes, as TIFFs and of one bit; some images are WebPs."""
-    data = Data(["data=masks", f"data.ignore_index={IGNORED}", *PLAIN])
-    (root / "masks").mkdir(parents=True)
-    types = {1: np.uint16, 4: np.uint16, 5: np.bool_}
-    for number in range(NUM_VAL + NUM_TRAIN):
-        random, height = np.random.default_rng(number), 40 + 4 * (number % 3)
-        mask = random.choice([*CLASSES, IGNORED], (height // 4, 14)).astype(np.uint8)
-        mask = mask.repeat(4, axis=0).repeat(4, axis=1)
-        name, form = f"{number}.{'webp' if number % 3 == 1 else 'png'}", number % 6
-        if form == 5:
-            mask = (mask == 1).astype(np.uint8)
-        image = np.stack([mask, mask, np.full_like(mask, number)], axis=-1)
-        data.inputs[name] = save(root / "images" / name, image, lossless=True)
-        data.targets[name] = mask.astype(np.int64)
-        stored = Image.fromarray(mask.astype(types.get(form, np.uint8)))
-        options: dict[str, Any] = {"tiffinfo": {0x112: 3}} if form == 3 else {}
-        if form == 2:
-            stored.putpalette([(37 * i) % 256 for i in range(768)])
-        elif form == 3:
-            stored = stored.rotate(180)
-        stored.save(root / "masks" / f"{number}.{'tif' if form in (3, 4) else 'png'}", **options)
-    return data
-
-
 TIFFS: list[dict[str, Any]] = [
     {},
     {"planarconfig": "separate"},
@@ -261,28 +222,30 @@ def cells(root: Path, channels: int, dtype: str, kinds: Sequence[dict[str, Any]]
     return data
 
 
-def sharded(root: Path, write: Callable[[Path], Data], *options: str) -> Data:
-    """The same data in shards of a few samples."""
-    data = write(files := root.parent / "files" / root.name)
-    shard(make_config(*data.options, *common(files)).data, root)
-    data.options += options
-    return data
-
-
-# name of the kind -> the function that writes it
+# name of the kind -> the function that writes it; further ones are in tests/parts/
 KINDS: dict[str, Callable[[Path], Data]] = {
     "photos": photos,
-    "several labels": partial(table, labels=("cat;dog", "dog", ";", "cow; cat")),
-    "numbers": partial(table, labels=[f"{number}.25" for number in range(50)]),
-    "pairs": pairs,
-    "pairs, targets twice as large": partial(pairs, factor=2),
-    "masks": masks,
     "cells of 8 bits, not compressed": partial(cells, channels=5, dtype="uint8", kinds=[{}]),
     "cells of 16 bits": partial(cells, channels=5, dtype="uint16", kinds=TIFFS[:6]),
     "cells of three channels": partial(cells, channels=3, dtype="uint16", kinds=TIFFS),
     "cells of one channel": partial(cells, channels=1, dtype="uint8", kinds=TIFFS[:4]),
-    "photos in shards": lambda root: sharded(root, photos),
-    "masks in shards, in windows": lambda root: sharded(
-        root, masks, "data.shuffle=window", "data.shuffle_window=2"
-    ),
+}
+
+
+def split_folders(write: Callable[[Path], Data], root: Path) -> list[str]:
+    """Write data of a kind into train/, val/ and test/; returns the overrides that read it."""
+    for split in ("train", "val", "test"):
+        data = write(root / split)
+    return [*data.options, *reading(root), *CROPPED]
+
+
+def without_val(root: Path) -> None:
+    shutil.rmtree(root / "val")
+
+
+# name of the kind -> the function that writes it in all splits, and the one that removes val;
+# further ones are in tests/parts/
+SPLIT = {
+    "photos": (partial(split_folders, photos), without_val),
+    "cells": (partial(split_folders, KINDS["cells of one channel"]), without_val),
 }

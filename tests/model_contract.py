@@ -58,7 +58,6 @@ def check_family(name: str, arch: str, size: int) -> None:
     assert all(is_in(name, head_of(model)) for name in learning)
 
 
-# part: torchvision|timm
 def check_refusals(name: str, *others: str) -> None:
     """Architectures, `others` among them, and arguments that the library does not have are refused
     with the nearest ones."""

@@ -12,7 +12,7 @@ from conf.cli import load_config
 
 MODULES = (
     *("torch._dynamo", "torch.distributed.fsdp", "nvidia.dali.fn", "train", "runtime.distributed"),
-    *("loaders.backends.pytorch", "loaders.image_loaders", "loaders.shards"),
+    *("loaders.backends.pytorch", "loaders.backends", "loaders.shards"),
     *("runtime.loggers.tensorboard", "numpy.ma", "PIL.JpegImagePlugin", "PIL.GifImagePlugin"),
 )
 

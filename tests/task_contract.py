@@ -99,11 +99,11 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "
             with refused(type(several).__name__, str(tuple(outputs.shape))):
                 call(several, targets)
 
-    rows = [len(row) for row in task.table_rows(outputs)]  # part: predict
-    assert rows == num_images * [len(task.columns)]  # part: predict
-    images = task.images(outputs)  # part: predict
-    has_images = images is not None and len(images) == num_images  # part: predict
-    assert task.makes_images == has_images  # part: predict
+    rows = [len(row) for row in task.table_rows(outputs)]
+    assert rows == num_images * [len(task.columns)]
+    images = task.images(outputs)
+    has_images = images is not None and len(images) == num_images
+    assert task.makes_images == has_images
     for channels in (1, 3):
         inputs = torch.rand(num_images, channels, 9, 7)
         shown = task.visualize(inputs, outputs.bfloat16(), targets)

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 import tifffile
 
+from loaders.common import LimitError
 from loaders.index import BadFileError
-from loaders.limits import LimitError
 from tests.helpers import FORKSERVER, REPOSITORY, answers_to, refused, train
 from tests.images import index_of, loaders_of, make_photos, photos_in, rot, save, smooth
+from tests.parts import rows_of
 
 # name of a way to read files -> the overrides that choose it
 WAYS = {
     "threads": ["loader=pytorch"],
     "workers": ["loader=pytorch", "loader.num_workers=1"],
-    "dali": ["loader=dali"],
+    **dict(rows_of("WAYS")),
 }
 HTML = b"<html>404 not found</html>" * 20
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60 60\n%%EndComments\n"
@@ -47,7 +48,7 @@ def test_a_damaged_file_is_named_with_one_reason_by_all_backends(tmp_path) -> No
     root = make_photos(tmp_path / "photos", 16)
     options = photos_in(root, "data.val_count=8", "data.on_error=skip")
     names = index_of(*options)[0].files[0]
-    cut_short(names[len(DAMAGE)])  # DALI alone would deliver the upper lines
+    cut_short(names[len(DAMAGE)])  # a decoder may deliver the upper lines
     loaders = [loaders_of(*options, *overrides)[0] for overrides in WAYS.values()]
     for name, (damage, _) in zip(names, DAMAGE, strict=False):
         damage(name)
@@ -94,7 +95,6 @@ def test_files_with_bad_headers_are_named_or_left_out_and_counted(broken, tmp_pa
     assert sum(map(len, index_of(*options, "data.max_pixels=11_000"))) == 21
 
 
-# part: check
 def test_the_check_lists_everything_that_is_broken(broken, tmp_path) -> None:
     root, out = tmp_path / "photos", tmp_path / "out.json"
     broken[root / "c" / "foto ä 2.jpg"] = "truncated"
@@ -158,6 +158,7 @@ def test_too_many_open_files_name_the_setting_and_are_not_the_files_fault(way, t
         pool.submit(run_out_of_file_handles, options).result()
 
 
+@pytest.mark.slow
 def test_too_small_shared_memory_names_the_setting_and_does_not_hang() -> None:
     user = [] if os.geteuid() == 0 else ["-Ur"]
     mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compare import SETTINGS, first_difference
-from runtime.computed import Computed, Kind, read_recorded, recorded
+from compare import CAUSES, SETTINGS, first_difference
+from runtime.computed import Computed, read_recorded, recorded
 from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, replace, run_all
 from tests.images import digit_folders
 
@@ -19,6 +19,23 @@ HALF = "amp.dtype=float16"
 EMA = """
             # new #: the average follows
             ema.update(model)
+"""
+BACK = """
+        # new #: back to the weights that learn
+        ema.swap(model)
+"""
+EVALUATE = """
+        totals, shown = evaluate(
+            model,
+            task,
+            val_loader,
+        )
+"""
+NO_EVAL = """
+        totals, shown = torch.zeros(task.num_sums, dtype=torch.float64), []
+        with torch.no_grad():
+            for inputs, targets in val_loader:
+                totals += task.sums(model(inputs), targets)
 """
 BUILD = "    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)\n"
 DROPOUT = {BUILD: f"{BUILD}    model.classifier = nn.Sequential(nn.Dropout(), model.classifier)\n"}
@@ -79,7 +96,7 @@ MISTAKES = {
     ),
     "unused": (
         *("train.py", before(BEFORE_OPTIMIZER, "model.extra = nn.Linear(3, 3)")),
-        *("train.py", [PLAIN], "initial weight extra.weight", "train.py has another model"),
+        *("train.py", [PLAIN], "weight before the step extra.weight", "train.py has another model"),
     ),
     "order": (
         *("train_ddp.py", before(BEFORE_DATA, "cfg.seed += 1"), "train.py", [PLAIN]),
@@ -115,11 +132,19 @@ MISTAKES = {
     ),
     "metrics": (
         *("train_ddp.py", {"        dist.all_reduce(totals)\n": ""}),
-        *("train.py", [PLAIN], "val loss", "dist.all_reduce(totals)"),
+        *("train.py", [PLAIN], "val/loss", "dist.all_reduce(totals)"),
+    ),
+    "no_eval": (
+        *("train.py", {EVALUATE: NO_EVAL, "import hydra\n": "import hydra\nimport torch\n"}),
+        *("train.py", [PLAIN], "evaluated samples in training mode", "without model.eval()"),
+    ),
+    "not_swapped_back": (
+        *("train_ema.py", {BACK: ""}, "train_ema.py", [PLAIN, "ema.decay=0.9"]),
+        *("weight before the step", "swapped back"),
     ),
     "seed": (
         *("train.py", {"seed_everything(cfg.seed)": "seed_everything(cfg.seed + 1)"}),
-        *("train.py", [PLAIN], "initial weight", "seed"),
+        *("train.py", [PLAIN], "weight before the step", "seed"),
     ),
     "decay": (
         *("train.py", before(BEFORE_OPTIMIZER, "cfg.optimizer.weight_decay = 0.5")),
@@ -144,8 +169,8 @@ def data(tmp_path_factory) -> list[str]:
     ]
 
 
-def watch(folder: Path, steps: int, script: str) -> AbstractContextManager:
-    return recorded(folder, steps, script)
+def watch(folder: Path, script: str) -> AbstractContextManager:
+    return recorded(folder)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +185,7 @@ def compute(data, tmp_path_factory) -> Callable[..., Computed]:
             replace(folder / "s" / script, old, new)
         command = [script, *SETTINGS, f"max_steps={steps}", f"output_dir={folder / 'run'}", *data]
         ranks = 2 if has_ranks(script) else 1
-        record = partial(watch, folder, steps)
+        record = partial(watch, folder)
         run_all([[*command, *overrides]], folder, ranks, folder / "s", record)
         return read_recorded(folder, script, folder / "run")
 
@@ -170,7 +195,7 @@ def compute(data, tmp_path_factory) -> Callable[..., Computed]:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(mistake: str, compute) -> None:
     script, edits, other, overrides, what, cause = MISTAKES[mistake]
-    steps = 5 if mistake == "set_epoch" else 2
+    steps = 5 if mistake in ("set_epoch", "not_swapped_back") else 2
     options = (*overrides, "clip_grad_norm=0.1")
     in_both = tuple(edit for edit in edits.items() if edit in DROPOUT.items())
     one = compute(other, options, in_both, steps)
@@ -188,6 +213,7 @@ def test_a_mistake_is_named(mistake: str, compute) -> None:
     ("script", "more", "rounding"),
     [
         *(("train_dp.py", (), 1e-12), ("train_ema.py", (), 1e-12)),
+        ("train_recompute.py", (), 1e-12),
         *(("train_ddp.py", (), 1e-6), ("train_fsdp.py", (), 1e-6)),
         ("train_accumulate.py", ("accumulate_steps=4",), 1e-6),
         ("train_ddp_accumulate.py", ("accumulate_steps=4",), 1e-6),
@@ -204,7 +230,7 @@ def test_scripts_without_mistakes_are_equal(script: str, more, rounding: float, 
     assert difference is None
     assert largest < rounding
     assert len(one.steps) == 3
-    assert {kind for kind, _ in one.steps[-1]} == set(Kind) - {Kind.START}
+    assert one.steps[-1].keys() > set(CAUSES)
 
 
 def test_two_scripts_are_compared_and_two_runs(data, tmp_path) -> None:

@@ -9,15 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from conf import reference
-from conf.check import check_batch_size, check_ranges, keys_of
+from conf.check import check_batch_size, check_ranges, keys_of, owners_of_keys
 from conf.cli import explain
 from conf.files import write_atomically
+from conf.schema import NAMED_BY, Config, own_classes
 from tests.helpers import REPOSITORY, make_config, refused
 
 FILLED = ["data.root=somewhere", "model.name=small_cnn"]
-FILLED += ["loader.pack=a_pack"]  # part: packed
+CHOICES = [
+    f"{group}={name}"
+    for group in NAMED_BY
+    for name in own_classes(group)
+    if (REPOSITORY / "conf" / group / f"{name}.yaml").exists()
+]
+"""Layouts and loaders with keys of their own."""
+KEYS = owners_of_keys()
 
 # Of each kind of range: values that are refused, and those at the edges that are not.
 VALUES: dict[str, tuple[list[Any], list[Any]]] = {
@@ -29,6 +39,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "a number in [0, 1]": ([-0.1, 1.1, nan], [0, 1]),
     "a number in [0, 1)": ([-0.1, 1.0], [0, 0.9]),
     "a number in (0, 1)": ([0, 1.0], [0.1]),
+    "a number in (0, 1]": ([0, 1.01], [0.01, 1]),
     "an int or [height, width] in pixels": ([0, "abc", True, [24], [24, 0]], [1, [24, 32]]),
     "one name or more, as [label]": ([[]], [["a"]]),
     "one number for each channel": ([[], [nan]], [[0.5]]),
@@ -45,6 +56,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "0 to 180 degrees": ([-1, 181], [0, 180]),
     "0 or more, or auto": ([-1, "two"], [0, "auto"]),
+    "1 or more, or auto": ([0, 1.5, True, "two"], [1, "auto"]),
     "[skip, record] with 0 or more and 1 or more": (
         *([[5], [0, 0], [-1, 2], [1, 2, 3], []], [[0, 1]]),
     ),
@@ -54,9 +66,15 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-def test_a_value_out_of_its_range_is_named() -> None:
-    cfg = make_config()
-    ranges = {key: field for key, field in keys_of() if field.metadata.get("allowed")}
+def filled(*choices: str) -> Config:
+    return make_config(*choices, *FILLED)
+
+
+@pytest.mark.parametrize("choice", ["data=imagefolder", *CHOICES])
+def test_a_value_out_of_its_range_is_named(choice: str) -> None:
+    cfg = filled(choice)
+    fields = {key: field for key, field in keys_of(cfg) if field.metadata.get("allowed")}
+    ranges = fields if choice not in CHOICES else {k: fields[k] for k in fields if KEYS[k]}
     for key, field in ranges.items():
         description = field.metadata["allowed"].description
         names = re.split(", | or ", description)
@@ -88,23 +106,47 @@ def test_a_full_disk_is_told_with_the_file_and_without_a_traceback(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_batch_that_ranks_or_their_micro_batches_cannot_share_is_refused() -> None:  # part: ranks
+def test_a_batch_that_ranks_or_their_micro_batches_cannot_share_is_refused() -> None:
     with refused("global_batch_size=63 ", "world_size=2; use 62 or 64"):
         check_batch_size(63, world_size=2)
-    with refused("world_size=2 times accumulate_steps=8; use 16"):  # part: accumulate
+    with refused("world_size=2 times accumulate_steps=8; use 16"):
         check_batch_size(8, world_size=2, accumulate_steps=8)
 
 
-def test_every_key_is_documented_and_in_the_table() -> None:
-    schema = (reference.CONF / "schema.py").read_text()
-    documented = {key for key, _, _ in reference.documented_keys(schema)}
-    assert dict(keys_of()).keys() <= documented
-    text = reference.TABLE.read_text()
-    assert text == reference.with_table(text, reference.CONF), "run python -m conf.reference"
-    assert "| `optimizer.weight_decay` | `0.0`; `0.01` (adamw)" in text
+def test_every_key_is_on_a_page_of_those_that_have_it() -> None:
+    texts = {page: page.read_text() for page in reference.pages()}
+    for page, text in texts.items():
+        assert text == reference.with_table(page), f"{page}: run python -m conf.reference"
+    of_all = texts.pop(reference.TABLE)
+    assert "| `optimizer.weight_decay` | `0.0`; `0.01` (adamw, muon)" in of_all
+    for key, owners in KEYS.items():
+        assert (f"| `{key}` |" in of_all) == (not owners), key
+        assert not owners or any(f"| `{key}` |" in text for text in texts.values()), key
+
+
+def test_a_key_of_another_layout_or_loader_is_refused_with_those_that_have_it() -> None:
+    owned = {key: owners for key, owners in KEYS.items() if owners}
+    for override in [*owned, *(f"+{key}" for key in list(owned)[:1])]:
+        with pytest.raises((HydraException, OmegaConfBaseException)) as error:
+            make_config("data=imagefolder", f"{override}=1")
+        key, told = override.lstrip("+"), explain(error.value)
+        assert told is not None
+        assert f"{key} is a key of {KEYS[key][0]}" in told
+
+
+@pytest.mark.parametrize("name", own_classes("data"))
+def test_a_layout_that_is_chosen_by_its_name_alone_has_its_keys(name: str) -> None:
+    cfg = make_config("data=mnist_mini", f"data.layout={name}")
+    assert type(cfg.data) is own_classes("data")[name]
 
 
 def test_every_file_of_every_group_fits_the_schema() -> None:
-    groups = [list(folder.glob("*.yaml")) for folder in (REPOSITORY / "conf").iterdir()]
-    for files in zip_longest(*groups):  # one of each group at a time: it takes long
-        assert make_config(*(f"{path.parent.name}={path.stem}" for path in files if path), *FILLED)
+    files = list((REPOSITORY / "conf").glob("[a-z]*/*.yaml"))
+    groups: dict[str, list[str]] = {file.parent.name: [] for file in files}
+    for file in files:
+        groups[file.parent.name].append(f"{file.parent.name}={file.stem}")
+    # An experiment chooses from the other groups.
+    for experiment in groups.pop("experiment", []):
+        assert filled(experiment)
+    for choices in zip_longest(*groups.values()):  # one of each at a time: it takes long
+        assert filled(*filter(None, choices))

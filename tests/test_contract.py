@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,34 +12,45 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from loaders.backends import ImageLoader
+from loaders.backends import ImageLoader, build_loaders
 from loaders.check import check
-from loaders.image_loaders import build_loaders
-from loaders.index import BadFileError, Index
-from loaders.pack import pack
+from loaders.index import BadFileError
 from loaders.targets import Labels, MultiLabels
+from tests import images
 from tests.helpers import make_config
-from tests.images import CLASSES, IGNORED, KINDS, NUM_TRAIN, NUM_VAL, common, save_index
+from tests.images import (
+    NUM_TRAIN,
+    NUM_VAL,
+    RESIZED_CROPS,
+    TURNED,
+    Data,
+    common,
+    save_index,
+)
+from tests.parts import rows_of
 
 BATCH = 4
-
+# The rows of parts of the template are in tests/parts/.
+FOLDERS = {**images.KINDS, **dict(rows_of("KINDS"))}
+ARCHIVED = dict(rows_of("ARCHIVED"))
+KINDS: dict[str, Callable[[Path], Data]] = {**FOLDERS, **ARCHIVED}
+"""Name of a kind of data -> function that writes it."""
+# One kind of each layout and form of files.
+FORMS = ["photos", "cells of 8 bits, not compressed", "cells of 16 bits", *rows_of("FORMS")]
 # name of a way to read data -> the overrides that choose it
-WAYS = {
+WAYS: dict[str, list[str]] = {
     "threads": ["loader=pytorch", "loader.num_threads=2"],
     "workers": ["loader=pytorch", "loader.num_workers=2"],
-    "dali": ["loader=dali", "loader.num_threads=2"],
     "index": ["loader=pytorch", "data.index=x"],
-    "packed": ["loader=packed"],
 }
-# One kind of each layout and form of files.
-FORMS = ["photos", "pairs", "masks", "cells of 8 bits, not compressed", "cells of 16 bits"]
-FORMS += ["photos in shards", "masks in shards, in windows"]
+OTHERS = dict(rows_of("WAYS"))
+COPIES = dict(rows_of("COPIES"))
+"""Those that read pixels which were stored before."""
 # Ways that are not tested with all kinds of data.
-KINDS_OF = {
-    "workers": ["photos", "masks in shards, in windows"],
-    "index": FORMS[:5],
-    "packed": [kind for kind in KINDS if "shards" not in kind],
-}
+KINDS_OF = {"workers": ["photos", *rows_of("WITH_WORKERS")], "index": FORMS}
+KINDS_OF |= {way: [*FOLDERS] for way in COPIES}
+FORMS = [*FORMS, *ARCHIVED]
+WAYS |= OTHERS | COPIES
 CASES = [(kind, way) for way in WAYS for kind in KINDS if kind in KINDS_OF.get(way, KINDS)]
 CROPS = ["data.crop=[24,32]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
 
@@ -64,14 +76,15 @@ class Place:
 
     def loaders(self, way: str, *more: str, rank=0, num_ranks=1) -> tuple[ImageLoader, ImageLoader]:
         options = (*self.data.options, *CROPS, *common(self.root), *WAYS[way])
-        cfg = make_config(*options, f"global_batch_size={BATCH}", "loader.pack=x", *more)
-        cfg.loader.pack = str(self.folder / f"pack {more}".replace("=", " "))
-        if cfg.data.index:  # part: index
-            cfg.data.index, out = None, self.folder / f"index {more}"
-            save_index(cfg.data, out)
-            cfg.data.index = str(out)
-        if cfg.loader.name == "packed":
-            pack(cfg.data, Path(cfg.loader.pack))
+        out = self.folder / f"pack {' '.join(more)}".replace("=", " ")
+        options += (f"loader.pack='{out}'",) * (way in COPIES)
+        cfg = make_config(*options, f"global_batch_size={BATCH}", *more)
+        if cfg.data.index:
+            cfg.data.index, index = None, self.folder / f"index {more}"
+            save_index(cfg.data, index)
+            cfg.data.index = str(index)
+        if way in COPIES:
+            import_module("loaders.pack").pack(cfg.data, out)
         return build_loaders(cfg, torch.device("cpu"), rank, num_ranks)
 
     def read(self, loader: ImageLoader, epoch: int | None = 0) -> list[Sample]:
@@ -134,12 +147,12 @@ def expected_target(loader: ImageLoader, target: Any, row: np.void) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "way"), CASES)
-def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places, caplog) -> None:
+def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places) -> None:
     """And comes once in an epoch, in another order in the next one."""
     place = places(kind)
     train, val = place.loaders(way)
     reference = place.loaders("threads")[0].info
-    lines = [line for line in train.info.description if not line.startswith("DALI")]
+    lines = [line for line in train.info.description if line in reference.description]
     assert lines == [*reference.description]
     assert train.info.classes == reference.classes
     if reference.classes:
@@ -161,24 +174,17 @@ def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places, c
     assert orders[0] != orders[1]
     assert not set(orders[0]) & set(orders[2])
     assert [len(inputs) for inputs, _ in val] == [4, 3]
-    if (kind, way) == ("photos", "dali"):  # what DALI refuses is named once
-        for name in place.data.inputs:
-            assert caplog.text.count(name) == ("stray" in name), name
 
 
-TURNED = [
-    *("data.rotation=40", "data.random_scale=[0.7,1.4]", "data.gaussian_blur=[0.5,0.5,1]"),
-    *("data.random_erasing=0.5", "data.randaugment=[2,9]", "data.cutmix=1"),
-    *("data.colour_jitter=[0.3,0.3,0.3]",),
-]
 CONTINUED: list[Any] = [(*case, []) for case in CASES if case[0] in FORMS and case[1] != "workers"]
 CONTINUED += [("photos", way, [*TURNED, "data.mixup=0.4"]) for way in WAYS]
 
 
 @pytest.mark.parametrize(("kind", "way", "more"), CONTINUED)
 def test_an_epoch_continues_at_any_row_on_any_ranks(kind, way, more, places) -> None:
-    """And on the shards of its files, with other batches unless samples are mixed in them."""
-    place, source = places(kind), places(kind.removesuffix(" in shards"))
+    """And on a copy of its files, with other batches unless samples are mixed in them."""
+    place = places(kind)
+    source = places(place.data.copy_of or kind)
     batch = BATCH if more else 6
     first = source.loaders(way, *more)[0]
     first.set_epoch(1)
@@ -202,23 +208,8 @@ def test_an_epoch_continues_at_any_row_on_any_ranks(kind, way, more, places) -> 
     assert_same(merged(validated), place.epoch(way, None, *more))  # 4 and 3 of 7
 
 
-def spoil(index: Index, sample: int) -> None:
-    """Damage one file of a sample, the target's if it has one, or its bytes in a shard."""
-    if index.shards is None:
-        file = Path(index.files[-1][sample])
-        content = file.read_bytes()
-        file.unlink()  # it may be mapped into memory
-        file.write_bytes(content[:-30])
-        return
-    shard, start, length, _ = index.shards.spans[-1][sample].item()
-    path = index.shards.files.path(shard)
-    damaged = bytearray(path.read_bytes())
-    damaged[start + length - 10] ^= 1
-    path.write_bytes(damaged)
-
-
-BAD_CASES = [case for case in CASES if case[0] in FORMS and case[1] != "packed"]
-BAD_CASES = [case for case in BAD_CASES if case != ("masks in shards, in windows", "workers")]
+BAD_CASES = [(kind, way) for kind, way in CASES if kind in FORMS and way not in COPIES]
+BAD_CASES = [case for case in BAD_CASES if case[1] != "workers" or case[0] in FOLDERS]
 
 
 @pytest.mark.parametrize(("kind", "way"), BAD_CASES)
@@ -235,7 +226,7 @@ def test_a_bad_sample_is_named_or_replaced(kind: str, way: str, places, tmp_path
     )
     for loader, names_of_bad in ((train, bad), (val, bad_val)):
         for name in names_of_bad:
-            spoil(loader.index, ours.names[loader.index.name].index(name))
+            ours.data.spoil(loader.index, ours.names[loader.index.name].index(name))
     for loader in named:
         with pytest.raises(BadFileError, match=str(ours.root)):
             ours.read(loader)
@@ -254,38 +245,36 @@ def test_a_bad_sample_is_named_or_replaced(kind: str, way: str, places, tmp_path
 
 # What is resized or augmented: close to `threads` where a backend does it in its own way.
 
-RESIZED = ["data.random_resized_crop=[0.3,1]", "data.random_crop=false"]
 SHOWN: list[tuple[str, list[str]]] = [
     ("photos", ["data.resize=40"]),
-    ("photos", RESIZED),
+    ("photos", RESIZED_CROPS),
     ("photos", [*TURNED, "data.mixup=0.4"]),
-    ("pairs, targets twice as large", ["data.resize=36"]),
     ("cells of 8 bits, not compressed", ["data.resize=[90,100]", "data.crop=80"]),
     ("cells of 16 bits", ["data.resize=[32,40]"]),
-    ("masks", ["data.resize=[88,100]", "data.crop=null"]),
-    ("masks", RESIZED),
-    ("masks", TURNED),
+    *rows_of("SHOWN"),
 ]
 
 
-@pytest.mark.parametrize("way", [way for way in ("dali", "packed") if way in WAYS])
+@pytest.mark.parametrize("way", [*OTHERS, *COPIES])
 @pytest.mark.parametrize(("kind", "options"), SHOWN)
 def test_backends_agree_on_what_is_resized_and_augmented(kind, options, way, places) -> None:
     """Within 0.6 of 255 on average. A pack is resized and rounded before it is cut: within 8."""
     place = places(kind)
-    is_close = way != "packed" or "data.resize" not in str(options)
+    is_close = way not in COPIES or "data.resize" not in str(options)
     both = (place.loaders(one, *options) for one in ("threads", way))
     for splits in zip(*both, strict=True):
         read = [place.read(loader) for loader in splits]
         assert names(read[0]) == names(read[1])
         inputs, other_inputs = (torch.stack([s.inputs for s in samples]) for samples in read)
         targets, other_targets = (torch.stack([s.target for s in samples]) for samples in read)
-        if kind != "masks" and (is_close or kind == "photos"):  # the rest has hard edges
+        is_mask, stored = targets.ndim == 3, place.data.targets.values()
+        if not is_mask and (is_close or kind == "photos"):  # the rest has hard edges
             assert 255 * (inputs - other_inputs).abs().mean() < (0.6 if is_close else 8)
-        if kind == "masks":
-            assert set(other_targets.unique().tolist()) == {*CLASSES, IGNORED}
+        if is_mask:
+            values = set().union(*(np.unique(mask).tolist() for mask in stored))
+            assert set(other_targets.unique().tolist()) == values
             assert (targets == other_targets).float().mean() > (0.999 if is_close else 0.7)
-        elif "pairs" not in kind:
+        elif targets.ndim < 3:
             assert torch.equal(targets, other_targets)
 
 
@@ -293,8 +282,7 @@ def test_backends_agree_on_what_is_resized_and_augmented(kind, options, way, pla
     ("kind", "size", "tolerance"),
     [
         ("cells of 8 bits, not compressed", (90, 96), 0.01),
-        ("masks", (120, 168), 0),
-        ("several labels", (21, 22), 1),
+        *rows_of("ENLARGED"),
     ],
 )
 def test_a_resized_image_lies_where_the_image_does(kind: str, size, tolerance, places) -> None:
@@ -302,7 +290,7 @@ def test_a_resized_image_lies_where_the_image_does(kind: str, size, tolerance, p
     place = places(kind)
     options = (f"data.resize=[{size[0]},{size[1]}]", "data.crop=null")
     for name, _, inputs, target in place.epoch("threads", None, *options):
-        if kind == "masks":
+        if target.ndim == 2:  # a mask
             stored = place.data.targets[name]
             if stored.shape[0] == 40:
                 assert np.array_equal(target, stored.repeat(3, axis=0).repeat(3, axis=1))
@@ -312,7 +300,7 @@ def test_a_resized_image_lies_where_the_image_does(kind: str, size, tolerance, p
         assert (inputs - expected[0]).abs().mean() <= tolerance / 255
 
 
-@pytest.mark.parametrize("kind", ["photos", "several labels", "numbers", "pairs", "masks"])
+@pytest.mark.parametrize("kind", [kind for kind in FOLDERS if "cells" not in kind])
 def test_synthetic_batches_have_the_shapes_and_the_order_of_real_ones(kind: str, places) -> None:
     place = places(kind)
     both = (place.loaders("threads", *more) for more in ((), ("loader=synthetic",)))

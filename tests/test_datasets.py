@@ -1,16 +1,13 @@
-"""Folders of images: split, packs, mistakes."""
+"""Folders of images: splits and mistakes."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from loaders.index import BadFileError
-from loaders.pack import pack
-from tests.helpers import make_config, refused
+from tests.helpers import refused
 from tests.images import index_of, loaders_of, make_photos, reading, save, smooth
+from tests.parts import rows_of
 
 
 @pytest.fixture
@@ -29,58 +26,13 @@ def test_a_split_depends_on_a_seed_of_its_own(options: list[str]) -> None:
     assert len(one[1]) == 1
 
 
-def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path) -> None:
-    options += ["data.resize=40", "data.crop=[32,32]", "data.check_files=false", "data.val_count=4"]
-    data, whole, stopped = make_config(*options).data, tmp_path / "whole", tmp_path / "stopped"
-    pack(data, whole)
-    files = index_of(*options)[0].files[0]
-    first, last = Path(files[0]), Path(files[-1])
-    last.rename(tmp_path / "elsewhere")
-    last.write_bytes(b"damaged")
-    with pytest.raises(BadFileError):
-        pack(data, stopped, chunk=1)
-    with refused("not a finished pack"):
-        loaders_of(*options, "loader=packed", f"loader.pack={stopped}")
-    (tmp_path / "elsewhere").rename(last)
-    first.write_bytes(b"damaged")  # which is not read a second time
-    pack(data, stopped)
-    for name in ("train/pixels-0.npy", "val/pixels-0.npy"):
-        assert np.array_equal(np.load(whole / name), np.load(stopped / name))
-
-
-def test_a_pack_for_which_there_is_no_room_is_refused(options, tmp_path: Path) -> None:
-    data, out = make_config(*options, "data.resize=[5000000,5000000]").data, tmp_path / "out"
-    with refused(f"out={out}: ", " GB"):
-        pack(data, out)
-    assert sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) < 1e6
-
-
-def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) -> None:
-    out, root = tmp_path / "out", tmp_path / "photos"
-    options += ["data.crop=[32,32]", "global_batch_size=4", "loader=packed", f"loader.pack={out}"]
-    fitting, other = ([*options, f"data.resize={size}"] for size in (40, 48))
-    pack(make_config(*fitting).data, out)
-    with refused("data.resize=48 (there: 40)"):
-        loaders_of(*other)
-    with refused("out=DIR"):
-        pack(make_config(*other).data, out)
-    next(root.glob("a/*")).unlink()
-    with refused("other files"):
-        loaders_of(*fitting)
-    shutil.rmtree(root)
-    loaders_of(*fitting)
-
-
 SPLITS = [("Train", "Val"), ("training", "testing"), ("train_set", "val-set"), ("TRAIN", "TEST")]
 
 
 @pytest.mark.parametrize("names", [*SPLITS, ("trainset", "Valid"), ("train", "validation")])
 @pytest.mark.parametrize(
     ("layout", "classes"),
-    [
-        ("data=imagefolder", 2),
-        ("data=pairs", 1),
-    ],
+    [("data=imagefolder", 2), *rows_of("LAYOUTS_WITH_SPLITS")],
 )
 def test_folders_of_splits_in_any_usual_spelling_are_splits(
     names: tuple[str, str], layout: str, classes: int, tmp_path: Path
@@ -121,9 +73,7 @@ def test_system_folders_are_skipped_and_other_endings_are_counted(options, tmp_p
     assert "files are left out" not in "\n".join(loader.info.description)
 
 
-UNPAIRED = {"target/99.png": 8} | {f"input/{number:02d}.png": 8 for number in range(13)}
 SPLIT = {f"{split}/{name}/1.png": 8 for split in ("train", "val") for name in "ab"}
-PAIRED = {"input/a.png": 8, "target/a.png": 8, "input/b.png": 8, "target/b.png": 9}
 
 
 @pytest.mark.parametrize(
@@ -134,12 +84,15 @@ PAIRED = {"input/a.png": 8, "target/a.png": 8, "input/b.png": 8, "target/b.png":
         ("data=imagefolder", {"a/1.png": 8, "b/c/1.png": 8}, ["1 of 2", ": b;", "data=table"]),
         ("data=imagefolder", {"a/1.png": 8}, ["1 classes (a)"]),
         ("data=imagefolder", {"Train/a/1.png": 8, "train/a/1.png": 8}, ["Train and train"]),
-        ("data=imagefolder", {"train/a/1.png": 8, "b/1.png": 8}, ["d has train;", "validation"]),
+        (
+            "data=imagefolder",
+            {"train/a/1.png": 8, "b/1.png": 8},
+            ["d has train;", "such as train and val"],
+        ),
         ("data=imagefolder", {"test/a/1.png": 8, "b/1.png": 8}, ["d has test;", "training"]),
         ("data=imagefolder", {"TRAIN/1.png": 8, "val/1.png": 8}, ["TRAIN has no class folders"]),
         ("data=imagefolder", SPLIT, ["data.val_count=1"]),
-        ("data=pairs", UNPAIRED, ["14 images", "partner", "01.png", "8 more"]),
-        ("data=pairs", PAIRED, ["1 pairs", "b.png (8x8)", "(8x9)"]),
+        *rows_of("BAD_FOLDERS"),
     ],
 )
 def test_bad_folders_are_refused_with_names(layout, widths, shown, tmp_path: Path) -> None:

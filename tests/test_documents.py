@@ -10,14 +10,23 @@ import torch
 
 from conf.cli import load_config
 from loaders import build_loaders
-from loaders.shards import Part, pack_shards
 from tests.helpers import PACKAGES, REPOSITORY
-from tests.images import make_photos, reading
-from tests.test_architecture import ARCHITECTURE, code, modules, offered_by, rows_of, text_of
+from tests.images import make_photos, reading, save_index
+from tests.parts import rows_of as rows_of_parts
+from tests.test_architecture import (
+    ARCHITECTURE,
+    code,
+    folders,
+    modules,
+    offered_by,
+    rows_of,
+    text_of,
+)
 
 
 def test_every_promise_names_a_file_of_tests() -> None:
-    rows = rows_of((REPOSITORY / "docs" / "failures.md").read_text(), "What happens when ...")
+    pages = [path.read_text() for path in (REPOSITORY / "docs").glob("*.md")]
+    rows = [row for page in pages for row in rows_of(page, "What happens when ...")]
     assert len(rows) > 10
     for *_, path in rows:
         assert "\ndef test_" in (REPOSITORY / "tests" / path.strip("`")).read_text(), path
@@ -31,9 +40,10 @@ def test_every_link_of_the_documents_leads_to_a_file() -> None:
 
 
 def test_the_page_on_the_architecture_lists_every_package_with_its_door() -> None:
-    doors = {folder.strip("`/"): door for folder, _, door in rows_of(ARCHITECTURE, "Folders")}
+    doors = {folder: door for folder, (_, _, door) in folders().items()}
     paths = [path for name, path in modules().items() if name in code()]
-    assert doors.keys() == {str(path.parent) for path in paths if path.parts[0] in PACKAGES}
+    packages = {str(path.parent) for path in paths if path.parts[0] in PACKAGES}
+    assert doors.keys() == {name for name in packages if not name.startswith("conf/")}
     for folder, door in doors.items():
         for name, file in re.findall(r"`(\w+)`(?: in `(\S+)`)?", door):
             module = (file.removesuffix(".py") or folder).replace("/", ".")
@@ -76,15 +86,18 @@ def files_of_a_batch(overrides: list[str]) -> set[str]:
     return set(re.findall(inner, "\n".join(found), re.MULTILINE))
 
 
-def test_the_page_on_loaders_shows_the_files_that_a_batch_passes(tmp_path: Path) -> None:
-    page = (REPOSITORY / "docs" / "loaders.md").read_text()
-    [picture] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-    shown = set(re.findall(r"\w+/(?:\w+\.py)?|(?<!/)\b\w+\.py", picture))
+def shown_by(page: str) -> set[str]:
+    """Files in the picture of a page."""
+    [picture] = re.findall(r"```text\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
+    return set(re.findall(r"(?:\w+/)+(?:\w+\.py)?|(?<!/)\b\w+\.py", picture))
 
+
+def test_the_page_on_loaders_shows_the_files_that_a_batch_passes(tmp_path: Path) -> None:
     photos = [*BATCHES, *reading(make_photos(tmp_path / "photos", 40))]
-    shards = [*BATCHES, *reading(tmp_path / "shards"), "data.shuffle=window"]
-    pack_shards(load_config(photos).data, str(tmp_path / "shards"), shard_mb=0.01, part=Part(1, 1))
-    passed = files_of_a_batch(photos)
-    assert len(passed) <= 15
-    others = files_of_a_batch([*photos, "loader=dali"]) | files_of_a_batch(shards)
-    assert passed | others == shown
+    passed, shown = files_of_a_batch(photos), shown_by("docs/loaders.md")
+    assert len(passed) <= 14
+    save_index(load_config(photos).data, tmp_path / "index")
+    assert passed | files_of_a_batch([*photos, f"data.index={tmp_path / 'index'}"]) == shown
+    for page, overrides_for in rows_of_parts("WAYS_OF_A_BATCH"):
+        others = files_of_a_batch([*photos, *overrides_for(photos, tmp_path)])
+        assert others - shown == shown_by(page) - shown, page

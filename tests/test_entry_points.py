@@ -9,6 +9,7 @@ import pytest
 from models import build_model
 from tests.helpers import (
     ENVIRONMENT,
+    REPOSITORY,
     answers_to,
     checkpoint_of,
     events_of,
@@ -29,6 +30,8 @@ from tests.helpers import (
     weights_differ_by,
 )
 from tests.torchrun import TWO_RANKS, Torchrun
+
+pytestmark = pytest.mark.slow
 
 SHORT = ["epochs=1", "optimizer.warmup_epochs=0", "max_steps=2", "data.crop=[16,16]"]
 SHORT += ["log.images=0"]
@@ -72,6 +75,8 @@ def test_entry_points_run_with_each_loader(script: str, loader: str, tmp_path) -
     assert seconds.keys() == parts
     train_s = seconds["data_wait"] + seconds["compute"]  # of the second step; rounded
     assert summary["perf/images_per_s"] == pytest.approx(64 / train_s, abs=100, rel=0.2)
+    flops_per_s = 4_574_976 * summary["perf/images_per_s"] / num_ranks  # for images of 16x16
+    assert summary["perf/tflops_per_s"] == pytest.approx(flops_per_s / 1e12)
     assert summary["perf/data_wait_share"] == pytest.approx(seconds["data_wait"] / train_s, abs=0.2)
 
     size = sum(p.numel() for p in build_model(make_config().model, 1, 10).parameters())
@@ -142,7 +147,7 @@ def test_a_run_stops_early_on_all_ranks_and_goes_on_with_more_patience(tmp_path)
     options += ["epochs=9", "loader=synthetic", "resume=auto", f"output_dir={tmp_path / 'run'}"]
     commands = [[*options, f"early_stopping.patience={patience}"] for patience in (2, 2, 3)]
     first, again, further = run_all(commands, tmp_path, 2)
-    assert "early stopping: no better val/top1 since epoch 1" in first
+    assert "early stopping: no better val/top1 in 2 validations" in first
     assert "Warning" not in first
     assert "nothing to do" in again
     assert "raise epochs=9 early_stopping.patience=2" in again
@@ -155,7 +160,8 @@ def test_tensorboard_has_every_promised_tag_and_setting_and_the_line_of_an_epoch
     plain,
 ) -> None:
     # Of speeds, the first step does not count.
-    first = dict.fromkeys(("perf/images_per_s", "perf/data_wait_share"), 2)
+    speeds = ("images_per_s", "data_wait_share", "tflops_per_s")
+    first = dict.fromkeys((f"perf/{name}" for name in speeds), 2)
     first |= dict.fromkeys(("train/loss", "train/grad_norm", "train/lr"), 1)
     first |= dict.fromkeys(("val/loss", "val/top1", "val/top5"), 20)
     for tag, step in first.items():
@@ -174,7 +180,7 @@ def test_tensorboard_has_every_promised_tag_and_setting_and_the_line_of_an_epoch
     values = {"train/loss": sum(values_of(plain, "train/loss")) / 20}
     values |= {name: summary_of(plain)[name] for name in ("val/loss", "val/top1", "val/top5")}
     listed = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-    assert f"INFO epoch 1 of 4: {listed}\n" in (plain / "train.log").read_text()
+    assert f"INFO epoch 1 of 4, step 20 of 125: {listed}\n" in (plain / "train.log").read_text()
 
 
 def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(plain, tmp_path) -> None:
@@ -235,4 +241,22 @@ def test_multirun_gives_each_job_a_folder(tmp_path) -> None:
     assert printed.count("small_cnn(") == 2
     for job in "01":
         log = (sweep / job / "train.log").read_text()
-        assert log.count("small_cnn(") == log.count("epoch 1 of 1:") == 1
+        assert log.count("small_cnn(") == log.count("epoch 1 of 1, ") == 1
+
+
+def test_a_key_of_another_technique_is_named_and_an_int_is_a_square_crop(tmp_path) -> None:
+    of_techniques = ["accumulate_steps=2", "amp.dtype=float16", "ema.decay=0.5"]
+    options = ["data.resize=30", "data.crop=24", "max_steps=1", "optimizer.warmup_epochs=0"]
+    printed = train("train.py", tmp_path / "run", *options, *of_techniques)
+    assert all(f"{key} has no effect" in printed for key in of_techniques)
+    assert "distributed" not in printed
+    assert "Traceback" not in printed
+
+
+def test_torchrun_is_told_that_a_script_has_one_process(tmp_path) -> None:
+    command = [*TWO_RANKS, "train.py", f"output_dir={tmp_path / 'run'}"]
+    with Torchrun(command, REPOSITORY, tmp_path / "prints") as torchrun:
+        assert torchrun.wait() == 1
+        text = torchrun.text()
+    assert text.count("torchrun has started 2; start it with python") == 1, text
+    assert "exitcode  : 2" in text

@@ -25,7 +25,7 @@ def batch(num_images: int) -> tuple[Tensor, Tensor]:
 def loader_of(*batches: tuple[Tensor, ...]) -> Loader:
     """A loader as far as evaluate() sees it: batches and an example."""
     loader: Any = UserList(batches)
-    loader.info = DataInfo(example=torch.zeros(1, 3, 24, 32))  # part: fsdp
+    loader.info = DataInfo(example=torch.zeros(1, 3, 24, 32))
     return loader
 
 
@@ -49,7 +49,7 @@ class Probe(nn.Module):
     [
         ({}, 2, None),
         ({"precision": torch.autocast("cpu", torch.bfloat16)}, 2, torch.bfloat16),
-        *(({"num_batches": number}, max(2, number), None) for number in (1, 5)),  # part: fsdp
+        *(({"num_batches": number}, max(2, number), None) for number in (1, 5)),
     ],
 )
 def test_it_calls_the_model_in_the_precision_and_as_often_as_it_is_asked_to(
@@ -116,7 +116,6 @@ def test_no_batch_is_waited_for() -> None:
     assert totals.is_meta
 
 
-# part: fsdp
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3), Probe()).to(device)

@@ -20,6 +20,8 @@ from tests.helpers import REPOSITORY, refused, run_all
 from tests.images import digit_folders, photos_in, save, smooth, turned
 from tests.test_predict import SMALL, table
 
+pytestmark = pytest.mark.slow
+
 CLASSES = [f"digit {number}" for number in range(10)]
 
 
@@ -92,7 +94,7 @@ def test_the_documented_lines_predict_what_predict_does(
         ["export.py", *use, "format=onnx", f"out={file}"],
     ]
     run_all(commands, tmp_path)
-    text = (REPOSITORY / "docs" / "use.md").read_text()
+    text = (REPOSITORY / "docs" / "export.md").read_text()
     (code,) = re.findall(r"<!-- onnx -->\n```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     for row in table(csv):

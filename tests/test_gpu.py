@@ -18,10 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.amp import GradScaler, autocast
+from torchvision import models
 
-from loaders.image_loaders import build_loaders
+from loaders.backends import build_loaders
 from models import build_model
 from runtime.guard import NonFiniteGuard
+from runtime.recompute import recompute
 from runtime.setup import resolve_device, set_numerics
 from runtime.training import build_optimizer
 from tasks import build_task
@@ -33,8 +35,10 @@ from tests.helpers import (
     REPOSITORY,
     SCRIPTS,
     checkpoint_of,
+    folder_with,
     has_ranks,
     make_config,
+    replace,
     summary_of,
     values_of,
 )
@@ -190,7 +194,8 @@ def built(device: str, *overrides: str) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("name", "precision"), [("sgd", "float32"), ("adamw", "float16"), ("adamw", "bfloat16")]
+    ("name", "precision"),
+    [("sgd", "float32"), ("muon", "float32"), ("adamw", "float16"), ("adamw", "bfloat16")],
 )
 def test_a_batch_of_nan_leaves_weights_and_statistics_untouched(name, precision, device) -> None:
     cfg, loader, task, model, optimizer, _ = built(device, f"optimizer={name}")
@@ -230,6 +235,24 @@ def test_forty_short_epochs_need_no_more_memory(loader: str, device: str, data: 
     assert reserved[-1] == reserved[10]
 
 
+@on_cuda
+@pytest.mark.parametrize("arch", ["resnet50", "vit_b_16"])
+def test_recomputing_needs_two_thirds_of_the_memory(arch: str, device: str) -> None:
+    model = models.get_model(arch).to(device)
+    inputs, peaks, norms = torch.rand(32, 3, 224, 224, device=device), [], []
+    for trained in (model, recompute(model)):
+        trained.zero_grad()
+        torch.manual_seed(0)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        trained(inputs).square().mean().backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        gradients = [p.grad for p in trained.parameters() if p.grad is not None]
+        norms.append(nn.utils.get_total_norm(gradients).item())
+    assert peaks[1] < 2 / 3 * peaks[0], peaks
+    assert norms[1] == pytest.approx(norms[0], rel=1e-2)
+
+
 # Runs
 
 
@@ -253,6 +276,7 @@ def run(
         *(("train.py", loader, "photos, jittered") for loader in LOADERS if "," not in loader),
         ("train.py", "dali", "masks"),
         ("train_ema.py", "dali", "photos"),
+        ("train_recompute.py", "dali", "photos"),
     ],
 )
 def test_no_step_waits_for_the_device(
@@ -288,6 +312,7 @@ def test_every_entry_point_runs_with_dali(script: str, device: str, tmp_path) ->
         ("train_ddp.py", "seed=0", 2e-3),
         ("train_ddp.py", "distributed.backend=gloo", 2e-3),
         ("train_fsdp.py", "seed=0", 2e-3),
+        ("train_recompute.py", "seed=0", 2e-3),
         ("train.py", "loader=dali", 2e-3),
         ("train.py", "model.compile=true", 5e-3),
         ("train.py", "model.channels_last=true", 5e-3),
@@ -311,6 +336,19 @@ def test_it_trains_like_the_baseline(
         models = (checkpoint_of(folder)["model"] for folder in (baseline, output))
         statistics = ({name: m[name] for name in m if "running" in name} for m in models)
         torch.testing.assert_close(*statistics, rtol=1e-5, atol=1e-3)
+
+
+@on_cuda
+def test_a_rank_whose_host_sleeps_is_named(device: str, tmp_path) -> None:
+    """Two ranks of gloo share one GPU, which is late because it is given nothing to do."""
+    lines = "if rank == 1:", "    time.sleep(0.1)"
+    folder = script_with(tmp_path / "s", "train_ddp.py", *lines)
+    options = ["distributed.backend=gloo", "distributed.sync_batchnorm=false", "log.every_steps=5"]
+    summary = run("cuda:0", "train_ddp.py", tmp_path / "run", *options, num_ranks=2, folder=folder)
+    slow = summary["slowest_rank"]
+    assert (slow["rank"], slow["cause"]) == (1, "host")
+    assert summary["perf/tflops_per_s"] > 0
+    assert summary["perf/peak_memory_gib"] > 0
 
 
 @on_cuda
@@ -347,3 +385,54 @@ def test_float16_is_the_default_and_finds_its_scale(device: str, tmp_path) -> No
     summary = run(device, "train_amp.py", tmp_path / "run", f"amp.init_scale={2.0**24}")
     assert (summary["precision"], summary["bad_steps"]) == ("float16", 0)
     assert checkpoint_of(tmp_path / "run")["scaler"]["scale"] < 2**24
+
+
+# Memory
+
+WIDE = ["model.kwargs.width=64", "data.resize=64", "data.crop=64", "loader=synthetic"]
+WIDE += ["global_batch_size=256", "optimizer=adamw", "deterministic=true", "epochs=1"]
+FILL = """
+    import torch as pt
+
+    free, _ = pt.cuda.mem_get_info(device)
+    ballast = pt.empty(free - (512 << 20), dtype=pt.uint8, device=device)
+"""
+"""Lines that leave a GPU 512 MiB, which one batch in training exceeds."""
+
+
+@on_cuda
+@pytest.mark.parametrize(
+    "script", ["train_accumulate.py", "train_accumulate_amp.py", "train_fsdp_accumulate.py"]
+)
+def test_a_full_card_takes_smaller_parts_to_the_same_bits(
+    script: str, device: str, tmp_path
+) -> None:
+    """Validation, whose batches are whole, has the memory back."""
+    folder, place = folder_with(tmp_path / "s", script), "    # your own: loggers, callbacks\n"
+    replace(folder / script, place, place + FILL)
+    place = "        # validation\n"
+    replace(folder / script, place, f"        ballast = None\n\n{place}")
+    options = [*WIDE, "max_steps=3", "accumulate_margin=0"]
+    auto, given = tmp_path / "auto", tmp_path / "given"
+    run(device, script, auto, *options, "accumulate_steps=auto", folder=folder)
+    number = checkpoint_of(auto)["run"]["micro_batches"]["number"]
+    assert number > 1
+    run(device, script, given, *options, f"accumulate_steps={number}", folder=folder)
+    assert_same_state(auto, given)
+
+
+@on_cuda
+def test_out_of_memory_on_a_gpu_is_told_with_a_snapshot(device: str, tmp_path) -> None:
+    output = tmp_path / "run"
+    folder = script_with(
+        tmp_path / "s", "train.py", "import torch", "torch.empty(1 << 50, device='cuda')"
+    )
+    command = [sys.executable, "train.py", f"output_dir={output}", f"device={device}", *WIDE]
+    command += ["profile.memory=true", "profile.steps=[0,9]"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 2, done.stderr
+    place, held, helps = done.stderr.splitlines()[-3:]
+    assert "(train.py:" in place
+    assert all(name in held for name in ("weights", "optimizer", "activations", "cache", "free"))
+    assert "accumulate_steps=auto" in helps
+    assert pickle.loads((output / "memory-rank0.pickle").read_bytes())["segments"]

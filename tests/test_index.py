@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.index import SPLITS, BadFileError, build_index, images_below, kept_headers, share
-from loaders.read import read_image
-from loaders.targets import Labels
 from tests.helpers import join, make_config, refused, start_process
 from tests.images import index_of, loaders_of, make_photos, photos_in, rot, save, save_index, smooth
 
@@ -31,37 +28,6 @@ def test_embedded_digits_are_the_promised_subset() -> None:
     assert labels.classes == tuple("0123456789")
     assert labels.values[:5].tolist() == [5, 0, 4, 1, 9]
     assert np.bincount(labels.values).min() > 800
-
-
-@pytest.mark.usefixtures("no_downloads")
-def test_mnist_without_a_download_says_where_to_put_the_files(tmp_path) -> None:
-    options, raw = ["data=mnist", f"data.root={tmp_path}"], tmp_path / "MNIST/raw"
-    # In one line: of more, the last ones are not shown.
-    with pytest.raises(UserError, match=rf"^.*{raw} .*train-images-idx3-ubyte.*unpacked.*$"):
-        index_of(*options)
-    raw.mkdir(parents=True, exist_ok=True)
-    digits, labels = np.arange(2 * 28 * 28, dtype=np.uint8).reshape(2, 28, 28), [3, 7]
-    for split in ("train", "t10k"):
-        for kind, array in (("images-idx3", digits), ("labels-idx1", np.array(labels, np.uint8))):
-            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-            (raw / f"{split}-{kind}-ubyte").write_bytes(header + array.tobytes())
-    train, val = index_of(*options)
-    assert isinstance(val.target, Labels)
-    assert np.array_equal([read_image(train, n)[..., 0] for n in range(2)], digits)
-    assert val.target.values.tolist() == labels
-
-
-def test_caltech256_is_unpacked_once(tmp_path, monkeypatch) -> None:
-    from torchvision.datasets import utils
-
-    def unpack(url: str, folder: Path, unpacked: Path, filename: str, md5: str) -> None:
-        for name in ("001.a/1", "001.a/2", "002.b/1", "002.b/2"):
-            save(unpacked / filename.removesuffix(".tar") / f"{name}.jpg", smooth(0, 20, 30))
-
-    monkeypatch.setattr(utils, "download_and_extract_archive", unpack)
-    options = ["data=caltech256", f"data.root={tmp_path / 'root'}", f"data.cache_dir={tmp_path}"]
-    assert [sum(map(len, index_of(*options, "data.val_count=1"))) for _ in "ab"] == [4, 4]
-    assert [p.name for p in (tmp_path / "root/caltech256").iterdir()] == ["256_ObjectCategories"]
 
 
 @pytest.fixture
@@ -206,3 +172,12 @@ def test_an_index_of_other_settings_or_of_no_files_is_refused(photos: Path, out:
     with refused("data=mnist_mini"):
         save_index(make_config().data, out.with_name("new"))
     assert not out.with_name("new").exists()
+
+
+@pytest.mark.parametrize("name", [b"../../victim", b"/etc/hostname", b"a/../../b"])
+def test_an_index_cannot_lead_out_of_the_data(name: bytes, photos: Path, out: Path) -> None:
+    names = np.load(path := out / "train" / "names-0.npy")
+    names[0] = name
+    np.save(path, names)
+    with refused(name.decode()[:12]):
+        index_of(*options_for(photos, f"data.index={out}"))

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaders.class_counts import class_counts
-from loaders.index import Index
+from loaders.index import Index, class_counts
 from tests.helpers import refused, replace
 from tests.images import PLAIN, index_of, loaders_of, reading, save
 

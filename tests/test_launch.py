@@ -3,22 +3,20 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from torch.distributed.run import parse_args
 
-from runtime.distributed import interface_to, run_stamp
-from tests.helpers import REPOSITORY, wait_for
+from tests.helpers import REPOSITORY, script_for, wait_for
 
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
-TRAINJOB = REPOSITORY / "launch" / "trainjob.yaml"  # part: kubernetes
+TRAINJOB = REPOSITORY / "launch" / "trainjob.yaml"
 BIN = Path(sys.executable).parent
+pytestmark = pytest.mark.slow
 RUN = "outputs/train_ddp/4711"
 
 # Both write down their arguments. What srun does in place of the step is added.
@@ -175,22 +173,6 @@ def test_a_signal_reaches_every_rank_of_two_nodes_and_each_has_the_time_to_save(
     assert lines_of(tmp_path / "requeue.txt") == [f"requeue {job_id}"]
 
 
-def test_the_interface_to_another_machine_is_the_one_with_the_route() -> None:
-    for name, addresses in psutil.net_if_addrs().items():
-        for own in addresses:
-            if own.family == socket.AF_INET and not own.address.startswith("127."):
-                assert interface_to(own.address) == name
-    assert interface_to("127.0.0.1") == interface_to("localhost") == ""
-    assert interface_to("no.such.machine.invalid") == ""
-
-
-def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "4711")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    assert run_stamp() == "4711"
-
-
-# part: kubernetes
 def test_the_trainjob_fits_its_runtime_the_image_and_the_batch_script() -> None:
     runtime, job = yaml.safe_load_all(TRAINJOB.read_text())
     name = job["metadata"]["name"]
@@ -203,7 +185,7 @@ def test_the_trainjob_fits_its_runtime_the_image_and_the_batch_script() -> None:
 
     image = meeting["image"]
     assert container["image"] == image
-    assert f"IMAGE ?= {image}\n" in (REPOSITORY / "Makefile").read_text()
+    assert f"IMAGE ?= {image}\n" in (REPOSITORY / "launch" / "image.mk").read_text()
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     assert "\nWORKDIR /workspace\n" in dockerfile
     assert f"\nUSER {pod['securityContext']['fsGroup']}\n" in dockerfile
@@ -216,7 +198,7 @@ def test_the_trainjob_fits_its_runtime_the_image_and_the_batch_script() -> None:
     assert options.rdzv_endpoint == f"{name}-rendezvous-0-0.{name}:{port}"
     assert options.nnodes.partition(":")[2] == str(job["spec"]["trainer"]["numNodes"])
     for path in (script, container["command"][1], options.training_script):
-        assert (REPOSITORY / path).is_file()
+        assert (REPOSITORY / script_for(path)).is_file()
     run = f"outputs/train_ddp/{name}"
     assert options.training_script_args == [f"output_dir={run}", "resume=auto"]
 

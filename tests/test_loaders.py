@@ -1,16 +1,22 @@
 """Normalisation, threads, CPUs."""
 
 import os
+import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
-from loaders.limits import cpus_per_rank, default_workers
+from loaders.backends import default_workers
+from loaders.common import cpus_per_rank
 from tests.helpers import workers_of
-from tests.images import loaders_of
+from tests.images import loaders_of, make_photos, reading
+from tests.test_runtime import Operations
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:
@@ -38,6 +44,33 @@ def test_the_training_keeps_its_number_of_threads() -> None:
             assert pool.submit(train).result() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_jpeg_takes_few_calls_in_which_other_threads_go_on(tmp_path) -> None:
+    """To open, check, read and close the file, resize in two parts and flip; to decode and fill in:
+    after each, a thread waits for the interpreter's lock behind all the others."""
+    few = ["loader.num_threads=1", "data.resize=null", "global_batch_size=8"]
+    data = ["data=imagefolder", *reading(make_photos(tmp_path / "photos", 40)), "data.crop=24"]
+    loader, _ = loaders_of(*data, "data.random_resized_crop=[0.2,1]", *few)
+    dataset: Any = loader.dataset  # type: ignore[attr-defined]
+    rows = loader.sampler.plan(np.arange(32))
+    rows["hflip"] = True
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and function.__module__ == "posix":
+            calls[function.__name__] += 1
+
+    with Operations() as operations:
+        dataset.load(rows)
+        operations.num_calls = 0
+        sys.setprofile(note)
+        try:
+            dataset.load(rows)
+        finally:
+            sys.setprofile(None)
+    of_system = calls.total() - calls["fspath"]  # which calls nobody
+    assert of_system + operations.num_calls <= 7 * len(rows), (calls, operations.num_calls)
 
 
 @pytest.mark.parametrize(

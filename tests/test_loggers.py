@@ -1,54 +1,31 @@
 """Loggers besides TensorBoard: a resumed run continues the same log."""
 
-import importlib.metadata
-import subprocess
-import sys
-import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 import torch
-from packaging.requirements import Requirement
 
-from conf.names import names_in
 from runtime.loggers import Loggers
-from tests.helpers import ENVIRONMENT, REPOSITORY
-
-NAMES = [name for name in names_in("runtime.loggers") if name != "tensorboard" and find_spec(name)]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a log in two parts; the second logs step 3 again, as after a resume at step 2.
-
-    In between, a row was cut, and before, ids were, as when a process is killed.
-    """
-    run = tmp_path_factory.mktemp("loggers") / "run"
-    run.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WANDB_MODE", "offline")
-        patch.chdir(run.parent)  # for MLflow's images
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run}.db")
-        (run / "mlflow_id").touch()
-        (run / "wandb_id").touch()
-        for steps in ((1, 2, 3), (3, 4, 5)):
-            loggers = Loggers(NAMES, run)
-            loggers.open({"global_batch_size": 8}, steps[0] - 1)
-            for step in steps:
-                loggers.log({"train/loss": 1 / step}, step)
-            loggers.log({"val/loss": 0.5, "val/predictions": torch.rand(2, 3, 8, 8)}, steps[-1])
-            loggers.flush()
-            loggers.close()
-            with (run / "metrics.csv").open("a") as file:
-                file.write("\n1" * (steps[0] == 1))
-    return run
+def write_log(run: Path, *names: str) -> None:
+    """Write a log in two parts; the second logs step 3 again, as after a resume at step 2."""
+    for steps in ((1, 2, 3), (3, 4, 5)):
+        loggers = Loggers(names, run)
+        loggers.open({"global_batch_size": 8}, steps[0] - 1)
+        for step in steps:
+            loggers.log({"train/loss": 1 / step}, step)
+        loggers.log({"val/loss": 0.5, "val/predictions": torch.rand(2, 3, 8, 8)}, steps[-1])
+        loggers.flush()
+        loggers.close()
+        if steps[0] == 1 and (rows := run / "metrics.csv").exists():
+            rows.write_text(f"{rows.read_text()}\n1")  # a row is cut when a process is killed
 
 
-def test_csv_has_one_row_per_number_and_step_and_none_that_was_cut(run: Path) -> None:
+def test_csv_has_one_row_per_number_and_step_and_none_that_was_cut(tmp_path: Path) -> None:
+    write_log(tmp_path, "csv")
     losses = [f"{step},train/loss,{1 / step}" for step in (1, 2, 3, 4, 5)]
     expected = ["step,name,value", *losses, "5,val/loss,0.5"]
-    assert (run / "metrics.csv").read_text().splitlines() == expected
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == expected
 
 
 def test_csv_of_a_resumed_run_that_is_killed_at_once_keeps_its_rows(tmp_path) -> None:
@@ -57,83 +34,3 @@ def test_csv_of_a_resumed_run_that_is_killed_at_once_keeps_its_rows(tmp_path) ->
     path.write_text("\n".join([*rows, "3,train/loss,0.12"]))
     Loggers(["csv"], tmp_path).open({}, 3)
     assert path.read_text().splitlines() == rows
-
-
-# part: mlflow
-def test_a_logger_that_cannot_start_says_so_in_one_line(tmp_path, monkeypatch, caplog) -> None:
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
-    Loggers(["mlflow"], tmp_path).open({}, 0)
-    [record] = caplog.records
-    assert all(text in record.getMessage() for text in ("log.to=mlflow", "MLFLOW_ALLOW_FILE_STORE"))
-    assert len(caplog.text.splitlines()) == 1
-
-
-def environment_of(extra: str, folder: Path) -> dict[str, str]:  # part: mlflow
-    """An environment in which nothing can be imported but this package with one of its extras."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
-    found: set[str] = set()
-    while wanted:
-        package = Requirement(wanted.pop())
-        extras = [{"extra": name} for name in ("", *package.extras)]
-        if package.name in found or (
-            package.marker and not any(map(package.marker.evaluate, extras))
-        ):
-            continue
-        found.add(package.name)
-        try:
-            installed = importlib.metadata.distribution(package.name)
-        except importlib.metadata.PackageNotFoundError:  # such as a DALI for another CUDA
-            continue
-        for name in {path.parts[0] for path in installed.files or ()} - {"..", "__pycache__"}:
-            if not (folder / name).exists():
-                (folder / name).symlink_to(Path(str(installed.locate_file(name))))
-        wanted += installed.requires or []
-    return {**ENVIRONMENT, "PYTHONPATH": f"{folder}:{REPOSITORY}"}
-
-
-LOG = """
-from pathlib import Path
-import torch
-from runtime.loggers import Loggers
-
-loggers = Loggers(["mlflow"], Path("run"))
-loggers.open({"global_batch_size": 8}, 0)
-loggers.log({"train/loss": 0.5, "val/predictions": torch.rand(1, 3, 8, 8)}, 1)
-loggers.close()
-"""
-
-
-# part: mlflow
-def test_mlflow_needs_no_package_but_those_of_its_extra_and_no_setting(
-    tmp_path,
-) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    for name in ("site", "run"):
-        (tmp_path / name).mkdir()
-    env = environment_of("mlflow", tmp_path / "site")
-    command = [sys.executable, "-S", "-c", LOG]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "log.to=mlflow" not in done.stderr
-    [logged] = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])
-    assert logged.data.metrics == {"train/loss": 0.5}
-
-
-def test_mlflow_has_one_run(run: Path) -> None:  # part: mlflow
-    mlflow = pytest.importorskip("mlflow")
-    client = mlflow.MlflowClient(f"sqlite:///{run}.db")
-    [logged] = client.search_runs(["0"])
-    assert logged.info.status == "FINISHED"
-    steps = [point.step for point in client.get_metric_history(logged.info.run_id, "train/loss")]
-    assert sorted(set(steps)) == [1, 2, 3, 4, 5]
-    assert logged.data.params["global_batch_size"] == "8"
-    assert client.list_artifacts(logged.info.run_id)
-
-
-def test_wandb_has_one_run(run: Path) -> None:  # part: wandb
-    pytest.importorskip("wandb")
-    name = (run / "wandb_id").read_text()
-    files = [path.name for path in run.glob("wandb/offline-run-*/*.wandb")]
-    assert files == [f"run-{name}.wandb"] * 2

@@ -1,43 +1,39 @@
 """Ordinary Datasets and own loaders are as exact as images, for any workers, ranks, first batch."""
 
-import csv
 import random
 import re
 from collections import namedtuple
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 from torchvision.tv_tensors import KeyPoints
 
-import export
 from conf.cli import explain
 from conf.errors import UserError
+from conf.names import find, names_in
 from conf.schema import ModelConfig
 from loaders import build_loaders
-from loaders.batch import part, tensors_of
+from loaders.common import tensors_of
 from loaders.targets import Labels
 from models import build_model
-from tasks import Task
 from tests.helpers import (
     DEVICES,
     REPOSITORY,
-    answers_to,
     folder_with,
     make_config,
     refused,
-    run_all,
     scalars_of,
     train,
 )
+from tests.parts import rows_of
 
-FILE = REPOSITORY / "data" / "mnist_mini.npz"
-FILES = {"torch": "model.pt2", "onnx": "model.onnx", "safetensors": "model.safetensors"}
 BAD = {3, 20}
 IMAGE = torch.zeros(3, 8, 8)
 Pair = namedtuple("Pair", "left right")
@@ -232,7 +228,18 @@ def test_what_no_model_and_no_worker_takes_is_told_in_a_line(
     assert named in told
 
 
-OVERRIDES = ["data.name=digts", "loader.num_workers=auto", "loader=dali", "global_batch_size=65"]
+def test_every_name_that_is_listed_can_be_used() -> None:
+    for name in names_in("loaders.own"):
+        with suppress(UserError):  # a package that is not installed
+            assert callable(find("loaders.own", name, "data.name"))
+
+
+OVERRIDES = [
+    "data.name=digts",
+    "loader.num_workers=auto",
+    "loader=synthetic",
+    "global_batch_size=65",
+]
 
 
 def test_mistakes_are_refused(loaders_of: Any) -> None:
@@ -248,64 +255,12 @@ def test_mistakes_are_refused(loaders_of: Any) -> None:
             loaders_of(of=returned)
 
 
-# part: predict
-def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_dataset_gives_them(
-    tmp_path,
-) -> None:
-    """The new samples here are those of the validation split."""
-    run, new = tmp_path / "run", FILE
-    data = ["data=own", "data.name=digits", f"output_dir={run}", "max_steps=3", "log.images=0"]
-    use = ["predict.py", f"run={run}"]
-    commands = [["train.py", *data], [*use, "split=val", f"out={tmp_path / 'val.csv'}"]]
-    commands += [[*use, f"data.root={new}", f"out={tmp_path / 'new.csv'}"]]
-    for form, file in FILES.items():  # part: export
-        commands += [["export.py", f"run={run}", f"format={form}", f"out={tmp_path / file}"]]
-    run_all(commands, tmp_path)
-    rows, same = ((tmp_path / name).read_text() for name in ("new.csv", "val.csv"))
-    assert rows == same
-    expected = next(csv.DictReader(rows.splitlines()))
-    assert expected["path"] == "sample 0"
-    with np.load(FILE) as arrays:  # part: export
-        image = torch.from_numpy(arrays["val_images"][:1])[:, None].float() / 255
-    answer = torch.export.load(tmp_path / FILES["torch"]).module()(image)[0]  # part: export
-    probability = pytest.approx(float(expected["probability"]), abs=1e-4)  # part: export
-    assert answer.max().item() == probability  # part: export
-    told = answers_to([[*use, f"data.root={path}", "out=x"] for path in ("none", "")], tmp_path)
-    for code, text in told:
-        assert (code, "data.root=" in text, "Traceback" in text) == (2, True, False)
-
-
-# part: export
-@pytest.mark.parametrize("nested", [False, True])
-def test_inputs_of_any_nesting_are_exported(nested: bool, tmp_path) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-
-        def forward(self, inputs: Any) -> Tensor:
-            return self.layer(inputs["left"] + 2 * inputs["right"][0] if nested else inputs)
-
-    left, right = torch.rand(5, 3), torch.rand(5, 3)
-    given = {"left": left, "right": (right,)} if nested else left
-    exported = export.Exported(Model(), Task(make_config(), None)).eval()  # type: ignore[arg-type]
-    for form, file in FILES.items():
-        if form == "onnx":
-            pytest.importorskip("onnxscript")
-        compute = export.FORMATS[form](exported, given, {}, tmp_path / file)
-        torch.testing.assert_close(compute(given), exported(given))
-        torch.testing.assert_close(compute(part(given, 0, 1)), exported(given)[:1])
-    with refused("Task", "dict"):
-        Task(make_config(), None).predictions({"left": left})  # type: ignore[arg-type]
-
-
-# part: compose
-def test_runs_with_the_loader_of_the_page_continue_on_two_ranks_in_mid_epoch(tmp_path) -> None:
+def test_runs_with_the_loader_of_the_page_continue_in_mid_epoch_on_any_ranks(tmp_path) -> None:
     page = (REPOSITORY / "docs" / "own_data.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     loader = code.partition("class Stream")[2].partition("\n\n\n")[0]
     assert len([line for line in loader.splitlines() if line]) <= 30
-    scripts = ["train.py", "train_ddp.py"]
+    scripts = ["train.py", *rows_of("SCRIPTS")]
     for script in scripts:
         path = folder_with(tmp_path / script, script) / script
         (path.parent / "stream.py").write_text(code)
@@ -313,10 +268,25 @@ def test_runs_with_the_loader_of_the_page_continue_on_two_ranks_in_mid_epoch(tmp
         path.write_text(path.read_text().replace("@hydra", f"{found}@hydra"))
     options = ["data.layout=stream", "epochs=1", "log.every_steps=1", "global_batch_size=16"]
     options += ["model.kwargs.batch_norm=false", "resume=auto"]
-    for script, last_step in [("train.py", 12), ("train_ddp.py", 5), ("train_ddp.py", 12)]:
-        more = [*options, f"max_steps={last_step}"]
-        train(script, tmp_path / "runs" / script, *more, folder=tmp_path / script)
-    for tag, count in (("train/loss", 12), ("val/loss", 1)):
-        one, parts = (scalars_of(tmp_path / "runs" / script, tag) for script in scripts)
-        assert len(one) == count
-        assert parts[-count:] == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in one]
+    whole = tmp_path / "runs" / "whole"
+    train("train.py", whole, *options, "max_steps=12", folder=tmp_path / "train.py")
+    for script in scripts:
+        run = tmp_path / "runs" / script
+        for last_step in (5, 12):
+            train(script, run, *options, f"max_steps={last_step}", folder=tmp_path / script)
+        for tag, count in (("train/loss", 12), ("val/loss", 1)):
+            one, parts = scalars_of(whole, tag), scalars_of(run, tag)
+            assert len(one) == count
+            assert parts[-count:] == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in one]
+
+
+def test_folds_are_those_of_a_function_of_their_own(monkeypatch) -> None:
+    options = ["data=own", "data.name=digits", "global_batch_size=4"]
+    items = [(torch.zeros(1, 28, 28), number % 3) for number in range(9)]
+
+    def of_fold(data: Any) -> tuple[Any, Any]:
+        return items, items[data.fold :]
+
+    monkeypatch.setattr("loaders.own.digits.fold_digits", of_fold, raising=False)
+    val_loader = build_loaders(make_config(*options, "data.fold=4"), torch.device("cpu"))[1]
+    assert val_loader.info.num_samples == 5

@@ -288,15 +288,6 @@ def test_the_page_names_every_piece_with_its_lines() -> None:
     assert set(rows) == found.keys() - {"main", "build_model"}
 
 
-def test_the_page_names_lines_of_the_script() -> None:
-    rows = rows_of_page("What the template puts in their place")
-    text = (FOLDER / AMP).read_text()
-    assert len(rows) >= 5  # a project has those whose files it has
-    for line, *_ in rows:
-        for quoted in re.findall("`([^`]+)`", line):
-            assert quoted in text, quoted
-
-
 def test_piece_sampler() -> None:
     batches_of = piece("batches_of")
     batches = batches_of(epoch=3, seed=1, num_samples=26, batch_size=4)

@@ -115,7 +115,7 @@ def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
     assert len(set(places.tolist())) == len(places)
 
 
-def test_random_columns_are_uniform_and_independent() -> None:  # part: colour spatial
+def test_random_columns_are_uniform_and_independent() -> None:
     count = 100_000
     options = ["data.colour_jitter=[1,1,0.5]", "data.rotation=15", "data.random_erasing=1"]
     rows = make_plan(make_index((8, 8), times=count), *options)

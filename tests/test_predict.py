@@ -11,13 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.common import class_colours
 from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, run_all, summary_of
-from tests.images import KINDS, common, make_photos, photos_in, save
+from tests.images import Data, common, make_photos, photos_in, save
+from tests.parts import Trained, rows_of
+
+pytestmark = pytest.mark.slow
 
 SHORT = ["log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 SMALL = [*SHORT, "model.kwargs.width=8"]
-LOADERS = ["loader=pytorch", "loader.num_workers=1", "loader=dali"]
+LOADERS = {"threads": ["loader=pytorch"], "workers": ["loader.num_workers=1"]}
+LOADERS |= dict(rows_of("WAYS"))
 
 
 def metrics_in(printed: str) -> dict[str, float]:
@@ -29,7 +32,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("script", ["train.py", "train_ddp_amp_ema.py"])
+@pytest.mark.parametrize("script", ["train.py", *rows_of("PREDICTING")])
 def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_table_by_any_backend(
     script: str, tmp_path
 ) -> None:
@@ -48,11 +51,11 @@ def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_tabl
 
     use = [str(REPOSITORY / "predict.py"), f"run={run}", f"data.cache_dir={tmp_path}"]
     of_photos = [*use, f"data.root={photos}"]
-    loaders = LOADERS if script == "train.py" else LOADERS[:1]
+    loaders = [*LOADERS] if script == "train.py" else ["threads"]
     commands = [
         [script, f"output_dir={run}", *SMALL, "max_steps=30"],
         [*use, "split=val", f"out={val}"],
-        *([*of_photos, loader, f"out={tmp_path / loader}"] for loader in loaders),
+        *([*of_photos, *LOADERS[loader], f"out={tmp_path / loader}"] for loader in loaders),
     ]
     here = folder_with(tmp_path / "s", script)
     _, printed, *others = run_all(commands, tmp_path, 1 + has_ranks(script), here)
@@ -79,84 +82,58 @@ def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_tabl
 
 
 CROP = (24, 32)
-CASES = {
-    "multilabel": ("several labels", ["model.kwargs.width=8"], "."),
-    "regression": ("numbers", ["model.kwargs.width=8"], "."),
-    "restoration": ("pairs", ["model=nafnet", "model.kwargs.num_blocks=[1,1]"], "test/blurry"),
-    "segmentation": ("masks", ["model=unet", "model.kwargs.num_levels=2"], "images"),
-}
-"""Of each task, the kind of data (of `tests.images`), options and, below the data's folder, that of
-the inputs of its validation split."""
-PIXELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "restoration": lambda answer: 255 * answer,
-    "segmentation": lambda answer: answer.argmax(axis=-1),
-}
-"""Tasks whose predictions are images, and how these follow from what the exported file answers."""
-COLUMNS = {"multilabel": ["cat", "cow", "dog"], "regression": ["label"]}
+CASES: list[Trained] = rows_of("TRAINED")
+KINDS: dict[str, Callable[[Path], Data]] = dict(rows_of("KINDS"))
 
 
-@pytest.mark.parametrize("task", [task for task in CASES if CASES[task][0] in KINDS])
+@pytest.mark.parametrize("case", CASES, ids=[case.task for case in CASES])
 def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
-    task: str, tmp_path: Path
+    case: Trained, tmp_path: Path
 ) -> None:
     """Those of the validation split, among them files that no run has seen."""
-    pytest.importorskip(f"tasks.{task}")
-    kind, options, below = CASES[task]
-    if "model=" in options[0]:
-        pytest.importorskip(f"models.{options[0].partition('=')[2]}")
     root, run, photos = tmp_path / "data", tmp_path / "run", tmp_path / "photos"
-    data = KINDS[kind](root)
-    shutil.copytree(root / below, photos)
+    data = KINDS[case.kind](root)
+    shutil.copytree(root / case.folder, photos)
     first = next(photos.rglob("*.png"))
     (photos / "below").mkdir()
     Image.open(first).convert("RGB").save(photos / "below" / "more.jpg")
     (photos / "broken.jpg").write_bytes(b"no image")
     val, some = tmp_path / "val", tmp_path / "some"
-    options = [*SHORT, *data.options, *common(root), f"task={task}", *options]
+    options = [*SHORT, *data.options, *common(root), f"task={case.task}", *case.options]
     options += ["global_batch_size=4", f"data.crop=[{CROP[0]},{CROP[1]}]"]
-    if task in ("multilabel", "segmentation"):
-        options += ["loss.weights=auto"]
-    options += ["data.hflip=0.5"] * (task == "regression")
     commands = [
         ["train.py", f"output_dir={run}", *options],
         ["predict.py", f"run={run}", "split=val", f"out={val}"],
         ["predict.py", f"run={run}", f"data.root={photos}/below/..", f"out={some}"],
     ]
-    commands += [["export.py", f"run={run}", "format=torch", f"out={run}.pt2"]]  # part: export
+    commands += [command.format(run=run).split() for command, _ in rows_of("EXPORTED")]
     trained, printed, *_ = run_all(commands, tmp_path)
-    assert ("do not move with data.hflip:" in trained) == (task == "regression")
+    assert ("do not move with data.hflip:" in trained) == ("data.hflip=0.5" in options)
     assert metrics_in(printed) == summary_of(run)["best"]
-    columns = COLUMNS.get(task, ["image"])
-    rows, others = (
-        table(out / "predictions.csv" if task in PIXELS else out) for out in (val, some)
-    )
-    assert list(rows[0]) == list(others[0]) == ["path", *columns, "error"]
+    makes_images = case.columns == ["image"]
+    rows, others = (table(out / "predictions.csv" if makes_images else out) for out in (val, some))
+    assert list(rows[0]) == list(others[0]) == ["path", *case.columns, "error"]
     assert [Path(row["path"]).name for row in others if row["error"]] == ["broken.jpg"]
-    again = {Path(row["path"]).name: [row[column] for column in columns] for row in others}
+    again = {Path(row["path"]).name: [row[column] for column in case.columns] for row in others}
     assert len(again) == len(list(photos.rglob("*.*")))
 
     def values(cells: list[str]) -> np.ndarray:
-        return np.asarray(Image.open(cells[0]) if task in PIXELS else cells, float)
+        return np.asarray(Image.open(cells[0]) if makes_images else cells, float)
 
-    extra = {"metadata.json": ""}  # part: export
-    program = torch.export.load(f"{run}.pt2", extra_files=extra).module()  # part: export
-    assert '"in_channels": "3"' in extra["metadata.json"]  # part: export
     for row in rows:
-        predicted, same = [row[column] for column in columns], again[Path(row["path"]).name]
-        answers = [values(same)]
-        image = np.asarray(Image.open(row["path"]).convert("RGB"))  # part: export
-        y, x = (image.shape[0] - CROP[0]) // 2, (image.shape[1] - CROP[1]) // 2  # part: export
-        cut = torch.tensor(image[None, y : y + CROP[0], x : x + CROP[1]])  # part: export
-        answer = program(cut)[0].detach().numpy()  # part: export
-        answers += [PIXELS.get(task, np.asarray)(answer)]  # part: export
-        for answer in answers:
-            is_other = abs(values(predicted) - answer) > (1 if task == "restoration" else 1e-4)
+        predicted, same = [row[name] for name in case.columns], again[Path(row["path"]).name]
+        image = np.asarray(Image.open(row["path"]).convert("RGB"))
+        y, x = (image.shape[0] - CROP[0]) // 2, (image.shape[1] - CROP[1]) // 2
+        shown = torch.tensor(image[None, y : y + CROP[0], x : x + CROP[1]])
+        exported = [case.values_of(answer_of(run, shown)) for _, answer_of in rows_of("EXPORTED")]
+        for answer in (values(same), *exported):
+            is_other = abs(values(predicted) - answer) > case.tolerance
             assert is_other.mean() < 0.01
-        if task == "segmentation":
+        if case.palette:
             colours = Image.open(predicted[0]).getpalette()
             assert colours is not None
-            assert colours[:9] == class_colours(3).flatten().tolist()
-    if task in PIXELS:
+            assert colours[: len(case.palette)] == case.palette
+    if makes_images:
         assert again["more.jpg"] == [str(some / "below" / "more.jpg.png")]
         assert not (some / "broken.jpg.png").exists()
         use = ["predict.py", f"run={run}", f"data.root={photos}", f"out={run / '../photos'}"]
@@ -178,9 +155,7 @@ MISTAKES = {  # what is wrong, and what the message names
     "predict.py split=val out=data": "out=data is a folder",
     "predict.py out": "key=value",
     "predict.py split=val data.root=OTHERS": "output 0: a then, b now",
-    "export.py format=onyx": "format=onyx",
-    "export.py format=torch": ".pt2",
-    "export.py format=safetensors data.root=OTHERS": "output 0: a then, b now",
+    **dict(rows_of("MISTAKES_OF_USE")),
 }
 
 

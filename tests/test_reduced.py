@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from loaders.images import HEADER, decode, decode_partly, read_header
-from loaders.index import BadFileError
-from loaders.read import read_resized
+from loaders.index import BadFileError, read_resized
 from tests.images import PLAIN, index_of, loaders_of, reading, save, smooth, turned
+from tests.parts import rows_of
 
 OPTIONS = ["data=imagefolder", "data.val_fraction=0.25", "global_batch_size=4"]
 OPTIONS += [*PLAIN, "data.resize=64", "data.hflip=0.5"]
@@ -35,10 +35,11 @@ def photos(tmp_path_factory) -> Path:
     ],
 )
 def test_reduced_decoding_changes_pixels_a_little(crops, mean, most, photos: Path) -> None:
-    """Differences from whole decoding and from DALI, on average and at most, of 255."""
+    """Differences from whole decoding and from other backends, on average and at most, of 255."""
     found = []
-    for other in ("data.reduced_decoding=true", "data.reduced_decoding=false", "loader=dali"):
-        splits = loaders_of(*OPTIONS, *reading(photos), *crops, other)
+    reduced, whole_images = ["data.reduced_decoding=true"], ["data.reduced_decoding=false"]
+    for other in (reduced, whole_images, *dict(rows_of("WAYS")).values()):
+        splits = loaders_of(*OPTIONS, *reading(photos), *crops, *other)
         found.append(torch.cat([inputs.clone() for split in splits for inputs, _ in split]))
     for whole in found[1:]:
         difference = 255 * (found[0] - whole).abs()

@@ -85,6 +85,40 @@ def test_runs_are_compared_with_those_of_their_data_only_and_the_lowest_error_is
     assert runs.read_run(tmp_path / "c", tmp_path).score("val/mae") == -2  # for a sweep's trials
 
 
+def test_folds_have_a_line_with_their_mean_and_standard_deviation(tmp_path) -> None:
+    """Although they validate on numbers of samples that differ by one; the best mean is first."""
+    for rate, values in {"1": [0.1, 0.2, 0.6], "2": [0.3, 0.4, 0.5], "3": [0.9]}.items():
+        for fold, value in enumerate(values):
+            run = tmp_path / f"{rate}-{fold}"
+            write_run(run, {"val/top1": value, "val/loss": 1 - value}, val_samples=5 + fold % 2)
+            for file, old, new in (
+                ("config.yaml", "layout: table", f"layout: table, fold: {fold}, num_folds: 3"),
+                (
+                    "run.json",
+                    '"settings": {',
+                    f'"settings": {{"rate": {rate}, "data.fold": {fold}, ',
+                ),
+            ):
+                replace(run / file, old, new)
+    write_run(tmp_path / "whole", {"val/top1": 0.7}, val_samples=5)
+    whole, folds = listed(tmp_path)
+    assert "whole" in " ".join(whole).split()
+    assert "data.num_folds=3" in folds[0]
+    means = [line.split("  ") for line in folds if "mean of 3 folds" in line]
+    assert [line[0] for line in means] == ["val/top1 0.4000 ± 0.1000", "val/top1 0.3000 ± 0.2646"]
+    assert [line.split()[-3] for line in folds[-7:]] == [
+        "3-0",
+        "1-2",
+        "2-2",
+        "2-1",
+        "2-0",
+        "1-1",
+        "1-0",
+    ]
+    _, by_loss = listed(tmp_path, "sort=val/loss")
+    assert any("val/loss 0.6000 ± 0.1000" in line for line in by_loss)
+
+
 def test_a_reader_that_ends_early_is_no_error(tmp_path) -> None:
     write_run(tmp_path / "a", {"val/top1": 0.5})
     assert without_reader("runs.py", str(tmp_path)) == (-signal.SIGPIPE, b"")

@@ -1,35 +1,26 @@
 """Parts of `runtime/` by themselves."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise, repeat
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaders import build_loaders
-from runtime.distributed import convert_sync_batchnorm
-from runtime.ema import EMA
-from runtime.gpu_monitor import GpuMonitor
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
-from runtime.parallel import visible_gpus
-from runtime.setup import resolve_device, set_numerics
-from runtime.timing import Timing, verdict
 from runtime.training import Run, build_optimizer
 from tasks import build_task
 from tests.helpers import (
+    Operations,
     checkpoint_of,
     make_config,
-    refused,
     scalars_of,
     signal_handlers_restored,
     summary_of,
-    wait_for,
 )
 
 GPU = "perf/gpu_utilization"
@@ -87,18 +78,7 @@ def test_a_part_of_ones_own_cannot_take_a_name_that_checkpoints_need(run_of) -> 
         run_of(step=nn.Linear(1, 1))
 
 
-class Operations(TorchDispatchMode):
-    """Counts the operations of torch, each of which is a launch on a GPU."""
-
-    num_calls = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.num_calls += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
-# part: synthetic
-@pytest.mark.parametrize(("device", "most"), [("cpu", 9), ("meta", 15)])
+@pytest.mark.parametrize(("device", "most"), [("cpu", 7), ("meta", 11)])
 def test_a_step_costs_a_few_operations_whatever_the_number_of_layers(device, most, run_of) -> None:
     """Beyond forward, backward, norm and optimizer. Tensors on the meta device stand for those of a
     GPU: they have no values, so that a step which looks at one, and thus waits for it, fails."""
@@ -140,18 +120,6 @@ def test_writing_of_logs_and_checkpoints_is_no_part_of_the_steps(run_of) -> None
     run.finish()
     seconds = {name: run.timing.seconds[name] for name in ("first_step", "compute", "saving")}
     assert seconds == {"first_step": 101, "compute": 2, "saving": 200}
-
-
-def test_an_average_follows_all_layers_in_a_few_operations() -> None:  # part: ema
-    for num_layers in (1, 40):
-        model = nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(num_layers)))
-        average = EMA(model, 0.9)
-        model(torch.rand(2, 3, 4, 4))
-        with Operations() as operations:
-            average.update(model)
-        assert operations.num_calls <= 6
-        counted = [v for k, v in average.weights().items() if k.endswith("tracked")]
-        assert [*map(int, counted)] == [1] * num_layers
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(1, 1), (99, 16)])
@@ -217,6 +185,24 @@ def test_a_run_that_was_killed_between_two_log_points_logs_the_mean_of_all_steps
     assert run.recorder.epoch_loss_sum == sum(range(11))
 
 
+def test_after_a_validation_an_epoch_goes_on_with_the_batches_read_ahead(
+    run_of, monkeypatch
+) -> None:
+    run = run_of("validation.every_steps=4", "global_batch_size=1000", "epochs=2", "log.images=0")
+    begun, validated = Mock(side_effect=run.loader.finished_batches), []
+    monkeypatch.setattr(run.loader, "finished_batches", begun)
+    run.recorder.loggers = Mock()
+    for epoch in run.epochs():
+        run.loader.set_epoch(epoch)
+        for _ in run.batches(run.loader):
+            run.step(torch.zeros(()), torch.zeros(()))
+        run.epoch(Told(loss=0.0, top1=0.0), torch.zeros(()))
+        validated.append((epoch, run.step_number))
+    run.finish()
+    assert validated == [(0, 4), (0, 8), (0, 10), (1, 12), (1, 16), (1, 20)]
+    assert begun.call_count == 2
+
+
 class Told:
     """A task whose metrics are told."""
 
@@ -242,7 +228,7 @@ def test_of_epochs_with_the_same_best_metric_that_with_the_lowest_loss_is_kept(
     assert run.writer.best.metrics == {"val/loss": 0.2, "val/top1": 1.0}
     assert checkpoint_of(tmp_path, "best.pt")["loader"]["epoch"] == 2
     # A lower loss is no better epoch.
-    assert "early stopping: no better val/top1 since epoch" in caplog.text
+    assert "early stopping: no better val/top1 in 3 validations" in caplog.text
     assert summary_of(tmp_path)["val/loss"] == 0.1
 
 
@@ -259,119 +245,10 @@ def test_lines_of_progress_are_evenly_spaced_and_become_rarer(run_of, caplog) ->
     assert all(step % (step - before) == 0 for before, step in pairwise(steps))
 
 
-def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
-    """The host is ahead: it waits for batches and launches work while the device works or waits."""
-    now, on_device = 0.0, 0.0
-
-    class Event:
-        def __init__(self) -> None:
-            self.ms = 1000 * on_device
-
-        def elapsed_time(self, end: "Event") -> float:
-            return end.ms - self.ms
-
-    times = Timing(torch.device("cpu"), lambda: now, lambda _: Event())
-    with times.data_wait():
-        now += 100
-    times.end_step()  # the first one
-    for _ in range(3):
-        with times.data_wait():
-            now += 5.0
-            on_device += 0.5
-        times.count_images(8)
-        now += 1.0
-        times.end_step()
-    now += 6.0  # until the device has finished, too
-    times.finished()
-    assert times.seconds["data_wait"] == pytest.approx(1.5)
-    assert times.seconds["compute"] == pytest.approx(22.5)
-    assert (times.images_per_s, times.data_wait_share) == (1.0, 0.0625)
-
-
-@pytest.fixture(autouse=True)
-def _numerics_restored() -> Iterator[None]:
-    yield
-    set_numerics(make_config())
-
-
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [("null", (False, True)), ("ieee", (False, False)), ("tf32", (True, True))],
-)
-def test_one_key_chooses_what_cuda_computes_float32_in(chosen, expected) -> None:
-    """The older names of torch.backends stay readable, which torch.compile reads."""
-    set_numerics(make_config(f"fp32_precision={chosen}"))
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    assert (matmul.allow_tf32, cudnn.allow_tf32) == expected
-    names = matmul.fp32_precision, cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    assert tuple(name == "tf32" for name in names) == expected
-
-
-def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    set_numerics(make_config("deterministic=true"))
-    assert torch.backends.cudnn.deterministic
-    assert not torch.backends.cudnn.benchmark
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
-        torch.zeros(4).put_(torch.tensor([0]), torch.ones(1))
-    set_numerics(make_config())
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.backends.cudnn.benchmark
-    set_numerics(make_config("cudnn_benchmark=false"))
-    assert not torch.backends.cudnn.benchmark
-
-
-def test_a_gpu_that_cannot_be_used_ends_the_run_unless_it_is_hidden(monkeypatch, tmp_path) -> None:
-    driver = tmp_path / "version"
-    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
-    assert not torch.cuda.is_available()  # which is known from now on
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert resolve_device("auto", driver=driver).type == "cpu"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert resolve_device("cpu", driver=driver).type == "cpu"
-    with refused("535.104.05", "device=cpu", str(torch.version.cuda)):
-        resolve_device("auto", driver=driver)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    with refused("535.104.05"):
-        resolve_device("auto", driver=driver)
-
-
-def test_data_parallel_gathers_on_the_configured_gpu() -> None:
-    assert visible_gpus(make_config(), torch.device("cuda", 1), num_gpus=3) == [1, 0, 2]
-
-
-def test_sync_batchnorm_is_a_choice() -> None:
-    for wanted in (True, False):
-        cfg = make_config(f"distributed.sync_batchnorm={wanted}")
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-        converted = convert_sync_batchnorm(cfg, model, torch.device("cuda"))
-        assert isinstance(converted.get_submodule("1"), nn.SyncBatchNorm) == wanted
-
-
-def test_a_gpu_is_watched_while_steps_are_made() -> None:
-    read = chain([0, 20], repeat(60)).__next__  # once at first
-    monitor = GpuMonitor(torch.device("cuda", 3), lambda device: float(read()))
-    assert monitor.values().keys() == {"perf/peak_memory_gib"}
-    for _ in range(2):
-        monitor.start()
-    wait_for(lambda: monitor.num_samples == 2, "two samples")
-    monitor.stop()
-    assert monitor.values()["perf/gpu_utilization"] == 0.4
-
-
-def test_without_a_gpu_that_can_be_read_nothing_is_watched() -> None:
-    for name, keys in {"cpu": set(), "cuda:0": {"perf/peak_memory_gib"}}.items():
-        monitor = GpuMonitor(torch.device(name), Mock(side_effect=ModuleNotFoundError))
-        monitor.start()
-        assert monitor.stopped is None
-        assert monitor.values().keys() == keys
-
-
 def test_a_run_logs_how_busy_its_gpu_is_and_says_what_limits_it(run_of, tmp_path, caplog) -> None:
     run = run_of("log.to=[csv]", "log.every_steps=2", "max_steps=4", "log.images=0")
     busy = {"perf/gpu_utilization": 0.5, "perf/peak_memory_gib": 2.0}
-    run.recorder.gpu = Mock(**{"values.return_value": busy})
+    run.recorder.speed.gpu = Mock(**{"values.return_value": busy})
     with caplog.at_level("INFO"):
         for _ in run.batches(run.loader):
             run.step(torch.zeros(()), torch.zeros(()))
@@ -380,27 +257,3 @@ def test_a_run_logs_how_busy_its_gpu_is_and_says_what_limits_it(run_of, tmp_path
     assert {f"{step},{key},{value}" for step in (2, 4) for key, value in busy.items()} < set(rows)
     assert busy.items() <= summary_of(tmp_path).items()
     assert caplog.text.count("host-bound") == 3, caplog.text  # at two log points and at the end
-
-
-# part: dali packed tune
-@pytest.mark.parametrize(
-    ("waits", "busy", "device", "settings", "expected", "advice"),
-    [
-        (0.19, None, "cpu", [], "compute", set()),
-        (0.19, 0.8, "cuda", [], "compute", set()),
-        (0.0, 0.79, "cuda", [], "host", {"num_workers=auto", "dali", "packed", "compile", "batch"}),
-        (0.0, 0.0, "cuda", ["loader=synthetic", "model.compile=true"], "host", {"batch"}),
-        (0.2, 0.3, "cuda", [], "input", {"num_workers=auto", "dali", "packed"}),
-        (0.5, None, "cuda", ["loader=dali", "loader.num_workers=auto"], "input", {"packed"}),
-        (0.5, None, "cpu", [], "input", {"num_workers=auto", "packed"}),
-        (0.5, None, "cuda", ["data=mnist_mini"], "input", {"num_workers=auto"}),  # in memory
-    ],
-)
-def test_a_verdict_names_what_may_help_and_is_not_yet_used(
-    waits, busy, device, settings, expected, advice
-) -> None:
-    speeds = {"perf/data_wait_share": waits} | ({} if busy is None else {GPU: busy})
-    cfg = make_config("data=imagefolder", "data.root=photos", *settings)
-    kind, _, tried = verdict(speeds, cfg, torch.device(device)).partition("-bound")
-    words = {"num_workers=auto", "dali", "packed", "compile", "batch"}
-    assert (kind, {word for word in words if word in tried}) == (expected, advice)

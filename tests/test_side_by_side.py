@@ -29,10 +29,11 @@ from tests.helpers import (
     without_reader,
 )
 
+pytestmark = pytest.mark.slow
 TECHNIQUES = [Path(name).stem.removeprefix("train_") for name in SCRIPTS if name.count("_") == 1]
 SETS = allowed_sets()
 TINY = ["model.kwargs.width=4", "data.crop=8", "optimizer.warmup_epochs=0", "epochs=1"]
-TINY += ["log.images=0", "loader.num_workers=0", "global_batch_size=128"]
+TINY += ["log.images=0", "loader.num_workers=0"]
 LARGEST = [names for names in SETS if not any(set(names) < set(others) for others in SETS)]
 EDITS = [  # a user's, in train.py
     ("import hydra\n", "import hydra\nimport numpy as np\n"),
@@ -231,7 +232,7 @@ def test_edits_of_the_baseline_are_brought_to_all_scripts_however_often(clone: P
             assert all(text.count(new) == 1 for _, new in edits)
             assert f"train_{name}.py follows train.py" in printed
     text = (clone / "train_accumulate.py").read_text()  # the whole loss is divided
-    assert text.index("loss + 0 * loss") < text.index("loss / cfg.accumulate_steps")
+    assert text.index("loss + 0 * loss") < text.index("loss / run.num_micro_batches")
     assert (clone / "train_my_own.py").read_text() == "print('mine')\n"
     assert update(clone) == (0, "", "")
 

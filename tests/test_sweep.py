@@ -189,6 +189,7 @@ def test_a_sweep_can_have_any_folder(name: str, folder: Path) -> None:
     assert str(value) == str(log.with_suffix(""))
 
 
+@pytest.mark.slow
 def test_ranks_are_started_by_torchrun(folder: Path) -> None:
     (folder / "train_ddp.py").write_text(f"# torchrun starts it\n{TRAIN}")
     assert run("script=train_ddp.py", "ranks=2", "lr=1", "seed=1").count("has ended") == 1

@@ -94,7 +94,6 @@ def test_the_probabilities_of_the_captions_are_those_of_the_model(monkeypatch) -
     assert [text for text, _ in written[1]] == 2 * [f"class 0\t{shares[1, 0]:.0%}"]
 
 
-# part: predict
 def test_a_row_of_the_table_names_the_likeliest_classes() -> None:
     outputs, _ = batch()
     task = classification()

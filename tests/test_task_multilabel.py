@@ -74,7 +74,6 @@ def test_outputs_that_are_no_numbers_do_not_stop_the_sums() -> None:
     assert multilabel().sums(outputs, targets)[2:].sum() == 4 * 4 + targets.sum()
 
 
-# part: predict
 def test_a_row_of_the_table_has_the_probability_of_each_class() -> None:
     outputs, _ = batch(3)
     task = multilabel()

@@ -5,13 +5,14 @@ import logging
 import pytest
 import torch
 
-from loaders.image_loaders import build_loaders
+from loaders.backends import build_loaders
 from runtime.setup import resolve_device
 from tests.helpers import DEVICES, make_config
+from tests.parts import rows_of
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("loader", ["pytorch", "dali"])
+@pytest.mark.parametrize("loader", ["pytorch", *dict(rows_of("WAYS"))])
 def test_the_fastest_setting_is_chosen(loader: str, device: str, caplog) -> None:
     """Every speed is logged, and the batches of a rank stay as they are."""
     options = ["loader.num_threads=1", f"loader={loader}", "data.random_crop=true"]
@@ -25,7 +26,7 @@ def test_the_fastest_setting_is_chosen(loader: str, device: str, caplog) -> None
     assert cfg.loader.num_workers == "auto"  # what the user gave stays as it is
     speeds = caplog.text.partition("images/s by setting: ")[2].split(", ")
     with_workers = {"loader.num_workers=" in speed for speed in speeds}
-    assert with_workers == ({False} if loader == "dali" else {False, True})
+    assert with_workers == ({False, True} if loader == "pytorch" else {False})
     images_per_s = {name: int(speed) for name, _, speed in (s.rpartition(" ") for s in speeds)}
     name = f"loader.num_workers={chosen.num_workers} " if chosen.num_workers else ""
     # A little less with fewer workers is as good.

@@ -17,6 +17,7 @@ from runtime.finetune import start_from
 from runtime.group import SingleProcess
 from tests.helpers import checkpoint_of, has_ranks, make_config, refused, run_all, train
 from tests.images import make_photos, photos_in
+from tests.parts import rows_of
 
 SHORT = ["optimizer.warmup_epochs=0", "epochs=1", "log.images=0", "data.crop=[12,12]"]
 
@@ -131,7 +132,7 @@ def test_a_frozen_backbone_stays_in_evaluation_mode_also_in_a_copy() -> None:
     assert not model.get_submodule("classifier").training
 
 
-@pytest.mark.parametrize("script", ["train.py", "train_fsdp.py"])
+@pytest.mark.parametrize("script", ["train.py", *rows_of("SHARDING")])
 def test_scripts_need_no_new_line_to_train_the_head_only(script: str, saved, tmp_path) -> None:
     """The statistics of BatchNorm stay as they are, too."""
     path, before = saved

@@ -1,15 +1,18 @@
 """torchrun quickly: its agent and ranks are forked, which leaves out Python's starts, 8 s each."""
 
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from tests.helpers import ENVIRONMENT, print_to, start_process, wait_for
+from tests.helpers import ENVIRONMENT, print_to, script_for, start_process, wait_for
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
 
@@ -20,6 +23,9 @@ class Torchrun(AbstractContextManager["Torchrun"]):
     def __init__(self, arguments: list[str], folder: Path, prints: Path, **options: Any) -> None:
         """Start it in a folder; all its processes print to a file. The options: of `_agent()`."""
         self.prints = prints
+        # In full: workers of a loader look for the script where the tests were started.
+        scripts = {name: str(folder / script_for(name, folder)) for name in arguments}
+        arguments = [scripts[x] if re.fullmatch(r"train\w*\.py", x) else x for x in arguments]
         self.agent = start_process(_agent, arguments, folder, prints, **options)
 
     def __exit__(self, *unused: object) -> None:
@@ -61,28 +67,24 @@ def _agent(
     *,
     env: Mapping[str, str] = ENVIRONMENT,
     is_forked: bool = True,
-    is_elastic: bool = False,
+    launcher: str = "torch.distributed.run",
 ) -> None:
-    """Become torchrun; not forked, it and its ranks are Pythons of their own, as a user's."""
+    """Become the launcher; not forked, it and its ranks are Pythons of their own, as a user's."""
     env = {**env, "PYTHONFAULTHANDLER": "1"}
     os.chdir(folder)
     print_to(prints)
     if not is_forked:
-        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+        command = [sys.executable, "-m", launcher, *arguments]
         os.execve(sys.executable, command, {**os.environ, **env})
     # A torchrun that is killed leaves semaphores, of which a process that outlives it would warn.
     warnings = "ignore::UserWarning:multiprocessing.resource_tracker"
     os.environ.update(env, PYTHONWARNINGS=warnings)
     sys.path.insert(0, str(folder))
     os.register_at_fork(after_in_child=_reset_signals)
-    from torch.distributed import run
-
-    main: Callable[[list[str]], Any] = run.main
-    if is_elastic:  # part: elastic
-        from launch import elastic_torchrun
-
-        main = elastic_torchrun.main
-    main(["--run-path", "--start-method=fork", *arguments])
+    # Ranks that torchrun forks, it lets have SIGINT when one of its threads ends: up to three if it
+    # is killed. Linux sends nothing to those of a user, which it starts as Pythons of their own.
+    with mock.patch("torch.multiprocessing.spawn._prctl_pr_set_pdeathsig"):
+        import_module(launcher).main(["--run-path", "--start-method=fork", *arguments])
 
 
 def _reset_signals() -> None:

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torchcodec.decoders import decode_image
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
 from benchmarks.baselines import Job, Recipe
@@ -100,17 +100,17 @@ def convert(recipe: Recipe) -> Any:
 
 
 def load_torchvision(path: str, transform: Callable[[Tensor], Tensor]) -> Tensor:
-    return transform(decode_image(path, ImageReadMode.RGB))
+    return transform(decode_image(path))
 
 
 def torchvision_images(job: Job) -> Iterable[Tensor]:
-    """Images with torchvision's decoder and v2 transforms."""
+    """Images with torchcodec's decoder and torchvision's v2 transforms."""
     steps = [*geometry(job.recipe, v2), convert(job.recipe)]
     return data_loader(job, job.files, partial(load_torchvision, transform=v2.Compose(steps)))
 
 
 def torchvision_uint8(job: Job) -> Iterator[Tensor]:
-    """Images with torchvision; workers return uint8, the job's device converts whole batches."""
+    """The same; workers return uint8, the job's device converts whole batches."""
     transform = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])
     loader = data_loader(job, job.files, partial(load_torchvision, transform=transform))
     to_float = convert(job.recipe)

@@ -30,6 +30,12 @@ def decode(job: Job) -> Iterator[Any]:
     return of_files(job, decode_file)
 
 
+def decode_by_torchcodec(job: Job) -> Iterator[Any]:
+    from torchcodec.decoders import decode_image
+
+    return of_files(job, decode_image)
+
+
 def resize(job: Job) -> Iterator[Any]:
     size: Any = job.recipe.resize
     crop: Any = job.recipe.crop

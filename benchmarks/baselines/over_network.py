@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchvision.io import ImageReadMode, decode_image
+from torchcodec.decoders import decode_image
 from torchvision.transforms import v2
 
 from benchmarks.baselines import Job, litdata_chunks, optional
@@ -102,8 +102,7 @@ class _Decode:
         self.steps = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])
 
     def __call__(self, jpeg: bytes) -> Tensor:
-        content = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
-        return self.steps(decode_image(content, ImageReadMode.RGB))
+        return self.steps(decode_image(jpeg))
 
 
 def _decode_all(decode: _Decode, samples: list[dict[str, bytes]]) -> Tensor:

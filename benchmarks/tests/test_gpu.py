@@ -1,16 +1,13 @@
 """`python -m benchmarks gpu` without a GPU: its judgement of traces and its failed rows."""
 
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu, watch
+from benchmarks import decoder, gpu
 from benchmarks.gpu_loaders import ALONE, DRY, Source
 from benchmarks.records import Subject, read
 from benchmarks.run import Run
@@ -33,7 +30,7 @@ def test_a_trace_shows_what_decoded(kernels: list[str], expected: tuple[bool, st
     events: list[dict[str, Any]] = [{"cat": "kernel", "name": name} for name in kernels]
     copy = {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)"}
     events += [copy | {"args": {"bytes": 40_000}} for _ in range(8)]
-    is_right, text = watch.judge([*events, {"ph": "M"}], 8)
+    is_right, text = decoder.judge([*events, {"ph": "M"}], 8)
     assert is_right == expected[0]
     assert expected[1] in text
 
@@ -57,27 +54,3 @@ def test_a_failed_row_is_written_and_the_others_go_on(tmp_path: Path, monkeypatc
     assert all(row.note.startswith("failed") for row in rows if not row.repeats)
     with pytest.raises(SystemExit, match="rows=here"):
         gpu.main(replace(run, rows=("here",)))
-
-
-def test_utilisation_is_sampled_where_there_is_nvml(monkeypatch) -> None:
-    sampled: list[int] = []
-
-    def rates(handle: str) -> SimpleNamespace:
-        sampled.append(len(sampled))
-        return SimpleNamespace(gpu={"GPU-12": 80}[handle])
-
-    def refuse(handle: str) -> None:
-        raise KeyError(handle)
-
-    nvml = SimpleNamespace(nvmlInit=int, nvmlDeviceGetHandleByUUID=str, NVMLError=KeyError)
-    nvml.nvmlDeviceGetUtilizationRates, nvml.nvmlDeviceGetJpgUtilization = rates, refuse
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="12"))
-    with watch.Utilisation(torch.device("cuda")) as utilisation:
-        while len(sampled) < 8:
-            time.sleep(0.05)
-    assert utilisation.means() == {("GPU utilisation", "%"): [80]}
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with watch.Utilisation(torch.device("cuda")) as utilisation:
-        pass
-    assert utilisation.means() == {}

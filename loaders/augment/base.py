@@ -87,7 +87,6 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device, non_blocking=True)
 
 
-# part: colour|spatial|mixing
 def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
     """Copy arrays of shape (rows, any) to the device as float32 tensors, in one copy that does not
     block the host."""

@@ -1,20 +1,26 @@
 """The backends by name, one file each: different ways to execute the rows of the plan.
 
-Your own: a `MineLoader` in `mine.py` in this folder.
+The index (`index/`) lists the samples of images, the plan (`plan/`, `augment/`) holds one row per
+sample and epoch, and a backend executes the rows. All backends visit the same samples in the same
+order with the same augmentation.
+
+Your own: a `MineLoader` in `mine.py` in this folder. If it has an index of its own, a function
+`open_indexes` beside it takes the configuration and returns that of each split.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
-from conf.names import find
+from conf.names import file_of, find
 from conf.schema import Config
-from loaders.backends.loader import ImageLoader
-from loaders.backends.tune import with_fastest_parallelism
-from loaders.plan import PlanSampler
-
-HELPERS = ("dataset", "loader", "shared", "transform", "tune")
-"""Files that backends share, which `conf.names` leaves out."""
+from loaders.backends.common import ImageLoader, default_workers, with_fastest_parallelism
+from loaders.common import limits_explained
+from loaders.index import open_splits
+from loaders.plan import PlanSampler, describe, warn
 
 
 def backend(name: str) -> Callable[[PlanSampler, Config, torch.device], ImageLoader]:
@@ -24,3 +30,27 @@ def backend(name: str) -> Callable[[PlanSampler, Config, torch.device], ImageLoa
         UserError: there is no backend of this name.
     """
     return find("loaders.backends", name, "loader.name", "{}Loader")
+
+
+def build_loaders(
+    cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
+) -> tuple[ImageLoader, ImageLoader]:
+    """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
+    new_loader = backend(cfg.loader.name)
+    file = file_of("loaders.backends", cfg.loader.name, "loader.name")
+    open_indexes: Any = getattr(file, "open_indexes", lambda cfg: open_splits(cfg.data))
+    with limits_explained():
+        train_index, val_index = open_indexes(cfg)
+    train_sampler = PlanSampler(train_index, cfg, rank, world_size, train=True)
+    val_sampler = PlanSampler(val_index, cfg, rank, world_size, train=False)
+    if cfg.loader.num_workers == "auto":
+        new_sampler = partial(PlanSampler, train_index, cfg, rank, world_size, train=True)
+        cfg = with_fastest_parallelism(cfg, new_loader, new_sampler, device)
+    train_loader = new_loader(train_sampler, cfg, device)
+    val_loader = new_loader(val_sampler, cfg, device)
+    train_loader.samplers = [train_sampler, val_sampler]
+    lines = describe(cfg.data, train_index, val_index) + train_loader.info.description
+    if rank == 0:
+        warn(cfg.data, train_index)
+    train_loader.info = replace(train_loader.info, description=lines)
+    return train_loader, val_loader

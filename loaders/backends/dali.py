@@ -6,71 +6,33 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from conf.errors import UserError
 from conf.schema import Config
 from loaders.augment import to_device
-from loaders.backends.dataset import PlanDataset, movable
-from loaders.backends.loader import ImageLoader
-from loaders.backends.transform import RawBatch
+from loaders.backends.common import Batch, ImageLoader, PlanDataset, RawBatch, movable
+from loaders.backends.pipelines import (
+    decoding,
+    options_of,
+    output_stream,
+    pipeline_options,
+    planned_images,
+    types,
+)
+from loaders.common import cpus_per_rank
 from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError
-from loaders.limits import cpus_per_rank
 from loaders.plan import PlanSampler
-from loaders.read import read_bytes
-
-try:
-    from nvidia.dali import fn, pipeline_def, types
-except ModuleNotFoundError as error:
-    raise UserError(
-        "loader=dali needs NVIDIA DALI, which exists for Linux only: pip install "
-        "nvidia-dali-cuda120 (or nvidia-dali-cuda130), or use loader=pytorch"
-    ) from error
 
 log = logging.getLogger(__name__)
 
-
-@pipeline_def
-def planned_images(  # type: ignore[no-untyped-def]
-    reads, cut, decodes_regions, resize, flip, grey, decoding
-):
-    """Decode files, cut rectangles, resize them with antialiasing and flip them.
-
-    Inputs by name: `files` (paths if `reads`, else contents); if `cut`, `start` and `shape` of the
-    rectangles; if `resize`, `size`; if `flip`, `mirror`. `decodes_regions` gives the same pixels
-    without decoding those outside of the rectangles; nvJPEG before 13.2 leaves it to the CPU.
-    """
-    encoded = fn.external_source(name="files", dtype=types.UINT8)
-    if reads:
-        encoded = fn.io.file.read(encoded, dont_use_mmap=True)
-    if cut:
-        start = fn.external_source(name="start", dtype=types.INT32)
-        shape = fn.external_source(name="shape", dtype=types.INT32)
-    if cut and decodes_regions:
-        images = fn.decoders.image_slice(encoded, start, shape, axis_names="HW", **decoding)
-    else:
-        images = fn.decoders.image(encoded, **decoding)
-    if cut and not decodes_regions:
-        images = fn.slice(images, start, shape, axis_names="HW")
-    if grey:  # the decoders' own conversion differs from Pillow's by up to 80 of 255
-        images = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
-    mirror = fn.external_source(name="mirror", dtype=types.INT32) if flip else 0
-    if resize:
-        size = fn.external_source(name="size", dtype=types.FLOAT)
-        return fn.resize_crop_mirror(
-            images,
-            size=size,
-            crop=size,
-            mirror=mirror,
-            interp_type=types.INTERP_LINEAR,
-            antialias=True,
-        )
-    return fn.flip(images, horizontal=mirror & 1, vertical=mirror // 2) if flip else images
+MOST_COUNTED = 1 << 20
+"""Samples of a large data set that are looked at to count those that DALI decodes."""
 
 
 class PendingBatch(NamedTuple):
@@ -110,12 +72,25 @@ class DALILoader(ImageLoader):
         self.refused: set[int] = set()
         self.pending: deque[PendingBatch] = deque()
         self.pipeline: Any = None
+        self.info = replace(self.info, description=(self._describe(),))
 
-    def raw_batches(self) -> Iterator[RawBatch]:
+    def _describe(self) -> str:
+        """Return a line on how many samples DALI decodes; threads load the others."""
+        index = self.index
+        samples = np.arange(0, len(index), 1 + len(index) // MOST_COUNTED)
+        why = "" if index.files else ": they are in memory"
+        why = ": they are not compressed" if index.files and index.is_raw else why
+        decoded = self._is_readable(samples).sum()
+        return f"DALI decodes {decoded:,} of {len(samples):,} samples{why}"
+
+    def finished_batches(self) -> Iterator[Batch]:
+        return self.finish(self._decoded_batches())
+
+    def _decoded_batches(self) -> Iterator[RawBatch]:
         self._restart([])  # the previous epoch may have been left early
         for rows in self.sampler:
             self.pending.append(self._start(rows))
-            if len(self.pending) > self.cfg.loader.prefetch_queue_depth:
+            if len(self.pending) > options_of(self.cfg).prefetch_queue_depth:
                 yield from self._first()
         while self.pending:
             yield from self._first()
@@ -142,16 +117,16 @@ class DALILoader(ImageLoader):
         return is_alike & ~np.isin(samples, [*self.refused])
 
     def _files(self, sample: int) -> list[np.ndarray]:
-        """Return the path of the file of each side, or its content if it lies in a shard.
+        """Return the path of the file of each side, or its content if it has none.
 
         Raises:
-            BadFileError, OSError, MemoryError: as `read_bytes`.
+            BadFileError, OSError, MemoryError: as `Index.read_bytes`.
         """
         index, sides = self.index, range(len(self.factors))
         files = [
             os.fsencode(index.unchanged_path(sample, side))
-            if index.shards is None
-            else read_bytes(index, sample, side)
+            if index.by_path
+            else index.read_bytes(sample, side)
             for side in sides
         ]
         return [np.frombuffer(file, np.uint8) for file in files]
@@ -267,7 +242,7 @@ class DALILoader(ImageLoader):
         index = self.index
         options = pipeline_options(self, len(self.factors) * self.batch_size)
         pipeline = planned_images(
-            index.shards is None,
+            index.by_path,
             self.cuts,
             self.device.type == "cpu",
             self.resizes,
@@ -283,35 +258,3 @@ class DALILoader(ImageLoader):
         )
         pipeline.build()
         return pipeline
-
-
-def pipeline_options(loader: ImageLoader, batch_size: int) -> dict[str, Any]:
-    """Return the arguments of all pipelines of a loader."""
-    options, is_gpu = loader.cfg.loader, loader.device.type == "cuda"
-    # On a GPU, the threads that launch kernels, the training's and DALI's, have CPUs of their own.
-    num_threads = max(1, cpus_per_rank() - 2) if is_gpu else cpus_per_rank()
-    return {
-        "batch_size": batch_size,
-        "num_threads": options.num_threads or num_threads,
-        "device_id": loader.device.index if is_gpu else None,
-        "prefetch_queue_depth": options.prefetch_queue_depth,
-    }
-
-
-def decoding(cfg: Config, device: torch.device) -> dict[str, Any]:
-    """Return arguments of DALI's decoders, with which a GPU decodes to a CPU's pixels, rounded
-    differently by up to 5 of 255."""
-    if device.type != "cuda":
-        return {"device": "cpu"}
-    return {
-        "device": "mixed",
-        # The hardware decoder rounds differently, and the images it decodes vary from run to run.
-        "hw_decoder_load": 0.0 if cfg.deterministic else cfg.loader.hw_decoder_load,
-        # The CPU's decoders interpolate subsampled colours, the GPU's only if asked to.
-        "jpeg_fancy_upsampling": True,
-    }
-
-
-def output_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """On CUDA, the stream that waits for a pipeline's outputs instead of the host."""
-    return torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -13,9 +13,9 @@ from nvidia.dali import fn, pipeline_def, types
 
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.backends.dali import DALILoader, decoding, output_stream, pipeline_options
-from loaders.backends.loader import ImageLoader
-from loaders.backends.transform import RawBatch
+from loaders.backends.common import Batch, ImageLoader, RawBatch
+from loaders.backends.dali import DALILoader
+from loaders.backends.pipelines import decoding, output_stream, pipeline_options
 from loaders.index import BadFileError
 from loaders.plan import PlanSampler, neutral_rows
 
@@ -88,7 +88,7 @@ class DALIReader(ImageLoader):
             "target images of another size": max(side.size_factor for side in index.sides) > 1,
             "masks": index.target.kind == "masks",
             "TIFFs with any number of channels": index.keep_channels,
-            "data sets without files": not index.files or index.shards is not None,
+            "data sets without files": not (index.files and index.by_path),
             "data.on_error=skip": data.on_error == "skip",
             "files that DALI decodes to other pixels": not all(
                 headers["dali_reads"].all() for headers in index.headers
@@ -122,7 +122,10 @@ class DALIReader(ImageLoader):
                 "checkpoint from the end of an epoch"
             )
 
-    def raw_batches(self) -> Iterator[RawBatch]:
+    def finished_batches(self) -> Iterator[Batch]:
+        return self.finish(self._read_batches())
+
+    def _read_batches(self) -> Iterator[RawBatch]:
         # Skip the rest of the previous epoch: padded batches, and those after it was left early.
         for _ in range(self.batches_left):
             self.pipeline.run()

@@ -1,7 +1,7 @@
 """Threads of the training process, or those of PyTorch's DataLoader, as the backend."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from conf.schema import Config
-from loaders.backends.dataset import PlanDataset
-from loaders.backends.loader import ImageLoader
-from loaders.backends.shared import SharedBatches
-from loaders.backends.transform import Batch, RawBatch
+from loaders.backends.common import (
+    Batch,
+    ImageLoader,
+    PlanDataset,
+    RawBatch,
+    SharedBatches,
+    default_workers,
+)
+from loaders.common import cpus_per_rank
 from loaders.epoch import LoadedBatch, transformed
 from loaders.index import StoredIndex, share
-from loaders.limits import cpus_per_rank, default_workers
 from loaders.plan import PlanSampler
 
 
@@ -38,7 +42,7 @@ class PyTorchLoader(ImageLoader):
         if num_workers:
             num_threads = options.num_threads or max(1, cpus_per_rank() // num_workers)
             pin_memory = False  # `_pinned` does it
-        if num_workers and not isinstance(index, StoredIndex):  # part: index
+        if num_workers and not isinstance(index, StoredIndex):
             self.columns = TemporaryDirectory(prefix="index-")
             index = share(index, Path(self.columns.name))
         self.dataset = PlanDataset(index, self.read_sizes(), num_threads, pin_memory)
@@ -47,21 +51,16 @@ class PyTorchLoader(ImageLoader):
             ahead = options.prefetch_factor
             self.shared = SharedBatches(self.dataset, sampler, num_workers, ahead)
 
-    def raw_batches(self) -> Iterator[RawBatch]:
-        batches: Iterable[LoadedBatch] = self._by_threads(lambda batch: batch)
-        if self.shared is not None:
-            batches = self.shared
+    def finished_batches(self) -> Iterator[Batch]:
+        if self.shared is None and self.device.type == "cpu":
+            return self._transformed_by_threads()
+        batches = self._by_threads(lambda batch: batch) if self.shared is None else self.shared
         good = self.good_batches(batches, self.dataset.load)
         if self.shared is not None and self.device.type == "cuda":
-            return transformed(good, _pinned, 1)
-        return good
+            good = transformed(good, _pinned, 1)
+        return self.finish(good)
 
-    def finished_batches(self) -> Iterator[Batch]:
-        is_by_threads = self.device.type == "cpu"
-        is_by_threads &= self.shared is None
-        if not is_by_threads:
-            yield from super().finished_batches()
-            return
+    def _transformed_by_threads(self) -> Iterator[Batch]:
         # The threads that fill a batch transform it: one more thread would take a CPU from them.
         for batch in self._by_threads(self._transform_good):
             if isinstance(batch, LoadedBatch):  # with bad samples

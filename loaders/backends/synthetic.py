@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from conf.schema import Config
-from loaders.backends.loader import ImageLoader
-from loaders.backends.transform import Batch
+from loaders.backends.common import Batch, ImageLoader
 from loaders.plan import PlanSampler
 
 
@@ -21,7 +20,7 @@ class SyntheticLoader(ImageLoader):
         for number, size in self.read_sizes().items():
             side = self.index.sides[number]
             shape, high = (len(rows), *size, side.channels), np.iinfo(side.dtype).max
-            if side.interpolation == "nearest":  # part: masks
+            if side.interpolation == "nearest":
                 high = len(self.info.classes)
             images.append(torch.from_numpy(random.integers(high, size=shape, dtype=side.dtype)))
         _, (self.inputs, self.targets) = self.transform(rows, tuple(images))

@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader
 
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.batch import map_leaves, tensors_of
+from loaders.common import DataInfo, map_leaves, tensors_of
 from loaders.datasets.seeded import SeededDataset
 from loaders.epoch import EpochLoader, EpochSampler, LoadedBatch, prefetched, worker_loader
-from loaders.loader import DataInfo
 from loaders.targets import Labels, Target
 
 LEAVES = (Tensor, int, float, str, bytes, type(None))

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from conf.errors import UserError, told
-from loaders.batch import map_leaves
+from loaders.common import map_leaves
 from loaders.epoch import LoadedBatch
 
 MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}

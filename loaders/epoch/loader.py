@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from loaders.common import DataInfo, limits_explained
 from loaders.epoch.sampler import SAMPLE, EpochSampler
-from loaders.limits import limits_explained
-from loaders.loader import DataInfo
 
 
 class LoadedBatch(NamedTuple):

@@ -56,3 +56,8 @@ def random_permutation(positions: np.ndarray, count: int, key: np.uint64) -> np.
         places[outside] = left * other + right
         outside = outside[places[outside] >= count]
     return places.astype(np.int64)
+
+
+def shuffled(positions: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the samples at these positions of a shuffled epoch of `count` samples."""
+    return random_permutation(positions, count, stream_key("sample", seed, epoch))

@@ -8,27 +8,21 @@ from typing import Any
 
 import torch
 
-from loaders.batch import tensors_of
-from loaders.limits import torch_threads
+from loaders.common import tensors_of, torch_threads
 
-RawBatch = tuple[Any, Any]
-"""Rows, and what a backend has made of them."""
+Loaded = tuple[Any, Any]
+"""Rows, and what was loaded of them or, transformed, their inputs and targets on the device."""
 
-Batch = tuple[Any, Any]
-"""Rows, and their inputs and targets on the device."""
-
-Transform = Callable[[Any, Any], Batch]
-"""Turns one into the other."""
+Transform = Callable[[Any, Any], Loaded]
 
 
-# part: images
 def transformed(
-    batches: Iterable[RawBatch], transform: Transform, num_threads: int
-) -> Iterator[Batch]:
+    batches: Iterable[Loaded], transform: Transform, num_threads: int
+) -> Iterator[Loaded]:
     """Transform batches on the CPU, in one thread that uses `num_threads` threads of torch."""
     pool = torch_threads(1, "transform", num_threads)
     try:
-        ready: Future[Batch] | None = None
+        ready: Future[Loaded] | None = None
         for batch in batches:
             following = pool.submit(transform, *batch)
             if ready is not None:
@@ -49,17 +43,17 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def prefetched(
-    batches: Iterable[RawBatch], transform: Transform, device: torch.device
-) -> Iterator[Batch]:
+    batches: Iterable[Loaded], transform: Transform, device: torch.device
+) -> Iterator[Loaded]:
     """Copy and transform batches on a side stream while the training computes.
 
     The backend's own work on the device, such as DALI's, runs on the side stream too. The host is
     at most two batches ahead of the training's stream, which bounds the memory if steps are slow.
     """
     stream, waiting = side_stream(device), iter(batches)
-    ready: tuple[Batch, torch.cuda.Event, RawBatch] | None = None
+    ready: tuple[Loaded, torch.cuda.Event, Loaded] | None = None
     # Of each yielded batch: the event after which training is done with it, and its source.
-    in_use: deque[tuple[torch.cuda.Event, RawBatch]] = deque()
+    in_use: deque[tuple[torch.cuda.Event, Loaded]] = deque()
     while True:
         if len(in_use) == 2:
             in_use.popleft()[0].synchronize()

@@ -8,7 +8,7 @@ import numpy as np
 from conf.check import check_batch_size
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.epoch.permutation import HALF_ROUNDS, random_permutation, stream_key, uniform
+from loaders.epoch.permutation import HALF_ROUNDS, shuffled, stream_key, uniform
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ class EpochSampler:
     """
 
     left_out: tuple[str, ...] = ()
-    """Files that are no samples, because they are bad."""
+    """Paths of files that are not in the split because their headers are bad; they count for
+    `data.max_bad_samples`."""
 
     advice = ""
     """End of the message that there are too many bad samples."""
@@ -66,7 +67,7 @@ class EpochSampler:
     def __init__(
         self, name: str, count: int, cfg: Config, rank: int, world_size: int, train: bool
     ) -> None:
-        check_batch_size(cfg.global_batch_size, world_size=world_size)  # part: ranks
+        check_batch_size(cfg.global_batch_size, world_size=world_size)
         needed = cfg.global_batch_size if train else world_size
         if count < needed:
             raise UserError(
@@ -84,17 +85,12 @@ class EpochSampler:
         """Choose the epoch."""
         self.epoch = epoch
 
-    def order(self, positions: np.ndarray) -> np.ndarray:
-        """Return the samples at these positions of the current epoch, (len(positions),) int64."""
-        if not self.train:
-            return positions
-        key = stream_key("sample", self.seed, self.epoch)
-        return random_permutation(positions, self.count, key)
-
     def plan(self, positions: np.ndarray) -> np.ndarray:
         """Return rows of the epoch, which all ranks share, (len(positions),) of dtype `SAMPLE`."""
         rows = np.zeros(len(positions), SAMPLE)
-        rows["position"], rows["sample"] = positions, self.order(positions)
+        rows["position"] = rows["sample"] = positions
+        if self.train:
+            rows["sample"] = shuffled(positions, self.count, self.seed, self.epoch)
         numbers = uniform(rows["sample"], stream_key("own", self.seed, self.epoch), 1)
         rows["seed"] = (numbers[:, 0] * 2**32).astype(np.uint32)
         return rows
@@ -103,6 +99,9 @@ class EpochSampler:
         """Describe all that the rows of an epoch depend on: equal descriptions give equal rows."""
         files = f"{self.count} samples of {self.name}"
         return {"files": files, "seed": str(self.seed), "order": ORDER}
+
+    def fetch(self, rows: np.ndarray) -> None:
+        """Wait until the samples of a batch can be read."""
 
     @property
     def num_rows(self) -> int:
@@ -129,10 +128,10 @@ class EpochSampler:
             end = min(start + num_rows, stop)
             rows = self.plan(np.arange(start + self.rank, end, self.world_size))
             for first in range(0, len(rows), batch):
-                shard = rows[first : first + batch]
-                shard = self.without_bad(shard)
-                if len(shard):
-                    yield shard
+                mine = self.without_bad(rows[first : first + batch])
+                if len(mine):
+                    self.fetch(mine)
+                    yield mine
 
     def set_aside(self, failed: dict[int, str]) -> None:
         """Refuse samples that cannot be read (number: reason), or add them to `bad`.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from loaders.batch import tensors_of
+from loaders.common import tensors_of
 
 FORWARDED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 """Signals that are often sent to all processes, and that only the training process handles."""

@@ -2,5 +2,4 @@
 
 from loaders.images.decoders import decode, read_header, reason_of, resize
 from loaders.images.headers import HEADER, Header, is_grey
-from loaders.images.masks import read_indices, read_mask, read_palette
 from loaders.images.partial import decode_partly

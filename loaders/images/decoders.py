@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from io import BytesIO
 from typing import BinaryIO
 
@@ -14,7 +15,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.nn.functional import interpolate
 
 from loaders.images.headers import FORMATS, JPEG_START, PNG_START, Header, read_photo_header
-from loaders.images.masks import decode_mask
 from loaders.images.tiff import decode_tiff, read_tiff_header
 
 PNG_PIXELS = slice(24, 29)  # place in a PNG
@@ -75,16 +75,22 @@ def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(np.flip(image, flipped))
 
 
+def decode_indices(content: bytes | bytearray, header: np.void) -> np.ndarray:
+    """Decode a mask, (height, width, 1) uint8 or uint16, upright."""
+    masks = import_module("loaders.images.masks")  # photos need none of it
+    return upright(masks.decode_mask(content), int(header["orientation"]))
+
+
 # `ImageSpec.content` -> the functions that read the header and decode the bytes of such a file
 KINDS: dict[str, tuple[Callable[..., Header], Callable[..., np.ndarray]]] = {
     "rgb": (read_photo_header, decode_photo),
     "stored": (read_tiff_header, decode_tiff),
-    "indices": (read_photo_header, lambda c, h: upright(decode_mask(c), int(h["orientation"]))),
+    "indices": (read_photo_header, decode_indices),
 }
 
 
 def read_header(file: str | BinaryIO, content: str) -> Header:
-    """Read the header of an image; `read_mask` adds what needs the pixels of a mask.
+    """Read the header of an image, without what needs the pixels of a mask.
 
     Args:
         file: path, or an open TIFF.
@@ -133,7 +139,7 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linea
     """
     if image.shape[:2] == size:
         return image
-    if interpolation == "nearest":  # part: masks
+    if interpolation == "nearest":
         # The pixel of the image in which the centre of each new one lies.
         lines, columns = (
             ((2 * np.arange(new) + 1) * old) // (2 * new)
@@ -143,13 +149,13 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linea
     # The leading dimension comes first: only so does torch see channels_last. Done by torch, each
     # of these steps would give up the interpreter's lock.
     pixels = torch.from_numpy(image.reshape(1, *image.shape).transpose(0, 3, 1, 2))
-    if image.dtype == np.uint16:  # part: cells
+    if image.dtype == np.uint16:
         pixels = pixels.float()  # torch cannot resize uint16
     # Lines cost torch more than columns: the fewer of them it resizes, the better.
     if size[0] < image.shape[0]:
         pixels = interpolate(pixels, (size[0], image.shape[1]), mode="bilinear", antialias=True)
     pixels = interpolate(pixels, size, mode="bilinear", antialias=True)
-    if image.dtype == np.uint16:  # part: cells
+    if image.dtype == np.uint16:
         pixels = pixels.round().to(torch.uint16)
     return pixels.numpy()[0].transpose(1, 2, 0)
 

@@ -18,11 +18,11 @@ ORIENTATION = 0x0112  # the EXIF tag
 TIFF_SIZE = (256, 257)  # tags of the width and height as stored
 TIFF_BITS, TIFF_PLANES = 258, 284
 JPEG_TAGS = b"\xff\xe1"
-JPEG_END = b"\xff\xd9"  # part: dali
+JPEG_END = b"\xff\xd9"
 GREY = ("1", "L", "LA", "I", "I;16", "I;16B")
 """Pillow's modes without colours."""
 JPEG_HEADER_BYTES = 1 << 14  # enough for most
-DALI_JPEGS = ("Gray", "YCbCr", "RGB", "L")  # part: dali
+DALI_JPEGS = ("Gray", "YCbCr", "RGB", "L")
 """Colours of a JPEG, as libjpeg and Pillow call them; DALI converts the others, CMYK, otherwise."""
 
 
@@ -38,12 +38,12 @@ class Header(NamedTuple):
     """Per channel: 8 or 16."""
     orientation: int = 1
     """EXIF orientation of the stored image; 1: upright."""
-    raw_offset: int = -1  # part: cells
+    raw_offset: int = -1
     """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
-    dali_reads: bool = False  # part: dali
+    dali_reads: bool = False
     """True for the kinds of files that DALI was tested to decode to the same pixels, such as whole
     8-bit JPEGs and PNGs."""
-    highest: int = -1  # part: masks
+    highest: int = -1
     """Masks: the highest index but for `data.ignore_index`."""
     num_bytes: int = -1
     """Size of the file."""
@@ -66,20 +66,16 @@ def read_photo_header(path: str) -> Header:
             raise OSError("empty file")
         if not start.startswith(JPEG_START):
             return _header_by_pillow(path)
-        # part: dali
         file.seek(-len(JPEG_END), os.SEEK_END)
         # Without it the JPEG may be cut short, and DALI decodes its upper lines without an error.
         is_whole = file.read() == JPEG_END
-
     header = None
     if JPEG_TAGS not in start:  # which may hold an orientation
         with suppress(ValueError, KeyError):  # damaged or longer than what was read
             facts = simplejpeg.decode_jpeg_header(start, strict=False)
-            header = Header(facts[0], facts[1], 3, 8)
-            header = header._replace(dali_reads=facts[2] in DALI_JPEGS)  # part: dali
+            header = Header(facts[0], facts[1], 3, 8, dali_reads=facts[2] in DALI_JPEGS)
     header = header or _header_by_pillow(path)
-    header = header._replace(dali_reads=header.dali_reads and is_whole)  # part: dali
-    return header
+    return header._replace(dali_reads=header.dali_reads and is_whole)
 
 
 def _header_by_pillow(path: str) -> Header:
@@ -100,16 +96,12 @@ def _header_by_pillow(path: str) -> Header:
             if facts.get(TIFF_PLANES) == 2 and 16 in facts.get(TIFF_BITS, ()):
                 raise OSError("Pillow cannot read planes of 16 bits; save its channels interleaved")
         height, width = size if orientation >= 5 else reversed(size)
-        header = Header(height, width, 3, 8, orientation)
-        # part: dali
         dali_reads = image.format in ("JPEG", "MPO") and image.mode in DALI_JPEGS
         if chunks:  # whole, of 8 bits, upright and not animated
             bits = chunks[b"IHDR"][8]
             is_whole = b"IEND" in chunks
             dali_reads = is_whole and bits == 8 and orientation == 1 and b"acTL" not in chunks
-        header = header._replace(dali_reads=dali_reads)
-
-        return header
+        return Header(height, width, 3, 8, orientation, dali_reads=dali_reads)
 
 
 def is_grey(path: str) -> bool:

@@ -1,41 +1,14 @@
 """Masks: images whose pixels are indices of classes."""
 
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from loaders.images.headers import FORMATS, PNG_START, Header
+from loaders.images.headers import FORMATS
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-PNG_BITS, PNG_COLOURS = 24, 25  # places in a PNG
-HAS_PALETTE = 3
-PALETTE_BYTES = 1 << 14  # enough for the start of a PNG, up to its palette
-
-
-def read_mask(path: str, header: Header, ignore_index: int) -> Header:
-    """Read the header of a mask and the facts that need its pixels."""
-    indices = decode_mask(Path(path).read_bytes())
-    counted = indices[indices != ignore_index]
-    highest = int(counted.max()) if counted.size else -1
-    return header._replace(channels=1, bits=8 * indices.itemsize, highest=highest)
-
-
-def read_indices(path: str) -> list[int]:
-    """Return the indices that occur in a mask."""
-    return np.unique(decode_mask(Path(path).read_bytes())).tolist()
-
-
-def read_palette(path: str) -> bytes:
-    """Return the colours of a PNG with a palette, three bytes each; none of other files."""
-    with open(path, "rb", buffering=0) as file:
-        start = file.read(PALETTE_BYTES)
-    place = start.find(b"PLTE")
-    if not start.startswith(PNG_START) or start[PNG_COLOURS] != HAS_PALETTE or place < 0:
-        return b""
-    size = int.from_bytes(start[place - 4 : place])
-    return start[place + 4 :][:size]
+PNG_BITS = 24  # place in a PNG
 
 
 def decode_mask(content: bytes | bytearray) -> np.ndarray:

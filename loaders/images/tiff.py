@@ -30,7 +30,8 @@ def read_tiff_header(file: str | BinaryIO) -> Header:
         planar = page.planarconfig == 2 and page.samplesperpixel > 1
         is_native = page.dtype == np.uint8 or tiff.byteorder == "<"
         is_plain = page.fillorder == 1 and page.bitspersample == 8 * page.dtype.itemsize
-        header = Header(
+        compressions, colours = DALI_TIFFS
+        return Header(
             height=page.imagelength,
             width=page.imagewidth,
             channels=page.samplesperpixel,
@@ -38,19 +39,12 @@ def read_tiff_header(file: str | BinaryIO) -> Header:
             raw_offset=page.dataoffsets[0]
             if page.is_contiguous and page.predictor == 1 and not planar and is_native and is_plain
             else -1,
-        )
-        # part: dali
-        compressions, colours = DALI_TIFFS
-        dali_reads = (
-            is_plain
+            dali_reads=is_plain
             and not planar
             and page.compression in compressions
             and page.photometric in colours
-            and (ORIENTATION not in page.tags or page.tags[ORIENTATION].value == 1)
+            and (ORIENTATION not in page.tags or page.tags[ORIENTATION].value == 1),
         )
-        header = header._replace(dali_reads=dali_reads)
-
-        return header
 
 
 def decode_tiff(content: bytes | bytearray, header: np.void) -> np.ndarray:

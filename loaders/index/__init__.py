@@ -1,6 +1,5 @@
-from loaders.index.build import build_index
+from loaders.index.build import build_index, holds_shards, import_shards, open_splits
 from loaders.index.columns import (
-    SETTINGS,
     SPLITS,
     StoredIndex,
     open_columns,
@@ -10,6 +9,7 @@ from loaders.index.columns import (
     write_columns,
     write_index,
 )
+from loaders.index.counts import class_counts
 from loaders.index.files import (
     Parts,
     check_no_split,
@@ -17,6 +17,7 @@ from loaders.index.files import (
     index_splits,
     parts_of,
     read_headers,
+    split_by_names,
     split_by_seed,
 )
 from loaders.index.folders import (
@@ -29,12 +30,6 @@ from loaders.index.folders import (
 from loaders.index.header_cache import kept_headers
 from loaders.index.headers import ImageFiles, in_threads
 from loaders.index.index import BadFileError, Index
-from loaders.index.paths import Paths, check_unchanged
-from loaders.index.shards import SPAN, ShardFiles, Shards, key_in_shard
-from loaders.index.store import (
-    COLUMN_FILE,
-    one_process_at_a_time,
-    open_column,
-    replaced_folder,
-    save_columns,
-)
+from loaders.index.paths import Paths
+from loaders.index.read import read_image, read_raw_batch, read_resized, read_whole
+from loaders.index.store import one_process_at_a_time, open_column, replaced_folder, save_columns

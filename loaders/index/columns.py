@@ -24,21 +24,8 @@ from loaders.index.store import open_column, replaced_folder, save_columns
 from loaders.targets import Labels, Target, describe_target, target_of
 
 SPLITS = ("train", "val")
-SETTINGS = (
-    "layout",
-    "input_dir",  # part: pairs
-    "target_dir",  # part: pairs
-    "table",  # part: table
-    "path_column",  # part: table
-    "label_columns",  # part: table
-    "label_kind",  # part: table
-    "num_classes",  # part: masks
-    "ignore_index",
-    "val_fraction",
-    "val_count",
-    "split_seed",
-)
-"""Keys of `data` that decide which samples there are and what their targets are."""
+SETTINGS = ("layout", "val_fraction", "val_count", "split_seed")
+"""Keys of all `data` that decide which samples there are, besides those that only a layout has."""
 FORMAT = 3  # changes when what an index on disk holds does
 FACTS = {
     "name": str,
@@ -95,7 +82,13 @@ class StoredIndex(Index):
             )
 
 
-def settings_of(data: DataConfig, keys: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
+def settings_of(data: DataConfig, *more: str) -> dict[str, Any]:
+    """Return the keys of `data` that decide which samples there are and what their targets are, and
+    further ones, with their values."""
+    if data.fold is not None:  # else left out, as by earlier versions
+        more = (*more, "fold", "num_folds")
+    of_layout = vars(data).keys() - vars(DataConfig()).keys()
+    keys = [key for key in vars(data) if key in of_layout or key in (*SETTINGS, *more)]
     return {key: getattr(data, key) for key in keys}
 
 
@@ -118,9 +111,9 @@ def read_description(
     if facts["format"] != version:
         raise UserError(f"{where} was written by another version; {fix}")
     differing = [
-        f"data.{shown(key)}={getattr(data, key, None)} (there: {shown(there)})"
-        for key, there in facts["settings"].items()
-        if getattr(data, key, None) != there
+        f"data.{key}={getattr(data, key)} (there: {shown(there)})"
+        for key, there in ({"fold": None} | facts["settings"]).items()
+        if key in vars(data) and getattr(data, key) != there  # others are of other layouts
     ]
     if differing:
         raise UserError(
@@ -225,7 +218,13 @@ def open_target(facts: dict[str, Any], values: Path, count: int, where: str) -> 
     return replace(target, values=column)  # type: ignore[call-arg]
 
 
-def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -> Index:
+def open_columns(
+    folder: Path,
+    max_pixels: int,
+    root: str = "",
+    kind: type[StoredIndex] = StoredIndex,
+    **others: Any,
+) -> Index:
     """Open the index that `write_columns` wrote.
 
     Values of single samples are checked when these are used, see `Index.check`.
@@ -234,6 +233,7 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
         folder: folder of the columns.
         max_pixels: maximum number of pixels of an image.
         root: folder of the data set now.
+        kind: class of the index.
         others: further fields of the index, such as another `reopen`.
 
     Raises:
@@ -258,7 +258,7 @@ def open_columns(folder: Path, max_pixels: int, root: str = "", **others: Any) -
     check_sizes(distinct, max_pixels, f"{folder}/distinct_sizes.npy")
     target = open_target(facts["target"], folder / "values.npy", len(sizes), str(where))
     sides = range(0 if has_pixels else 1 + (target.interpolation != "none"))
-    index = StoredIndex(
+    index = kind(
         **{name: facts[name] for name in FACTS},
         left_out=dict.fromkeys(facts["left_out"], "left out when the index was made"),
         sizes=sizes,

@@ -7,9 +7,9 @@ import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.index.folders import IMAGE_ENDINGS, describe_others
+from loaders.index.folders import IMAGE_ENDINGS, describe_others, held_out_split
 from loaders.index.header_cache import kept_headers
-from loaders.index.headers import ImageFiles, scan_headers
+from loaders.index.headers import ImageFiles
 from loaders.index.index import Index
 from loaders.index.paths import paths_of
 from loaders.targets import Target, describe_missing
@@ -18,32 +18,69 @@ Parts = tuple[np.ndarray, np.ndarray]
 """Sorted positions of the training and of the validation samples."""
 
 
-def parts_of(counts: list[int], data: DataConfig) -> Parts:
+def parts_of(
+    counts: list[int], data: DataConfig, held_out: str = "val", labels: np.ndarray | None = None
+) -> Parts:
     """Return the positions of the samples of each split, from the number of samples in each of
-    `split_folders`."""
+    `split_folders`; see `split_by_seed` for `labels`."""
     if len(counts) == 1:
-        return split_by_seed(counts[0], data)
-    check_no_split(data, f"data.root={data.root}")
+        return split_by_seed(counts[0], data, labels)
+    if held_out == "val":
+        check_no_split(data, f"data.root={data.root}")
     positions = np.arange(sum(counts))
     return positions[: counts[0]], positions[counts[0] :]
 
 
-def split_by_seed(count: int, data: DataConfig) -> Parts:
+def split_by_seed(count: int, data: DataConfig, labels: np.ndarray | None = None) -> Parts:
+    """Split `count` samples by `data.split_seed`.
+
+    With `data.fold`, all folds have the same number of samples of each of the `labels`, (count,)
+    ints, up to one.
+    """
     num_val = data.val_count if data.val_count is not None else round(count * data.val_fraction)
-    if not 0 < num_val < count:
-        raise UserError(
-            f"a validation split of {num_val} of {count} samples leaves one split empty; set "
-            "data.val_fraction or data.val_count"
-        )
     order = np.random.Generator(np.random.Philox(key=data.split_seed)).permutation(count)
-    return np.sort(order[num_val:]), np.sort(order[:num_val])
+    val = order[:num_val]
+    if data.fold is not None:
+        if labels is not None:
+            order = order[np.argsort(labels[order], kind="stable")]
+        val = order[data.fold :: data.num_folds]
+    if not 0 < len(val) < count:
+        raise UserError(
+            f"a validation split of {len(val)} of {count} samples leaves one split empty; set "
+            "data.val_fraction, data.val_count or data.num_folds"
+        )
+    return np.setdiff1d(order, val), np.sort(val)
+
+
+def split_by_names(
+    splits: np.ndarray, data: DataConfig, held_out: str, labels: np.ndarray | None, where: str
+) -> Parts:
+    """Return the positions of the samples of each split, by (N,) names, empty without a split.
+
+    See `split_by_seed` for `labels`; `where` names the column of the names in messages.
+    """
+    has_names = bool(splits[0])
+    found = held_out_split(held_out, {*splits.tolist()}, data, where)
+    train = np.flatnonzero(splits == "train") if has_names else np.arange(len(splits))
+    if len(train) and (found is None or not has_names):
+        first, second = split_by_seed(len(train), data, None if labels is None else labels[train])
+        return train[first], train[second]
+    if held_out == "val":
+        check_no_split(data, where)
+    others = np.flatnonzero(splits == found)
+    if len(train) and len(others):
+        return train, others
+    raise UserError(
+        f"{where} has {len(train)} lines of train and {len(splits) - len(train)} of val or test; "
+        "it needs some of both, or remove the column"
+    )
 
 
 def check_no_split(data: DataConfig, where: str) -> None:
     """Raise UserError if keys of `split_by_seed` are set for data that is split already."""
     given = [
         f"data.{key}={getattr(data, key)}"
-        for key in ("val_fraction", "val_count", "split_seed")
+        for key in ("val_fraction", "val_count", "split_seed", "fold")
         if getattr(data, key) != getattr(DataConfig, key)
     ]
     if given:
@@ -53,14 +90,12 @@ def check_no_split(data: DataConfig, where: str) -> None:
 def read_headers(
     files: list[str], data: DataConfig, content: str, others: Counter[str] | None = None
 ) -> ImageFiles:
-    """Read the headers of files; see `scan_headers` and, for `others`, `images_below`.
+    """Read the headers of files; see `kept_headers` and, for `others`, `images_below`.
 
     Raises:
         UserError: some have no readable header or are too large, without `data.on_error=skip`.
     """
-    read = scan_headers
-    read = kept_headers
-    headers, broken = read(files, data, content)
+    headers, broken = kept_headers(files, data, content)
     named = [f"{path} ({reason})" for path, reason in broken.items()]
     if data.on_error == "skip":
         named = []
@@ -79,8 +114,10 @@ def index_splits(
     target: Target,
     parts: Parts,
     keep_channels: bool = False,
+    held_out: str = "val",
 ) -> tuple[Index, Index]:
-    """Build the index of the training and of the validation samples; see `file_index`.
+    """Build the index of the training samples and of those of `held_out`, `val` or `test`; see
+    `file_index`.
 
     `sides` and `target` are of the samples of both splits, `parts` their positions in each split.
     """
@@ -92,7 +129,7 @@ def index_splits(
             target.take(part),
             keep_channels,
         )
-        for split, part in zip(("train", "val"), parts, strict=True)
+        for split, part in zip(("train", held_out), parts, strict=True)
     )
     if (train.channels, train.dtype) != (val.channels, val.dtype):
         raise UserError(

@@ -1,12 +1,16 @@
 """Which folders of a data set are splits or classes, and which of its files are images."""
 
+import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from conf.errors import UserError, first_few
+from conf.schema import DataConfig
+
+log = logging.getLogger(__name__)
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp")
 VALIDATION_SPLITS = ("val", "test")
@@ -38,8 +42,29 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLIT_NAMES.items() if word in names), None)
 
 
-def split_folders(root: Path) -> list[Path]:
-    """Return [training, validation] folders, or [root] if there are none.
+def held_out_split(wanted: str, found: Collection[str], data: DataConfig, where: str) -> str | None:
+    """Return the split that a data set with the splits `found` holds out from training: `wanted`,
+    `val` or `test`. Without `val`, `test` validates or, with `data.fold`, a part of training: None.
+
+    Raises:
+        UserError: there is no test split, or it validates.
+    """
+    test_validates = "val" not in found and data.fold is None
+    if wanted == "test" and ("test" not in found or test_validates):
+        why = "chose the best epoch, as there is no val" if "test" in found else "does not exist"
+        raise UserError(f"split=test: test of {where} {why}; use split=val (docs/splits.md)")
+    if wanted in found:
+        return wanted
+    if "test" in found and test_validates:
+        log.info(
+            "test of %s is used for validation, as there is no val: nothing is left to test", where
+        )
+    return "test" if test_validates else None
+
+
+def split_folders(root: Path, data: DataConfig, wanted: str = "val") -> list[Path]:
+    """Return the folders of training and of `wanted`, `val` or `test`; a single one, the root or
+    that of training, if its samples are to be split by seed.
 
     Folders named after splits are classes if they hold no folders and are not of both splits.
 
@@ -54,16 +79,19 @@ def split_folders(root: Path) -> list[Path]:
             named.setdefault(split, []).append(name)
     names = [name for several in named.values() for name in several]
     is_both = "train" in named and len(named) > 1
-    if not (is_both or any(any(folders_in(root / name)) for name in names)):
+    is_split = is_both or any(any(folders_in(root / name)) for name in names)
+    held_out = held_out_split(wanted, named if is_split else (), data, str(root))
+    if not is_split:
         return [root]
-    train = named.get("train", [])
-    val = next((named[split] for split in VALIDATION_SPLITS if split in named), [])
-    if len(train) != 1 or len(val) != 1:
+    train, others = named.get("train", []), named.get(held_out or "", [])
+    if held_out is None and len(train) == 1:
+        return [root / train[0]]
+    if len(train) != 1 or len(others) != 1:
         raise UserError(
             f"{root} has {' and '.join(names)}; it needs one folder for training and one for "
-            "validation, such as train and val: add, rename or remove folders"
+            f"validation or tests, such as train and {wanted}: add, rename or remove folders"
         )
-    return [root / train[0], root / val[0]]
+    return [root / train[0], root / others[0]]
 
 
 def folders_in(folder: Path) -> Iterator[str]:

@@ -27,7 +27,8 @@ def kept_headers(
     They are stored after each `at_once` that were read, or after a 16th of them if that is more.
     """
     stamps = in_threads(_stamp_of, files, "looking at files") if data.check_files else []
-    kind = f"{data.root} {data.max_pixels} {content} {data.ignore_index} {HEADER}"
+    ignored = getattr(data, "ignore_index", -100)  # in masks
+    kind = f"{data.root} {data.max_pixels} {content} {ignored} {HEADER}"
     kept = Path(data.cache_dir, f"headers-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}.npy")
     try:
         lock = one_process_at_a_time(kept).acquire()

@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from conf.schema import DataConfig
-from loaders.images import HEADER, Header, read_header, read_mask, reason_of
+from loaders.images import HEADER, Header, decode, read_header, reason_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,8 +77,8 @@ def _header_or_reason(path: str, data: DataConfig, content: str) -> Header | str
         if not stat.S_ISREG(found.st_mode):
             return "a device or a pipe"  # where reading would wait
         header = read_header(path, content)
-        if content == "indices" and header.height * header.width <= max_pixels:  # part: masks
-            header = read_mask(path, header, data.ignore_index)
+        if content == "indices" and header.height * header.width <= max_pixels:
+            header = _with_indices(path, header, getattr(data, "ignore_index", -100))
     except Exception as error:  # damaged bytes make the libraries raise errors of any type
         return reason_of(error, path)
     if header.height * header.width > max_pixels:
@@ -86,6 +87,14 @@ def _header_or_reason(path: str, data: DataConfig, content: str) -> Header | str
             "raise it if the file is meant"
         )
     return header._replace(num_bytes=found.st_size, modified_ns=found.st_mtime_ns)
+
+
+def _with_indices(path: str, header: Header, ignore_index: int) -> Header:
+    """Return the header of a mask with the facts that need its pixels."""
+    indices = decode(Path(path).read_bytes(), np.array([tuple(header)], HEADER)[0], "indices")
+    counted = indices[indices != ignore_index]
+    highest = int(counted.max()) if counted.size else -1
+    return header._replace(channels=1, bits=8 * indices.itemsize, highest=highest)
 
 
 def in_threads(answer: Callable[[T], R], questions: Sequence[T], what: str) -> list[R]:

@@ -5,13 +5,15 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
-from loaders.epoch import BadFileError
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.epoch import ORDER, BadFileError, EpochSampler, shuffled
 from loaders.images import reason_of
-from loaders.index.paths import Paths, check_unchanged
-from loaders.index.shards import Shards
+from loaders.index.paths import Paths, check_unchanged, read_unchanged
 from loaders.targets import ImageSpec, ImageTarget, Target, describe_target
 
 
@@ -20,8 +22,11 @@ class Index:
     """The samples of one split.
 
     Their pixels are in `pixels` or in `files`. Samples have one side, the input, or two: the input
-    (side 0) and a target image (side 1).
+    (side 0) and a target image (side 1). A subclass reads files that lie elsewhere.
     """
+
+    by_path: ClassVar[bool] = True
+    """True if `files` are read by their paths."""
 
     name: str
     """Data set and split, for messages, such as `mnist_mini/train`."""
@@ -49,10 +54,6 @@ class Index:
 
     headers: tuple[np.ndarray, ...] = ()
     """Headers of the files of each side, of dtype `loaders.images.HEADER`."""
-
-    # without shards: shards: None = None
-    shards: Shards | None = None  # part: shards
-    """Shards that hold the files' content; None: the files themselves do."""
 
     resized: bool = False
     """True if `data.resize` was applied already."""
@@ -83,7 +84,7 @@ class Index:
         """The images of each sample."""
         content = "stored" if self.keep_channels else "rgb"
         inputs = ImageSpec(self.channels, self.dtype, content=content)
-        if isinstance(self.target, ImageTarget):  # part: pairs|restoration|masks|segmentation
+        if isinstance(self.target, ImageTarget):
             return inputs, self.target.spec(inputs)
         return (inputs,)
 
@@ -91,10 +92,8 @@ class Index:
         """Return the path of the sample's (input) file, or its number where there are no files."""
         return self.files[0][sample] if self.files else f"sample {sample}"
 
-    def place_of(self, sample: int, side: int) -> str:  # part: check
-        """Return the path of a file, or the shard and the number that hold it."""
-        if self.shards is not None:  # part: shards
-            return self.shards.place(sample, side)
+    def place_of(self, sample: int, side: int) -> str:
+        """Return where the content of a file lies, such as its path, for messages."""
         return self.files[side][sample]
 
     @functools.cached_property
@@ -102,18 +101,51 @@ class Index:
         """True if inputs have one size and are in memory unresized, or uncompressed in files."""
         if len(self.sides) > 1 or len(self.distinct_sizes) > 1:
             return False
-        if self.files and self.keep_channels:  # part: cells
+        if self.files and self.keep_channels:
             return bool((self.headers[0]["raw_offset"] >= 0).all())
         return bool(self.pixels) and not self.resized
 
     @property
     def storage_order(self) -> Sequence[int]:
         """All samples, in the order in which they are stored."""
-        if self.shards is not None:  # part: shards
-            return self.shards.order.tolist()
         return range(len(self))
 
-    def unchanged_path(self, sample: int, side: int) -> str:  # part: index|dali
+    def order_name(self, data: DataConfig) -> str:
+        """Return a name of the order of training, which changes with it.
+
+        Raises:
+            UserError: it cannot be read in the order `data.shuffle`.
+        """
+        if data.shuffle == "window":
+            raise UserError(
+                f"data.shuffle=window needs shards, and {self.name} has none; use data.shuffle=full"
+            )
+        return ORDER
+
+    def shuffled(self, positions: np.ndarray, sampler: EpochSampler) -> np.ndarray:
+        """Return the samples at these positions of the sampler's current epoch of training."""
+        return shuffled(positions, len(self), sampler.seed, sampler.epoch)
+
+    def fetch(self, rows: np.ndarray, sampler: EpochSampler) -> None:
+        """Wait until the samples of a batch can be read. Files and memory need no waiting."""
+
+    def check(self, samples: np.ndarray | slice) -> None:
+        """Raise UserError if the columns of these samples, which somebody else may have written,
+        are impossible. Those of this process need no check."""
+
+    def read_bytes(self, sample: int, side: int) -> bytes | bytearray:
+        """Return the content of a file.
+
+        Raises:
+            BadFileError: the file cannot be read, or is not the one that was indexed.
+            OSError, MemoryError: there are no file handles or no memory left.
+        """
+        try:
+            return read_unchanged(self.files[side][sample], self.headers[side][sample])
+        except (OSError, MemoryError) as error:
+            raise self.bad_file(sample, side, error) from error
+
+    def unchanged_path(self, sample: int, side: int) -> str:
         """Return the path of a file.
 
         Raises:
@@ -127,12 +159,10 @@ class Index:
             raise self.bad_file(sample, side, error) from error
         return path
 
-    def changed(self, samples: np.ndarray) -> dict[int, str]:  # part: index|dali
+    def changed(self, samples: np.ndarray) -> dict[int, str]:
         """Return, by sample, the reasons why samples are bad because a file has changed since it
         was indexed."""
         bad: dict[int, str] = {}
-        if self.shards is not None:  # part: shards
-            return bad
         for side in range(len(self.files)):
             for sample in samples.tolist():
                 try:
@@ -151,11 +181,6 @@ class Index:
             return error
         path = self.files[side][sample]
         reason = reason_of(error, path)
-        if self.shards is not None:  # part: shards
-            place = self.shards.place(sample, side)
-            return BadFileError(
-                f"{place} ({path}) cannot be decoded ({reason}); pack the data again"
-            )
         return BadFileError(f"{path} cannot be decoded ({reason}); repair or remove it")
 
     @functools.cached_property

@@ -47,6 +47,28 @@ def folder_of(root: str) -> str:
     return os.path.join(os.path.normpath(root), "").removeprefix("./")
 
 
+def read_unchanged(
+    path: str, header: np.void, start: int = 0, into: np.ndarray | None = None
+) -> bytearray:
+    """Return the content of a file; with `into`, fill that array with its bytes from `start` on.
+
+    Raises:
+        OSError: it cannot be read, or is not the one that was indexed.
+    """
+    file = os.open(path, os.O_RDONLY)  # a file object would call the system twice as often
+    try:
+        stat = os.fstat(file)
+        check_unchanged(path, header, stat)
+        # Unlike bytes, an array can use a bytearray without a copy.
+        content = bytearray(stat.st_size if into is None else 0)
+        filled = content if into is None else into.data.cast("B")
+        if os.preadv(file, [filled], start) < len(filled):
+            raise OSError("it is cut short")
+        return content
+    finally:
+        os.close(file)
+
+
 def check_unchanged(path: str, header: np.void, found: os.stat_result) -> None:
     """Raise BadFileError unless a file, found like this, has the size and the time of change of its
     indexed header (of dtype `HEADER`)."""

@@ -1,10 +1,9 @@
-"""The files of an index, a pack, the index of shards and the header cache: NumPy columns and JSON.
+"""The files of an index, of a pack and of the header cache: NumPy columns and JSON.
 
 They may come from somebody else and are used only if they are what this version writes.
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +13,6 @@ import numpy as np
 from filelock import FileLock
 
 from conf.errors import UserError, shown
-
-COLUMN_FILE = re.compile(r"index/(train|val)/([a-z]+(_[a-z]+)*(-[01])?\.npy|facts\.json)")
-"""Names of the files of an index of shards."""
 
 
 def save_columns(folder: Path, columns: Mapping[str, np.ndarray]) -> None:

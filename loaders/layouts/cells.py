@@ -9,3 +9,7 @@ from loaders.layouts.imagefolder import class_folders
 
 def cells(data: DataConfig) -> tuple[Index, Index]:
     return class_folders(data, Path(data.root), keep_channels=True)
+
+
+def test_cells(data: DataConfig) -> Index:
+    return class_folders(data, Path(data.root), keep_channels=True, held_out="test")[1]

@@ -25,8 +25,14 @@ def imagefolder(data: DataConfig) -> tuple[Index, Index]:
     return class_folders(data, Path(data.root))
 
 
-def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> tuple[Index, Index]:
-    splits = split_folders(root)
+def test_imagefolder(data: DataConfig) -> Index:
+    return class_folders(data, Path(data.root), held_out="test")[1]
+
+
+def class_folders(
+    data: DataConfig, root: Path, keep_channels: bool = False, held_out: str = "val"
+) -> tuple[Index, Index]:
+    splits = split_folders(root, data, held_out)
     classes = sorted(folders_in(splits[0]))
     for name in classes:
         check_utf8(f"the name of a class folder in {splits[0]},", name)
@@ -58,8 +64,9 @@ def class_folders(data: DataConfig, root: Path, keep_channels: bool = False) -> 
         data.root,
         (read_headers(files, data, "stored" if keep_channels else "rgb", others),),
         Labels(labels, tuple(classes)),
-        parts_of([sum(split) for split in counts], data),
+        parts_of([sum(split) for split in counts], data, held_out, labels),
         keep_channels,
+        held_out,
     )
 
 

@@ -1,5 +1,6 @@
 """Digits in memory: the subset of MNIST in this repository."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +15,25 @@ MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
     check_no_split(data, "data=mnist_mini")
     with np.load(MNIST_MINI) as arrays:
-        return (
-            digits("mnist_mini/train", arrays["train_images"], arrays["train_labels"]),
-            digits("mnist_mini/val", arrays["val_images"], arrays["val_labels"]),
+        train, val = (
+            in_memory(
+                f"mnist_mini/{split}",
+                arrays[f"{split}_images"],
+                arrays[f"{split}_labels"],
+                tuple("0123456789"),
+            )
+            for split in ("train", "val")
         )
+    return train, val
 
 
-def digits(name: str, images: np.ndarray, labels: np.ndarray) -> Index:
-    """Build the index of (N, 28, 28) images and their (N,) labels."""
+def in_memory(name: str, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Index:
+    """Build the index of uint8 images, (N, H, W) or (N, H, W, channels), and their (N,) labels."""
     return Index(
         name=name,
         sizes=np.tile(np.array(images.shape[1:3], np.int32), (len(images), 1)),
-        channels=1,
-        target=Labels(labels.astype(np.int64), tuple("0123456789")),
+        channels=math.prod(images.shape[3:]),
+        target=Labels(labels.astype(np.int64), classes),
         pixels=(images.ravel(),),
-        offsets=np.arange(len(images)) * (images.size // len(images)),
+        offsets=np.arange(len(images)) * math.prod(images.shape[1:3]),
     )

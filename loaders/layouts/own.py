@@ -1,26 +1,34 @@
 """Ordinary map-style Datasets, which the files of `loaders/own/` return, by `data.name`."""
 
 import copy
+import sys
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from conf.data.own import OwnConfig
 from conf.errors import UserError, told
 from conf.names import file_of, find
 from conf.schema import Config
+from loaders.common import limits_explained
 from loaders.datasets import OwnLoader
 from loaders.epoch import EpochSampler
-from loaders.limits import limits_explained
 from loaders.targets import Target
+
+
+def name_of(cfg: Config) -> str:
+    """Return `data.name`."""
+    assert isinstance(cfg.data, OwnConfig)
+    return str(cfg.data.name)
 
 
 def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[OwnLoader, OwnLoader]:
     """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
-    name = str(cfg.data.name)
-    datasets = _returned("{}", cfg)
+    name = name_of(cfg)
+    datasets = _returned("{}" if cfg.data.fold is None else "fold_{}", cfg)
     if not isinstance(datasets, tuple) or len(datasets) not in (2, 3):
         raise UserError(
             f"the function of data.name={name} returned {type(datasets).__name__}; return "
@@ -43,33 +51,41 @@ def build_loaders(
     return train_loader, val_loader
 
 
-def build_new_loader(  # part: predict
+def build_new_loader(
     cfg: Config, target: Target | None, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> OwnLoader:
-    """Build the loader of this rank's new samples in `data.root`, for `predict.py`.
-
-    Args:
-        cfg: configuration of the run that trained the model, with another `data.root`.
-        target: kind of targets that the model was trained on.
-        device, rank, world_size: see `build_loaders()`.
-    """
-    name = str(cfg.data.name)
-    if not hasattr(file_of("loaders.own", name, "data.name"), f"new_{name}"):
-        raise UserError(
-            f"data.name={name} has no function of new samples, new_{name} in loaders/own/{name}.py;"
-            " add one, or use split=val"
-        )
-    data = _returned("new_{}", cfg)
-    _refuse_streams(name, data)
+    """Build the loader of new samples; see `loaders.prediction.build_new_loader()`."""
     cfg = copy.deepcopy(cfg)
-    cfg.data.on_error, cfg.data.max_bad_samples = "skip", len(data)  # they are part of the result
-    sampler = EpochSampler(f"{name}/new", len(data), cfg, rank, world_size, train=False)
+    cfg.data.on_error, cfg.data.max_bad_samples = "skip", sys.maxsize  # they are part of the result
+    return _loader("new", cfg, target, device, rank, world_size)
+
+
+def build_test_loader(
+    cfg: Config, target: Target | None, device: torch.device, rank: int = 0, world_size: int = 1
+) -> OwnLoader:
+    """Build the loader of the test split; see `loaders.prediction.build_test_loader()`."""
+    return _loader("test", cfg, target, device, rank, world_size)
+
+
+def _loader(
+    kind: str, cfg: Config, target: Target | None, device: torch.device, rank: int, world_size: int
+) -> OwnLoader:
+    name = name_of(cfg)
+    data = _returned(f"{kind}_{{}}", cfg)
+    _refuse_streams(name, data)
+    sampler = EpochSampler(f"{name}/{kind}", len(data), cfg, rank, world_size, train=False)
     return OwnLoader(data, target, sampler, cfg, device)
 
 
 def _returned(form: str, cfg: Config) -> Any:
     """Return what a function of `data.name` returns, which is called `form`."""
-    name = str(cfg.data.name)
+    name = name_of(cfg)
+    wanted = form.format(name)
+    if wanted != name and not hasattr(file_of("loaders.own", name, "data.name"), wanted):
+        raise UserError(
+            f"data.name={name} has no function {wanted} in loaders/own/{name}.py; add one, or use "
+            "split=val without data.fold"
+        )
     build = find("loaders.own", name, "data.name", form)
     if cfg.loader.name != "pytorch" or cfg.loader.num_workers == "auto":
         raise UserError(

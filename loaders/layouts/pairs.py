@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from conf.data.pairs import PairsConfig
 from conf.errors import UserError, first_few
-from conf.schema import DataConfig
 from loaders.index import (
     IMAGE_ENDINGS,
     ImageFiles,
@@ -22,27 +22,34 @@ from loaders.index import (
 from loaders.targets import TargetImages
 
 
-def pairs(data: DataConfig) -> tuple[Index, Index]:
-    inputs, targets, parts = find_pairs(data, "rgb")
-    target = TargetImages(size_factor(inputs, targets))
-    return index_splits(Path(data.root).name, data.root, (inputs, targets), target, parts)
+def pairs(data: PairsConfig, held_out: str = "val") -> tuple[Index, Index]:
+    inputs, targets, parts = find_pairs(data, "rgb", held_out)
+    target, name = TargetImages(size_factor(inputs, targets)), Path(data.root).name
+    return index_splits(name, data.root, (inputs, targets), target, parts, held_out=held_out)
 
 
-def find_pairs(data: DataConfig, target_content: str) -> tuple[ImageFiles, ImageFiles, Parts]:
+def test_pairs(data: PairsConfig) -> Index:
+    return pairs(data, "test")[1]
+
+
+def find_pairs(
+    data: PairsConfig, target_content: str, held_out: str
+) -> tuple[ImageFiles, ImageFiles, Parts]:
     """Return the files of both sides, and the positions of the samples of each split.
 
     The targets' content is of the kind `target_content`, see `ImageSpec.content`.
     """
     others: Counter[str] = Counter()
-    splits = [_pairs_below(split, data, others) for split in split_folders(Path(data.root))]
+    folders = split_folders(Path(data.root), data, held_out)
+    splits = [_pairs_below(split, data, others) for split in folders]
     inputs, targets = ([path for split in splits for path in split[side]] for side in (0, 1))
-    parts = parts_of([len(split[0]) for split in splits], data)
+    parts = parts_of([len(split[0]) for split in splits], data, held_out)
     input_files = read_headers(inputs, data, "rgb", others)
     return input_files, read_headers(targets, data, target_content), parts
 
 
 def _pairs_below(
-    folder: Path, data: DataConfig, others: Counter[str]
+    folder: Path, data: PairsConfig, others: Counter[str]
 ) -> tuple[list[str], list[str]]:
     """Return the paths of the inputs and of their targets; see `images_below` for `others`."""
     sides = []

@@ -10,16 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from conf.data.table import TableConfig
 from conf.errors import UserError, first_few
-from conf.schema import DataConfig
 from loaders.index import (
     VALIDATION_SPLITS,
     Index,
     Parts,
-    check_no_split,
     index_splits,
     read_headers,
-    split_by_seed,
+    split_by_names,
 )
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 
@@ -46,18 +45,26 @@ class Table(NamedTuple):
         return Table(self.name, [self.places[i] for i in lines], cells)
 
 
-def table(data: DataConfig) -> tuple[Index, Index]:
+def table(data: TableConfig, held_out: str = "val") -> tuple[Index, Index]:
     read = read_table(data)
     _check_cells(read, data)
-    parts = _split(read, data)
-    target = _target(read, data, parts)
+    parts = _split(read, data, held_out)
+    # Where chance splits, which samples validate is chance, and so is which classes they have.
+    by_chance = SPLIT_COLUMN not in read.cells or (held_out == "val" and data.fold is not None)
+    known = np.concatenate(parts) if by_chance else parts[0]
+    target = _target(read, data, (known, parts[1]))
     used = np.sort(np.concatenate(parts))  # files of neither split may be broken or missing
     sides = (read_headers(_existing_files(read.take(used), data), data, "rgb"),)
     train, val = (np.searchsorted(used, part) for part in parts)
-    return index_splits(Path(read.name).stem, data.root, sides, target.take(used), (train, val))
+    name, parts = Path(read.name).stem, (train, val)
+    return index_splits(name, data.root, sides, target.take(used), parts, held_out=held_out)
 
 
-def read_table(data: DataConfig) -> Table:
+def test_table(data: TableConfig) -> Index:
+    return table(data, "test")[1]
+
+
+def read_table(data: TableConfig) -> Table:
     """Read the table that `data.table` names.
 
     Raises:
@@ -81,7 +88,7 @@ def read_table(data: DataConfig) -> Table:
     return read
 
 
-def _used_columns(header: list[str], data: DataConfig) -> list[str]:
+def _used_columns(header: list[str], data: TableConfig) -> list[str]:
     needed = [data.path_column, *data.label_columns]
     if len(header) == 1 and (found := re.search("[;\t|]", header[0])):
         raise UserError(f"{data.table} separates cells by {found[0]!r}; save it with commas")
@@ -97,7 +104,7 @@ def _used_columns(header: list[str], data: DataConfig) -> list[str]:
     return used
 
 
-def _read_csv(data: DataConfig) -> Table:
+def _read_csv(data: TableConfig) -> Table:
     name = str(data.table)
     places, rows, wrong = [], [], []
     with open(name, newline="", encoding="utf-8-sig") as file:
@@ -127,7 +134,7 @@ def _read_csv(data: DataConfig) -> Table:
     return Table(name, places, {column: columns.get(column, ()) for column in used})
 
 
-def _read_parquet(data: DataConfig) -> Table:
+def _read_parquet(data: TableConfig) -> Table:
     """Read a Parquet file as `_read_csv` does; rows are counted from 1."""
     from pyarrow import parquet
 
@@ -146,7 +153,7 @@ def _text(cell: object) -> str:
     return str(int(cell)) if isinstance(cell, bool) else str(cell).strip()
 
 
-def _check_cells(read: Table, data: DataConfig) -> None:
+def _check_cells(read: Table, data: TableConfig) -> None:
     """Raise UserError where cells are empty, paths come twice or splits are unknown."""
     for name, cells in read.cells.items():
         are_empty = [not cell or not MISSING_VALUES.isdisjoint(_names(cell)) for cell in cells]
@@ -167,14 +174,14 @@ def _check_cells(read: Table, data: DataConfig) -> None:
     )
 
 
-def _below_root(read: Table, data: DataConfig) -> list[str]:
+def _below_root(read: Table, data: TableConfig) -> list[str]:
     """Return the paths of the files relative to `data.root`, equal ones in equal words."""
     names = read.cells[data.path_column]
     relative = [os.path.relpath(p, data.root) if os.path.isabs(p) else p for p in names]
     return list(map(os.path.normpath, relative))
 
 
-def _existing_files(read: Table, data: DataConfig) -> list[str]:
+def _existing_files(read: Table, data: TableConfig) -> list[str]:
     """Return the paths of the files; raise UserError unless all exist below `data.root`."""
     relative = _below_root(read, data)
     files = [os.path.join(data.root, path) for path in relative]
@@ -194,29 +201,23 @@ def _refuse(read: Table, wrong: Iterable[bool], cells: Sequence[str], what: str,
         raise UserError(f"{len(named)} {what} in {read.name}: {first_few(named)}; {fix}")
 
 
-def _split(read: Table, data: DataConfig) -> Parts:
-    if SPLIT_COLUMN not in read.cells:
-        return split_by_seed(len(read.places), data)
-    check_no_split(data, f"{read.name}, with its column {SPLIT_COLUMN},")
-    splits = np.array(read.cells[SPLIT_COLUMN])
-    train = np.flatnonzero(splits == "train")
-    for name in VALIDATION_SPLITS:
-        val = np.flatnonzero(splits == name)
-        if len(train) and len(val):
-            return train, val
-    raise UserError(
-        f"the column {SPLIT_COLUMN} of {read.name} has {len(train)} lines of train and "
-        f"{len(splits) - len(train)} of val or test; it needs some of both, or remove the column"
-    )
+def _split(read: Table, data: TableConfig, held_out: str) -> Parts:
+    columns, labels = [read.cells[name] for name in data.label_columns], None
+    if data.fold is not None and _kind(data, columns) != "numbers":
+        cells = list(map(SEPARATOR.join, zip(*columns, strict=True)))
+        labels = np.unique(cells, return_inverse=True)[1]
+    where = f"the column {SPLIT_COLUMN} of {read.name}"
+    splits = np.array(read.cells.get(SPLIT_COLUMN, [""] * len(read.places)))
+    return split_by_names(splits, data, held_out, labels, where)
 
 
 def _target(
-    read: Table, data: DataConfig, parts: Parts
+    read: Table, data: TableConfig, parts: Parts
 ) -> Labels | MultiLabels | RegressionTargets:
-    """Return the targets of all lines."""
+    """Return the targets of all lines; see `_classes`."""
     names = tuple(data.label_columns)
     columns = [read.cells[name] for name in names]
-    kind = data.label_kind if data.label_kind != "auto" else _kind_of(columns)
+    kind = _kind(data, columns)
     if kind == "numbers":
         return RegressionTargets(_numbers(read, columns), names)
     if len(columns) == 1:
@@ -232,16 +233,15 @@ def _target(
 
 
 def _classes(read: Table, kind: str, cells: Sequence[str], parts: Parts) -> Labels | MultiLabels:
-    """Return the class in each of the cells or, if `kind` is `several`, any number of them."""
+    """Return the class in each of the cells or, if `kind` is `several`, any number of them: those
+    of the lines in the first part."""
     named = [_names(cell) if kind == "several" else [cell] for cell in cells]
-    # Without a column `split`, which samples validate is chance, and so is which classes they have.
-    known = parts[0].tolist() if SPLIT_COLUMN in read.cells else range(len(cells))
-    classes = _sorted({name for i in known for name in named[i]})
+    classes = _sorted({name for i in parts[0].tolist() for name in named[i]})
     number_of = {name: number for number, name in enumerate(classes)}
     unknown = [""] * len(cells)
     for i in parts[1].tolist():
         unknown[i] = SEPARATOR.join(name for name in named[i] if name not in number_of)
-    fault = "lines of the validation split have labels that no training line has"
+    fault = "lines of the validation or test split have labels that no training line has"
     _refuse(read, map(bool, unknown), unknown, fault, "correct them or add training lines")
     needed = 2 if kind == "classes" else 1
     if len(classes) < needed:
@@ -256,8 +256,10 @@ def _classes(read: Table, kind: str, cells: Sequence[str], parts: Parts) -> Labe
     return MultiLabels(values, classes)
 
 
-def _kind_of(columns: list[Sequence[str]]) -> str:
-    """Return the kind of labels that the cells look like."""
+def _kind(data: TableConfig, columns: list[Sequence[str]]) -> str:
+    """Return the kind of labels that `data.label_kind` names or that the cells look like."""
+    if data.label_kind != "auto":
+        return data.label_kind
     cells = [cell for column in columns for cell in column]
     if len(columns) > 1:
         return "several" if set(cells) <= {"0", "1", "0.0", "1.0"} else "numbers"

@@ -26,7 +26,7 @@ class Digits(Dataset):
         return self.transform(image), int(self.labels[number])
 
 
-def new_digits(data: DataConfig) -> Dataset:  # part: predict
+def new_digits(data: DataConfig) -> Dataset:
     """Digits in a file like `FILE`, whose labels do not matter: `predict.py data.root=FILE.npz`."""
     images = np.load(data.root)["val_images"]
     return Digits(images, np.zeros(len(images)), v2.Identity())

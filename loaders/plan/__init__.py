@@ -1,2 +1,2 @@
-from loaders.plan.plan import ROW, crop_shapes, neutral_rows, output_size, resized_sizes
-from loaders.plan.sampler import PlanSampler
+from loaders.plan.description import describe, warn
+from loaders.plan.plan import ROW, PlanSampler, neutral_rows, resized_sizes

@@ -6,12 +6,17 @@ position): any rows of it can be computed, at a cost that does not depend on how
 no worker, rank or earlier batch can influence them.
 """
 
+import logging
+
 import numpy as np
 
-from conf.errors import UserError
-from conf.schema import DataConfig
-from loaders.augment import AUGMENTATIONS
+from conf.errors import UserError, first_few
+from conf.schema import Config, DataConfig
+from loaders.augment import AUGMENTATIONS, active_augmentations
+from loaders.epoch import ORDER, EpochSampler, stream_key, uniform
 from loaders.index import Index
+
+log = logging.getLogger(__name__)
 
 ROW = np.dtype(
     [
@@ -96,3 +101,74 @@ def distinct_shapes(index: Index, data: DataConfig) -> np.ndarray:
             "data.crop or a larger data.resize"
         )
     return shapes
+
+
+class PlanSampler(EpochSampler):
+    """Yields rows of the plan, of dtype `ROW`; else as `EpochSampler`.
+
+    Attributes:
+        augmentations: active augmentations; none in evaluation.
+        output_size: (height, width) of the images in pixels, after crop and resize.
+        distinct_shapes: (M, 2) height and width in pixels of the rectangles of inputs of the sizes
+            `index.distinct_sizes`; None: they are random.
+
+    Raises:
+        UserError: as `EpochSampler`, images are smaller than the crop, or an augmentation does not
+            fit targets or batches.
+    """
+
+    advice = "; python -m loaders.check lists all of them"
+
+    def __init__(self, index: Index, cfg: Config, rank: int, world_size: int, train: bool) -> None:
+        super().__init__(index.name, len(index), cfg, rank, world_size, train)
+        data = cfg.data
+        self.order_name = index.order_name(data) if train else ORDER
+        self.augmentations = active_augmentations(data) if train else ()
+        for augmentation in self.augmentations:
+            augmentation.check(data, index.target, cfg.global_batch_size, world_size)
+        self.index = index
+        self.output_size = output_size(data, index)
+        is_random = train and data.random_resized_crop is not None
+        self.distinct_shapes = None if is_random else distinct_shapes(index, data)
+        self.left_out = tuple(index.left_out)
+        if index.left_out and rank == 0:
+            log.warning(
+                "%s: %d files are left out (data.max_bad_samples=%d): %s",
+                *(index.name, len(index.left_out), data.max_bad_samples),
+                first_few(f"{path} ({reason})" for path, reason in index.left_out.items()),
+            )
+        self.check_limit()
+
+    def plan(self, positions: np.ndarray) -> np.ndarray:
+        """Return rows of the current epoch's plan, which all ranks share, (len(positions),) of
+        dtype `ROW`.
+
+        They depend on (seed, epoch, position) alone: any rows can be computed, in any order.
+        """
+
+        def random(column: str, num: int) -> np.ndarray:
+            return uniform(positions, stream_key(column, self.seed, self.epoch), num)
+
+        samples = self.index.shuffled(positions, self) if self.train else positions
+        self.index.check(samples)
+        rows = neutral_rows(samples)
+        rows["position"] = positions
+        sizes = self.index.sizes[samples]
+        if self.distinct_shapes is not None:
+            shapes = crop_shapes(self.index, self.data, sizes)
+            rows["height"], rows["width"] = shapes.T
+            rows["y"], rows["x"] = (sizes - shapes).T // 2
+        for augmentation in self.augmentations:
+            augmentation.draw(rows, sizes, self.data, random)
+        return rows
+
+    def description(self) -> dict[str, str]:
+        """Describe everything that the plan of an epoch depends on: equal descriptions give equal
+        plans."""
+        keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
+        settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
+        facts = {"files": self.index.fingerprint, "seed": str(self.seed), "order": self.order_name}
+        return facts | settings
+
+    def fetch(self, rows: np.ndarray) -> None:
+        self.index.fetch(rows, self)

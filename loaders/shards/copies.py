@@ -17,7 +17,8 @@ from conf.credentials import without_credentials
 from conf.errors import UserError
 from conf.files import checksum
 from conf.schema import DataConfig
-from loaders.index import ShardFiles, one_process_at_a_time, replaced_folder
+from loaders.index import one_process_at_a_time, replaced_folder
+from loaders.shards.files import ShardFiles
 from loaders.storage import Storage, StorageError
 
 PARTIAL, LOCK = ".partial", ".lock"

@@ -11,6 +11,7 @@ Remote columns are copied into `data.cache_dir` at the start, remote shards when
 """
 
 import hashlib
+import re
 from functools import partial
 from pathlib import Path
 
@@ -20,22 +21,16 @@ from conf.credentials import without_credentials
 from conf.errors import UserError
 from conf.facts import check_kind
 from conf.schema import DataConfig
-from loaders.index import (
-    COLUMN_FILE,
-    SPAN,
-    SPLITS,
-    Index,
-    ShardFiles,
-    Shards,
-    open_column,
-    open_columns,
-    read_description,
-)
+from loaders.index import SPLITS, Index, open_column, open_columns, read_description
 from loaders.shards.copies import Copies, copy_columns, room_for_copies
+from loaders.shards.files import SPAN, ShardFiles, Shards
+from loaders.shards.index import ShardIndex
 from loaders.storage import MissingError, open_storage
 
 FORMAT = 2  # increased when the index or the pieces change
 DESCRIPTION = "shards.json"
+COLUMN_FILE = re.compile(r"index/(train|val)/([a-z]+(_[a-z]+)*(-[01])?\.npy|facts\.json)")
+"""Names of the files of the index."""
 
 Spans = tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
 """`spans`, `order` and `starts` of `Shards`."""
@@ -91,7 +86,7 @@ def _open_split(
 ) -> Index:
     shards = Shards(files, root, *_open_spans(folder), fingerprint)
     reopen = partial(_open_split, folder, max_pixels, files, root, fingerprint)
-    index = open_columns(folder, max_pixels, shards=shards, reopen=reopen)
+    index = open_columns(folder, max_pixels, "", ShardIndex, shards=shards, reopen=reopen)
     if (len(shards.order), len(shards.spans)) != (len(index), len(index.sides)):
         raise UserError(
             f"{folder}: the spans do not fit {len(index):,} samples of {len(index.sides)} images; "

@@ -30,22 +30,20 @@ from conf.credentials import without_credentials
 from conf.errors import UserError
 from conf.files import checksum
 from conf.schema import DataConfig
+from loaders.common import cpus_per_rank
 from loaders.epoch import random_permutation, stream_key
 from loaders.images import HEADER, Header, read_header
 from loaders.index import (
-    SETTINGS,
-    SPAN,
     SPLITS,
     Index,
     build_index,
-    key_in_shard,
+    read_whole,
     save_columns,
     settings_of,
     write_columns,
 )
-from loaders.limits import cpus_per_rank
 from loaders.plan import resized_sizes
-from loaders.read import read_bytes, read_whole
+from loaders.shards.files import SPAN, key_in_shard
 from loaders.shards.open import DESCRIPTION, FORMAT, shard_name
 from loaders.storage import Storage, open_storage
 from loaders.targets import ImageSpec
@@ -192,7 +190,7 @@ class Split:
             image = read_whole(self.index, sample, side, size, reduces)
             return encode(image, self.index.sides[side], self.quality)
         ending = os.path.splitext(self.index.files[side][sample])[1].lower()
-        content = read_bytes(self.index, sample, side)
+        content = self.index.read_bytes(sample, side)
         return (content, self.index.headers[side][sample], ending)
 
     def _labels(self, sample: int) -> Iterator[tuple[str, str]]:
@@ -222,8 +220,7 @@ def encode(image: np.ndarray, side: ImageSpec, quality: str) -> Encoded:
         file.seek(0)
         return (file.getvalue(), tuple(read_header(file, "stored")), ".tif")
     is_photo = side.content == "rgb"
-    header = Header(height, width, 3 if is_photo else 1, 8 * image.itemsize)
-    header = header._replace(dali_reads=is_photo)  # part: dali
+    header = Header(height, width, 3 if is_photo else 1, 8 * image.itemsize, dali_reads=is_photo)
     if is_photo and quality != LOSSLESS:
         jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(image), int(quality))
         return (jpeg, tuple(header), ".jpg")
@@ -232,7 +229,7 @@ def encode(image: np.ndarray, side: ImageSpec, quality: str) -> Encoded:
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes | bytearray) -> None:
-    facts = tarfile.TarInfo(name)  # without times and users: the same samples give the same bytes
+    facts = tarfile.TarInfo(name)  # no times and users: the same samples give the same bytes
     facts.size = len(content)
     tar.addfile(facts, BytesIO(content))
 
@@ -253,11 +250,11 @@ def pack_shards(
     for line in splits["train"].index.notes:
         print(line)
     encodes = quality is not None
-    keys = [key for key in SETTINGS if key not in OF_FILES]
-    keys += ["resize"] if encodes and data.resize is not None else []
+    resized = ["resize"] if encodes and data.resize is not None else []
+    settings = settings_of(data, *resized)
     about: dict[str, Any] = {
         "format": FORMAT,
-        "settings": settings_of(data, tuple(keys)),
+        "settings": {key: settings[key] for key in settings if key not in OF_FILES},
         "shard_mb": shard_mb,
         "encoded": [quality, data.reduced_decoding] if encodes else None,
         "splits": {name: split.describe() for name, split in splits.items()},

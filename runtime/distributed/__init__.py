@@ -7,7 +7,6 @@ Only the entry points use torch.distributed besides.
 # does that import, gloo's threads outlive the group, into the end of Python.
 import torch.distributed.nn.functional
 
-from runtime.distributed.fsdp import shard
 from runtime.distributed.group import ProcessGroup
 from runtime.distributed.heartbeat import FLIGHT_RECORD, Heartbeat
 from runtime.distributed.launch import (
@@ -20,4 +19,4 @@ from runtime.distributed.launch import (
 )
 from runtime.distributed.models import convert_sync_batchnorm, sync_buffers
 from runtime.distributed.private import backend_name
-from runtime.distributed.shards import read_whole
+from runtime.distributed.slow_ranks import SlowRanks, slowest

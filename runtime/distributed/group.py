@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from loaders.batch import map_leaves
-from runtime.distributed.shards import read_shards, write_shards
+from loaders.common import map_leaves
 from runtime.group import SingleProcess
 
 T = TypeVar("T")
@@ -64,27 +64,30 @@ class ProcessGroup(SingleProcess):
         dist.all_reduce(tensor, group=self.handle)
         return tensor / self.world_size
 
-    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:  # part: fsdp
+    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
         if isinstance(tensor, DTensor) or not isinstance(example, DTensor):
             return tensor
         # Every rank has the full tensor: nothing has to be sent.
         full, mesh = tensor.to(example.device), example.device_mesh
         return distribute_tensor(full, mesh, example.placements, src_data_rank=None)
 
-    def read_shards(self, saved: dict[str, Any], model: nn.Module) -> Any:  # part: fsdp
+    def read_shards(self, saved: dict[str, Any], model: nn.Module) -> Any:
         parameter = next(model.parameters())
         if "shards" in saved and isinstance(parameter, DTensor):
-            return read_shards(saved, parameter.device_mesh)
+            fsdp = import_module("runtime.fsdp")  # other models have no shards
+            return fsdp.read_shards(saved, parameter.device_mesh)
         return super().read_shards(saved, model)
 
-    def for_writing(self, model: nn.Module) -> SingleProcess:  # part: fsdp
+    def for_writing(self, model: nn.Module) -> SingleProcess:
         is_sharded = isinstance(next(model.parameters()), DTensor)
         return ProcessGroup(dist.new_group(backend="gloo")) if is_sharded else self
 
-    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:  # part: fsdp
-        return write_shards(state, folder, self, self.handle)
+    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        if not any(isinstance(value, DTensor) for value in state.get("model", {}).values()):
+            return state
+        return import_module("runtime.fsdp").write_shards(state, folder, self, self.handle)
 
-    def full_tensor(self, tensor: Tensor) -> Tensor:  # part: fsdp
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

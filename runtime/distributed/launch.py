@@ -76,7 +76,7 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     faulthandler.enable()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
-    heartbeat.record_collectives(Path(cfg.output_dir))  # part: hang_reports
+    heartbeat.record_collectives(Path(cfg.output_dir))
     if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size:  # several machines
         interface = interface_to(os.environ["MASTER_ADDR"]) or interface_to(OUTSIDE)
         if interface:
@@ -93,7 +93,7 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     if dist.get_debug_level() == dist.DebugLevel.OFF:
         dist.set_debug_level(dist.DebugLevel.INFO)  # DDP names parameters without gradients
     atexit.register(leave_process_group)
-    heartbeat.start(store, device, cfg.distributed.timeout_s)  # part: hang_reports
+    heartbeat.start(store, device, cfg.distributed.timeout_s)
     if rank != 0:
         _only_warn(rank)
     return ProcessGroup()
@@ -145,7 +145,7 @@ def open_store() -> dist.Store:
 
 def leave_process_group() -> None:
     """Destroy the process group if there is one."""
-    heartbeat.stop()  # part: hang_reports
+    heartbeat.stop()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -175,7 +175,7 @@ def end_failed_rank(error: Exception) -> NoReturn:
     """
     rank = os.environ["RANK"]
     text = str(error).lower()
-    heartbeat.announce(error)  # part: hang_reports
+    heartbeat.announce(error)
     if isinstance(error, DistError) or any(words in text for words in PARTNER_ERRORS):
         reason = masked(str(error).partition("\n")[0])[:200]
         print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)

@@ -90,7 +90,7 @@ class Loggers:
             self.loggers.pop(name, None)
 
 
-def kept_id(path: Path, create: Callable[[], str]) -> str:  # part: mlflow|wandb
+def kept_id(path: Path, create: Callable[[], str]) -> str:
     """Return the service's id of the run, which is kept in a file; of a new run, `create()`."""
     if path.exists() and (kept := path.read_text()):
         return kept

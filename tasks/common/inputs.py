@@ -23,10 +23,10 @@ def with_targets(
     """
     kind = target.kind if target and isinstance(targets, Tensor) else ""
     names: tuple[str, ...] = getattr(target, "classes", ())
-    if kind == "masks":  # part: segmentation
+    if kind == "masks":
         indices = torch.where(targets == target.ignore_index, -1, targets)
         return {"inputs": pictures, "targets": coloured(indices, class_colours(len(names)))}
-    if kind == "images":  # part: restoration
+    if kind == "images":
         low, high = value_range
         return {"inputs": pictures, "targets": as_pictures((targets - low) / (high - low))}
     if kind == "labels" and targets.ndim == 1:

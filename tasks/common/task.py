@@ -8,14 +8,14 @@ from torch import Tensor
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
-from loaders.batch import num_samples
+from loaders.common import num_samples
 from tasks.common.sums import divide_by_count
 
 
 class Task:
     """Base class of all tasks: a loss, metrics as sums, and predictions.
 
-    Outputs and targets are batches (`loaders.batch`): tensors, or dicts, tuples and lists of them.
+    Outputs and targets are batches (`loaders.common`): tensors, or dicts, tuples and lists of them.
 
     Attributes:
         target_kind: kind of targets (`loaders.targets.Target.kind`) of the task; empty: any.
@@ -37,13 +37,13 @@ class Task:
     num_outputs: int
     num_sums: int
 
-    columns: tuple[str, ...] = ()  # part: predict
+    columns: tuple[str, ...] = ()
     """Names of the values that `table_rows()` returns for an image."""
 
-    makes_images = False  # part: predict
+    makes_images = False
     """True if `images()` returns an image for each prediction."""
 
-    palette: np.ndarray | None = None  # part: predict
+    palette: np.ndarray | None = None
     """(K, 3) uint8 colours of the indices in these images; None: they are not indices."""
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
@@ -76,7 +76,7 @@ class Task:
         """Return the metrics by name; raise ValueError if the totals are of no images."""
         return divide_by_count(self.metric_names, totals)
 
-    def predictions(self, outputs: Any) -> Tensor:  # part: predict|export
+    def predictions(self, outputs: Any) -> Tensor:
         """Return the predictions of an exported model, float32; images as (N, H, W, C)."""
         if not isinstance(outputs, Tensor):
             raise UserError(
@@ -85,13 +85,13 @@ class Task:
             )
         return outputs.float()
 
-    def table_rows(self, outputs: Any) -> list[tuple[str | float, ...]]:  # part: predict
+    def table_rows(self, outputs: Any) -> list[tuple[str | float, ...]]:
         """Return the values of `columns` for each image; by default, `predictions()`."""
         if not self.columns:
             return [()] * num_samples(outputs)
         return [tuple(row) for row in self.predictions(outputs).tolist()]
 
-    def images(self, outputs: Any) -> np.ndarray | None:  # part: predict
+    def images(self, outputs: Any) -> np.ndarray | None:
         """Return an image for each prediction, to be written to a file, if the task `makes_images`.
 
         (N, H, W) or (N, H, W, C) uint8, or indices (N, H, W) of uint8 or uint16.

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from conf.errors import UserError
-from conf.schema import Config, are_numbers
+from conf.ranges import are_numbers
+from conf.schema import Config
 from loaders import Loader
 
 

@@ -11,54 +11,31 @@ from pathlib import Path
 
 import pytest
 
-from launch import rendezvous
-from template.parts import with_needs
-from template.tests.test_parts import PARTS, SETS, problems
-from template.tests.test_project import clone_template, made
-from tests.helpers import free_port, run_all, start_process
-from tests.torchrun import TWO_RANKS, Torchrun
+from template.parts import PARTS, with_needs
+from template.tests.test_parts import PROJECTS, project_of, template
+from template.tests.test_project import made
+from tests.helpers import run_all
 
-OF_THE_DAY = SETS[1 + date.today().toordinal() % (len(SETS) - 1)]
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return clone_template(tmp_path_factory.mktemp("parts") / "template")
+__all__ = ["project_of", "template"]
+OF_THE_DAY = PROJECTS[1 + date.today().toordinal() % (len(PROJECTS) - 1)]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("names", ["core", OF_THE_DAY])
-def test_the_tests_of_a_project_pass(names: str, template: Path, tmp_path: Path) -> None:
-    print(made(template, tmp_path / "project", names), names, flush=True)
+def test_the_tests_of_a_project_pass(names: str, project_of) -> None:
+    print(names, flush=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "logical", "--maxprocesses", "8"]
     command += ["--dist", "loadfile", "-m", "not slow"]
-    subprocess.run(command, cwd=tmp_path / "project", check=True)
+    subprocess.run(command, cwd=project_of(names), check=True)
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_project_without_a_part_is_whole_and_trains(
-    part: str, template: Path, tmp_path: Path
-) -> None:
-    """Two steps, by each launcher that is left."""
-    names = " ".join(x for x in PARTS if part not in with_needs(["core", x])) or "core"
-    names = "own" if part == "images" else names
+def test_a_project_without_a_part_trains(part: str, template: Path, tmp_path: Path) -> None:
+    names = " ".join(name for name in PARTS if part not in with_needs([name]))
     project = tmp_path / "project"
     made(template, project, names)
-    assert not problems(project, template, with_packages=True)
-
     steps = ["max_steps=2", "log.images=0"]
-    run_all([["train.py", *steps, f"output_dir={tmp_path / 'alone'}"]], tmp_path, 1, project)
-    if not (project / "train_ddp.py").exists():
-        return
-    launchers = {"torchrun": TWO_RANKS}
-    if (project / "launch" / "elastic_torchrun.py").exists():
-        port = str(free_port())
-        start_process(rendezvous.main, [port])
-        elastic = ["--nnodes=1:1", "--nproc_per_node=2", f"--rdzv_endpoint=127.0.0.1:{port}"]
-        launchers["elastic"] = [*elastic, "--rdzv_id=test", "--local_addr=127.0.0.1"]
-    for name, launcher in launchers.items():
-        prints, run = tmp_path / f"{name}.txt", tmp_path / name
-        command = [*launcher, "train_ddp.py", *steps, f"output_dir={run}"]
-        with Torchrun(command, project, prints, is_elastic=name == "elastic") as torchrun:
-            assert torchrun.wait() == 0, torchrun.text()
-        assert (run / "checkpoints" / "last.pt").exists()
+    for script in sorted(path.name for path in project.glob("train*.py")):
+        output = f"output_dir={tmp_path / script}"
+        num_ranks = 2 if "torchrun" in (project / script).read_text() else 1
+        run_all([[script, *steps, output]], tmp_path, num_ranks, project)

@@ -155,11 +155,25 @@ def with_pages(project: Path) -> Path:
     return folder
 
 
+def commands_of_page(name: str) -> list[list[str]]:
+    """The page's command, the same on two ranks, and its predictions."""
+    [one] = commands_of(PAGES[name])
+    run = one[-1].removeprefix("output_dir=")
+    options, folder = one[2:-1], f"{one[-1]}_ddp"
+    two = ["torchrun", "train_ddp.py", *options, folder]
+    merge = []
+    if name == "text":
+        merge = [["python", "compose.py", "ddp", "amp", "accumulate", "-o", "train_text.py"]]
+        two = ["torchrun", "train_text.py", *options, "accumulate_steps=2", folder]
+    predict = ["python", "predict.py", f"run={run}", "split=val", f"out={run}.csv"]
+    return [one, *merge, two, predict]
+
+
 def follow_page(
     project: Path, name: str, *more: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, str]], dict[str, float]]:
     """The summaries of one process and of two ranks, the table of predictions and its metrics."""
-    commands = commands_of(PAGES[name])
+    commands = commands_of_page(name)
     printed = follow(project, [*commands, *more])[commands[-1][-1]]
     folders = [words[-1] for words in commands if words[-1].startswith("output_dir=")]
     one, two = (summary_of(project / folder.removeprefix("output_dir=")) for folder in folders)
@@ -180,7 +194,7 @@ def test_text(with_pages: Path) -> None:
 
 @pytest.mark.slow
 def test_keypoints_come_back_in_pixels_of_the_source_and_after_a_resume(with_pages: Path) -> None:
-    [one_process, ranks, _] = commands_of(PAGES["keypoints"])
+    [one_process, ranks, _] = commands_of_page("keypoints")
     parts = ["resume=auto", "output_dir=outputs/parts"]
     more = [[*one_process[:-1], "max_steps=5", *parts], [*ranks[:-1], *parts]]
     one, two, rows, metrics = follow_page(with_pages, "keypoints", *more)

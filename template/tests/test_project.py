@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from template.project import LEFT_OUT, git
+from template.parts import LEFT_OUT
+from template.project import git
 from tests.helpers import REPOSITORY, replace
 
 # Nobody has told git who they are, or what to ignore.
 NOBODY = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 
 
-def clone_template(folder: Path, without: str = "nothing/") -> Path:
-    """A repository with the tracked files of this one, but for one folder, as its only commit."""
+def clone_template(folder: Path) -> Path:
+    """A repository with the tracked files of this one, as its only commit."""
     names = git(REPOSITORY, "ls-files").splitlines()
     for name in names:
         path = REPOSITORY / name
-        if path.is_file() and not path.is_symlink() and not name.startswith(without):
+        if path.is_file() and not path.is_symlink():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, folder / name)
     git(folder, "init", "--quiet")
@@ -52,8 +53,7 @@ def made(template: Path, directory: str | Path, parts: str = "", script: str = "
 
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
-    """Without tests, which take long to cut; test_parts.py has whole projects."""
-    return clone_template(tmp_path / "template", without="tests/")
+    return clone_template(tmp_path / "template")
 
 
 @pytest.mark.parametrize("script", ["each", "merged"])
@@ -114,6 +114,7 @@ def test_a_newer_template_and_more_parts_are_merged_with_the_users_own(template:
     commit(template, "newer")
     brought = made(template, project, "amp ema unet segmentation csv")
     assert "git merge template" in brought
+    assert ", 1 commits after " in brought
     assert (git(project, "status", "--porcelain"), git(project, "rev-parse", "main")) == before
     assert git(project, "log", "--format=%an", "template").split() == ["template", "template"]
     # Without PARTS, they stay as they are.

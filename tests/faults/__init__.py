@@ -1,12 +1,14 @@
 """Tests of faults; runs that can be hit, scripts with a fault, and comparisons of runs."""
 
+import json
 import re
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
-from tests.helpers import checkpoint_of, folder_with, wait_for
+from tests.helpers import checkpoint_of, folder_with, summary_of, validated, wait_for
 
 NUM_TRAIN = 64
 NUM_STEPS = 16
@@ -14,6 +16,9 @@ NUM_STEPS = 16
 TENSORS = ("model", "optimizer", "scheduler", "scaler", "ema", "rng")
 PLACE = ("step", "loader", "guard")
 """With the above, all that decides how a run goes on; the rest of a checkpoint tells what was."""
+
+WORKERS = "import psutil, tests.helpers; workers = tests.helpers.workers_of(psutil.Process()); "
+"""Python in the training loop that finds the workers of the training process."""
 
 LOOP = re.compile(r"(^ {8}for inputs, targets in run\.batches\(.*\n)", re.MULTILINE)
 
@@ -27,7 +32,7 @@ def script_with(folder: Path, script: str, *lines: str) -> Path:
     added = ["step, rank = run.step_number + 1, run.group.rank", *lines]
     indented = "".join(f"            {line}\n" for line in added)
     before, loop, after = LOOP.split(path.read_text())
-    path.write_text(f"import os\nimport time\n{before}{loop}{indented}{after}")
+    path.write_text(f"import os\nimport time\n\nimport torch\n{before}{loop}{indented}{after}")
     return folder
 
 
@@ -42,6 +47,23 @@ def hit(step: int, rank: int, action: str) -> list[str]:
 
 def steps_saved(output_dir: Path) -> list[int]:
     return sorted(int(path.stem[5:]) for path in (output_dir / "checkpoints").glob("step-*.pt"))
+
+
+POISON = "inputs = inputs * float('nan')"
+
+
+def bad_lines(text: str) -> list[str]:
+    """Those that name a step which is left out."""
+    return [line for line in text.splitlines() if "gradient norm is not finite" in line]
+
+
+def assert_finite(run: Path, options: list[str], num_bad_steps: int) -> None:
+    """The loss of its last weights is a number, and that of the run's end."""
+    summary = summary_of(run)
+    assert summary["bad_steps"] == num_bad_steps
+    expected = validated(checkpoint_of(run)["model"], options)["val/loss"]
+    rel = 1e-4 if summary["precision"] == "float32" else 0.02  # by one process, in float32
+    assert summary["val/loss"] == pytest.approx(expected, rel=rel)  # two NaNs are not equal
 
 
 def step_file(run: Path, step: int) -> Path:
@@ -63,3 +85,30 @@ def assert_same_state(one: Path, other: Path) -> None:
     for name in TENSORS:
         assert_same(first.get(name), second.get(name))
     assert [first[name] for name in PLACE] == [second[name] for name in PLACE]
+
+
+def recording(folder: Path, script: str, *lines: str) -> Path:
+    """The script with these lines; each rank writes its samples by step to `<folder>/seen.txt`."""
+    seen = folder / "seen.txt"
+    return script_with(
+        folder,
+        script,
+        f"with open({str(seen)!r}, 'a') as file:",
+        "    samples = [step, rank, train_loader.last_rows['sample'].tolist()]",
+        "    file.write(f'{samples}\\n')",
+        *lines,
+    )
+
+
+def seen_by(folder: Path) -> dict[int, list[int]]:
+    """The global batch of each step, its ranks' samples in turn, as the plan deals them."""
+    by_step: dict[int, dict[int, list[int]]] = {}
+    for line in (folder / "seen.txt").read_text().splitlines():
+        step, rank, samples = json.loads(line)
+        assert rank not in by_step.setdefault(step, {})
+        by_step[step][rank] = samples
+    turns = {
+        step: zip(*[ranks[rank] for rank in sorted(ranks)], strict=True)
+        for step, ranks in by_step.items()
+    }
+    return {step: [sample for turn in turns[step] for sample in turn] for step in turns}

@@ -1,43 +1,14 @@
-"""Batches with a loss that is not finite, bad samples; ranks that raise, hang, or end."""
+"""Batches with a loss that is not finite."""
 
-import os
-import pickle
-import re
-import shutil
-import time
-from pathlib import Path
-
-import pytest
-import torch
-import torch.distributed as dist
-
-from runtime.distributed import FLIGHT_RECORD, Heartbeat
-from tests.faults import assert_same, assert_same_state, script_with
-from tests.helpers import (
-    answers_to,
-    checkpoint_of,
-    fork,
-    join,
-    print_to,
-    run_to_end,
-    start_process,
-    summary_of,
-    validated,
+from tests.faults import (
+    POISON,
+    assert_finite,
+    assert_same,
+    assert_same_state,
+    bad_lines,
+    script_with,
 )
-
-POISON = "inputs = inputs * float('nan')"
-
-
-def lines_of(text: str) -> list[str]:
-    return [line for line in text.splitlines() if "gradient norm is not finite" in line]
-
-
-def assert_finite(run: Path, options: list[str], num_bad_steps: int) -> None:
-    """The loss of its last weights is a number, and that of the run's end."""
-    summary = summary_of(run)
-    assert summary["bad_steps"] == num_bad_steps
-    expected = validated(checkpoint_of(run)["model"], options)["val/loss"]
-    assert summary["val/loss"] == pytest.approx(expected, rel=1e-4)  # two NaNs are not equal
+from tests.helpers import answers_to, checkpoint_of
 
 
 def test_bad_batches_are_without_effect_named_and_counted(options, photos, tmp_path) -> None:
@@ -58,7 +29,7 @@ def test_bad_batches_are_without_effect_named_and_counted(options, photos, tmp_p
     ]
     told = answers_to(commands, tmp_path, folder=folder)
     assert [code for code, _ in told] == [0, 0, 0, 2, 0], told
-    [line] = lines_of(told[2][1])
+    [line] = bad_lines(told[2][1])
     assert line.startswith("step 5: ")
     assert all(name in line for name in names.read_text().splitlines())
     assert line.count(str(photos)) == 8
@@ -72,106 +43,3 @@ def test_bad_batches_are_without_effect_named_and_counted(options, photos, tmp_p
     assert_same(four["optimizer"]["state"], five["optimizer"]["state"])
     assert_same_state(run, whole)
     assert_finite(run, options, 4)
-
-
-def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(options, tmp_path) -> None:
-    """test_techniques.py has gradients that overflow on one rank, in shards."""
-    script, run = "train_ddp.py", tmp_path / "run"
-    folder = script_with(tmp_path / "s", script, f"if (step, rank) == (5, 1): {POISON}")
-    codes, prints = run_to_end(script, run, *options, "max_steps=6", folder=folder)
-    assert codes == [0, 0], prints
-    for rank, text in enumerate(prints):
-        [line] = lines_of(text)
-        assert "step 5: " in line
-        assert line.startswith("[rank 1] ") == (rank == 1)
-        assert line.count(".png") == 4  # its own half of the batch
-    assert_finite(run, options, 1)
-
-
-def test_bad_samples_are_counted_over_ranks_and_a_resume(options, photos, tmp_path) -> None:
-    """Of the training images one has no header, and four are cut short."""
-    data = Path(shutil.copytree(photos, tmp_path / "photos"))
-    images = sorted((data / "train").rglob("*.png"))
-    images[0].write_bytes(b"<html>404 not found</html>")
-    for path in images[10:14]:
-        path.write_bytes(path.read_bytes()[:-200])
-    script, run = "train_ddp.py", tmp_path / "run"
-    options = [*options, f"data.root={data}", "data.on_error=skip", "resume=auto", "epochs=3"]
-    for last_step in (5, 14):
-        codes, texts = run_to_end(script, run, *options, f"max_steps={last_step}")
-        assert set(codes) == {0}, texts
-    assert summary_of(run)["bad_samples"] == {"train": 5, "val": 0}
-
-    # Each rank has met fewer of them, and so has each part of the run.
-    codes, texts = run_to_end(script, run, *options, "data.max_bad_samples=4")
-    assert set(codes) == {2}, texts
-    assert all("5 samples of photos/train are bad, more than data.max" in text for text in texts)
-    assert "Traceback" not in "".join(texts)
-
-
-def test_a_rank_that_raises_shows_its_traceback_once_and_all_end(options, tmp_path) -> None:
-    folder = script_with(tmp_path / "s", "train_ddp.py", "assert step < 3 or rank == 0, 'ouch'")
-    codes, prints = run_to_end("train_ddp.py", tmp_path / "run", *options, folder=folder)
-    assert codes == [1, 1]
-    assert prints[1].count("[rank 1] Traceback") == 1
-    assert prints[1].count("[rank 1] AssertionError: ouch") == 1
-    assert "Traceback" not in prints[0]
-    assert prints[0].count("[rank 0] stops, because another rank has:") == 1
-
-
-# part: hang_reports
-def test_a_rank_that_hangs_is_named_with_the_line_where_it_stands(options, tmp_path) -> None:
-    script, run = "train_ddp.py", tmp_path / "run"
-    folder = script_with(tmp_path / "s", script, "if (step, rank) == (3, 1): time.sleep(1000)")
-    overrides = [*options, "global_batch_size=9", "distributed.timeout_s=10"]
-    processes, prints = fork(script, run, *overrides, folder=folder, num_ranks=3)
-    codes = join([processes[0], processes[2]])
-    assert processes[1].is_alive()
-    processes[1].kill()  # as torchrun does
-    assert codes == [1, 1]
-    text = prints[0].read_text() + prints[2].read_text()
-    assert "a collective timed out; missing: rank 1. Where each rank stood:" in text
-    assert not re.search("missing: rank [02]", text)
-    assert re.search(r"rank 1: \d+ s ago at train_ddp.py:\d+ \(.*time.sleep\(1000\)\)", text)
-    for rank in (0, 2):
-        assert re.search(rf"rank {rank}: \d+ s ago at (train_ddp|group|launch).py", text)
-        record = run / f"flight_record_rank_{rank}"
-        assert f"this rank's collectives: {record}" in text
-        last = pickle.loads(record.read_bytes())["entries"][-1]
-        assert last["profiling_name"].startswith("gloo:")
-
-
-class Stuck(Heartbeat):
-    """Heartbeat of a device that is busy with the same work for a second more in each one."""
-
-    asked = 0
-
-    def overdue_s(self) -> float:
-        self.asked += 1
-        return float(self.asked)
-
-    def flight_record(self) -> bytes:
-        return b"all of them"
-
-
-def test_a_rank_whose_device_waits_for_another_one_reports_and_ends(tmp_path) -> None:
-    """NCCL raises no error in Python, where the main thread waits for the device."""
-    hangs, failed = tmp_path / "hangs.txt", tmp_path / "failed.txt"
-    cases = (hangs, 20.0), (failed, 1e9)
-    assert join([start_process(_wait_for_the_device, *case) for case in cases]) == [1, 1]
-    text = hangs.read_text()
-    assert "[rank 0] a collective timed out; missing: rank 1. Where each rank stood:" in text
-    assert re.search(r"rank 0: \d+ s ago at test_bad_batches.py:\d+ \(time.sleep\(1000\)\)", text)
-    assert f"this rank's collectives: {tmp_path}/new/record0" in text
-    assert (tmp_path / "new" / "record0").read_bytes() == b"all of them"
-    assert "[rank 0] stops, because another rank has" in failed.read_text()
-
-
-def _wait_for_the_device(prints: Path, timeout_s: float) -> None:
-    os.environ[FLIGHT_RECORD] = str(prints.parent / "new" / "record")
-    print_to(prints)
-    store, device = dist.HashStore(), torch.device("cpu")
-    if prints.stem == "failed":
-        Heartbeat(store, 1, 2, device, 1e9).announce_failure()
-    Stuck(store, 0, 2, device, timeout_s, interval_s=0.1)
-    time.sleep(1000)

@@ -4,18 +4,11 @@ import pytest
 
 from tests.faults import NUM_STEPS, assert_same_state, script_with
 from tests.helpers import answers_to, checkpoint_of, has_ranks, scalars_of, summary_of
-
-# Overflows at first: those steps are skipped.
-FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
+from tests.parts import rows_of
 
 
 @pytest.mark.parametrize(
-    ("script", "overrides", "num_workers"),
-    [
-        ("train_accumulate_ema.py", ["accumulate_steps=4", "ema.decay=0.5"], 1),
-        ("train_ddp_amp.py", ["loader=dali", *FLOAT16], 0),
-        ("train_fsdp.py", [], 0),
-    ],
+    ("script", "overrides", "num_workers"), [("train.py", [], 1), *rows_of("RESUMED")]
 )
 def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     script: str, overrides: list[str], num_workers: int, options, tmp_path
@@ -41,7 +34,7 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     losses = scalars_of(whole, "train/loss")
     assert scalars_of(stopped, "train/loss") == losses
     assert len(losses) == NUM_STEPS
-    if "amp" in script:
+    if "amp.dtype=float16" in overrides:
         assert checkpoint_of(stopped)["scaler"]["scale"] < 1e8  # it did overflow
         assert summary_of(stopped)["bad_steps"] == 0  # the search for a scale is none
     lines = [(run / "train.log").read_text().splitlines() for run in (stopped, whole)]

@@ -4,11 +4,8 @@ import shutil
 import time
 from pathlib import Path
 
-import pytest
 import torch
 
-from conf.errors import UserError
-from runtime.trained import read_trained
 from tests.faults import script_with, steps_saved, wait_for_step
 from tests.helpers import (
     ENVIRONMENT,
@@ -22,6 +19,7 @@ from tests.helpers import (
     values_of,
     wait_for,
 )
+from tests.parts import rows_of
 
 LONGER = ["resume=auto", "epochs=3"]
 INPUTS = [*LONGER, "data.mean=[0.5,0.5,0.5]"]
@@ -108,46 +106,25 @@ def test_a_file_of_weights_is_no_checkpoint_and_a_run_that_saved_none_starts_aga
 def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_restarts_waits(
     options, tmp_path, monkeypatch
 ) -> None:
-    script, run, begins = "train_ddp.py", tmp_path / "run", tmp_path / "begins"
+    script, run, begins = "train.py", tmp_path / "run", tmp_path / "begins"
     folder = script_with(tmp_path / "s", script, "if step == 3: time.sleep(1000)")
     options = [*options, "checkpoint.every_steps=1"]
-    [rank], _ = fork(script, run, *options, folder=folder, num_ranks=1)
+    [process], _ = fork(script, run, *options, folder=folder)
     wait_for_step(run, 2)
-    others = [["train.py", *options, f"output_dir={run}", "resume=auto"]]
-    others += [["-m", "runtime.whole", f"run={run}"]]  # part: fsdp
+    others = [[script, *options, f"output_dir={run}", "resume=auto"]]
+    others += [line.format(run=run).split() for line in rows_of("FINISHED")]
     for code, text in answers_to(others, tmp_path):
         assert code == 2
         assert f"output_dir={run} belongs to a run that is still going; " in text
-    later = folder_with(tmp_path / "later", "train.py")
+    later = folder_with(tmp_path / "later", script)
     mark = f"    open({str(begins)!r}, 'w').close()\n    run = Run("
-    replace(later / "train.py", "    run = Run(", mark)
+    replace(later / script, "    run = Run(", mark)
     monkeypatch.setitem(ENVIRONMENT, "TORCHELASTIC_MAX_RESTARTS", "3")
     options += ["resume=auto", "max_steps=6"]
-    [waiting], [prints] = fork("train.py", run, *options, folder=later)
+    [waiting], [prints] = fork(script, run, *options, folder=later)
     wait_for(begins.exists, "a run that asks for the folder")
     time.sleep(1)
-    rank.kill()
+    process.kill()
     assert join([waiting]) == [0], prints.read_text()
     assert "step-00000002.pt: step 2" in prints.read_text()
     assert checkpoint_of(run)["step"] == 6
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new", "message"),
-    [
-        ("config.yaml", b"optimizer:", b"optimizer:\n  momentum: 0.9", "optimizer.kwargs.momentum"),
-        ("config.yaml", b"epochs: 2", b"epochs: !!python/name:os.system", "damaged"),
-        ("run.json", b"{", b"[" * 10_000, "damaged"),
-        ("run.json", b'"target"', b'"other"', "no 'target'"),
-        ("checkpoints/model.safetensors", b"{", b"[", "model.safetensors"),
-    ],
-)
-def test_a_damaged_file_of_a_run_is_named_in_one_line(
-    name: str, old: bytes, new: bytes, message: str, finished, tmp_path
-) -> None:
-    path = shutil.copytree(finished, tmp_path / "run") / name
-    path.write_bytes(path.read_bytes().replace(old, new, 1))
-    with pytest.raises(UserError, match=message) as error:
-        read_trained(tmp_path / "run", [])
-    assert str(path) in str(error.value)
-    assert len(str(error.value).splitlines()) == 1

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from conf.files import checksum
-from runtime.distributed import shard
+from runtime.fsdp import shard
 from runtime.whole import make_whole
 from tests.faults import NUM_STEPS, assert_same_state, script_with, step_file, steps_saved
 from tests.helpers import (

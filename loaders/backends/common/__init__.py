@@ -1,0 +1,7 @@
+"""What backends share: loading on the CPU, and the way from their images to batches."""
+
+from loaders.backends.common.dataset import PlanDataset, movable
+from loaders.backends.common.loader import ImageLoader
+from loaders.backends.common.shared import SharedBatches, default_workers
+from loaders.backends.common.transform import Batch, RawBatch
+from loaders.backends.common.tune import with_fastest_parallelism

@@ -1,0 +1,127 @@
+"""What a run says about its images at the start: samples, inputs, and what is likely a mistake."""
+
+import logging
+from contextlib import suppress
+
+import numpy as np
+
+from conf.errors import first_few
+from conf.schema import DataConfig
+from loaders.images import is_grey
+from loaders.index import BadFileError, Index, read_image
+from loaders.plan.plan import crop_shapes, output_size, resized_sizes
+
+log = logging.getLogger(__name__)
+
+LEAST_SHARE = 0.25
+"""Share of an image's area below which a crop is likely a mistake."""
+
+NUM_PHOTOS, NUM_MASKS = 8, 64
+"""Files that are looked at to see whether they are grey and which classes occur."""
+
+MOST_COUNTED = 1 << 20
+"""Headers that are looked at, of a large data set."""
+
+GEOMETRY = ("random_crop", "random_resized_crop", "hflip", "vflip", "rotation", "random_scale")
+"""Keys of `data` that move what an image shows, at random."""
+
+
+def describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[str, ...]:
+    """Describe the data, such as `photos: 900 training and 100 validation samples, 3 classes (cat,
+    cow, dog)`, the inputs, and what may be wrong."""
+    lines = [
+        f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and "
+        f"{len(val_index):,} validation samples, {train_index.target.describe()}",
+        _describe_inputs(train_index, data) + ", grey made RGB" * _are_grey(train_index),
+        *train_index.notes,
+    ]
+    moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]
+    if moved and train_index.target.kind == "numbers":
+        lines.append(
+            f"the labels' numbers do not move with {', '.join(moved)}: none may be a position"
+        )
+    return tuple(lines)
+
+
+def _some_of(index: Index, most: int) -> list[int]:
+    """Return evenly spaced samples; none of files that would have to be fetched."""
+    if not index.by_path:
+        return []
+    return np.unique(np.linspace(0, len(index) - 1, most).astype(int)).tolist()
+
+
+def _are_grey(index: Index) -> bool:
+    """Return True if photos become RGB although those that are looked at have no colours."""
+    if not index.files or index.channels != 3 or index.keep_channels:
+        return False
+    found = [is_grey(index.files[0][sample]) for sample in _some_of(index, NUM_PHOTOS)]
+    return bool(found) and all(found)
+
+
+def warn(data: DataConfig, index: Index) -> None:
+    """Warn of inputs that show little of the images, and of classes that masks do not have."""
+    is_patch = data.random_crop and len(index.sides) > 1
+    share = np.median(_shown_shares(index, data))
+    if share < LEAST_SHARE and not is_patch:
+        log.warning(
+            "data.crop=%s with data.resize=%s shows %.1f%% of an image's area; set data.resize to "
+            "a size near data.crop",
+            *(data.crop, data.resize or "null", 100 * share),
+        )
+    if index.target.kind == "masks" and getattr(data, "num_classes", 0) is None:
+        _warn_of_absent_classes(index)
+
+
+def _warn_of_absent_classes(index: Index) -> None:
+    """Warn if most classes do not occur, as where 128 stands for the second of two."""
+    num_classes = len(index.target.classes)  # type: ignore[attr-defined]
+    found: set[int] = set()
+    if index.headers:
+        found |= {*index.headers[1]["highest"][:: 1 + len(index) // MOST_COUNTED].tolist()}
+    samples = _some_of(index, NUM_MASKS) if 2 * len(found) < num_classes else []
+    for sample in samples:
+        with suppress(BadFileError):  # training will report it
+            found |= {*np.unique(read_image(index, sample, 1)).tolist()}
+    found &= {*range(num_classes)}
+    if samples and 2 * len(found) < num_classes:
+        log.warning(
+            "of %d classes, the %d masks that were looked at have %s alone; store classes as 0, 1, "
+            "2 and so on, or set data.num_classes=%d if this is right",
+            *(num_classes, len(samples), first_few(map(str, sorted(found))), num_classes),
+        )
+
+
+def _shown_shares(index: Index, data: DataConfig) -> np.ndarray:
+    """Return the share of an image's area that the crop of evaluation shows, (M,), by the sizes
+    `index.distinct_sizes`."""
+    sizes = index.distinct_sizes
+    return crop_shapes(index, data, sizes).prod(axis=1) / sizes.prod(axis=1)
+
+
+def _describe_inputs(index: Index, data: DataConfig) -> str:
+    """Describe the inputs and what is done to images to get them, such as `inputs: 28x28, 3
+    channels: resized from 40x40 to 256x256, 28x28 cut (1.2% of the area)`."""
+    height, width = output_size(data, index)
+    sizes, shares = index.distinct_sizes, _shown_shares(index, data)
+    resized = sizes if index.resized else resized_sizes(data, sizes)
+    steps = []
+    if (resized != sizes).any():
+        steps.append(f"resized from {_range(sizes)} to {_range(resized)}")
+    elif (sizes != (height, width)).any():
+        steps.append(f"images of {_range(sizes)}")
+    if (resized != (height, width)).any():
+        low, high = (f"{share:.1%}" for share in (shares.min(), shares.max()))
+        share = low if low == high else f"{low} to {high}"
+        steps.append(f"{height}x{width} cut ({share} of the area)")
+    if data.random_resized_crop is not None:
+        low, high = (f"{share:.0%}" for share in data.random_resized_crop)
+        steps.append(f"in training {low} to {high} of the area")
+    kind = f"{index.channels} channel{'s' * (index.channels > 1)}"
+    kind += " of 16 bits" if index.dtype == "uint16" else ""
+    return ": ".join([f"inputs: {height}x{width}, {kind}", ", ".join(steps)][: 1 + bool(steps)])
+
+
+def _range(sizes: np.ndarray) -> str:
+    """Return (N, 2) heights and widths as text, such as `28x28` or `60-64x80`."""
+    ends = zip(sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist(), strict=True)
+    return "x".join(f"{low}-{high}" if low < high else f"{low}" for low, high in ends)

@@ -1,0 +1,66 @@
+"""The order of an epoch that needs few shards at a time (`data.shuffle=window`)."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from conf.errors import UserError
+from loaders.epoch import random_permutation, stream_key
+from loaders.shards.files import Shards
+
+
+def block_shuffle(
+    positions: np.ndarray, shards: Shards, num_shards: int, seed: int, epoch: int
+) -> np.ndarray:
+    """Return the samples at these positions of an epoch that is shuffled in windows of shards,
+    (len(positions),) int64.
+
+    Shards are shuffled, then samples within windows of them. The memory is O(number of shards).
+
+    Args:
+        positions: each in [0, number of samples), in any order.
+        shards: shards of the samples.
+        num_shards: number of shards in a window; the last window may have fewer.
+        seed, epoch: choose the order.
+    """
+    shard_order, begins = _shard_order(shards, seed, epoch)
+    windows = _windows(begins, num_shards)
+    window_of = np.searchsorted(windows, positions, side="right") - 1
+    mixed = np.empty(len(positions), np.int64)
+    for window in np.unique(window_of).tolist():
+        inside, first = window_of == window, windows[window]
+        key, count = stream_key("window", seed, epoch, window), int(windows[window + 1] - first)
+        mixed[inside] = first + random_permutation(positions[inside] - first, count, key)
+    place = np.searchsorted(begins, mixed, side="right") - 1
+    samples = np.asarray(shards.order[shards.starts[shard_order[place]] + mixed - begins[place]])
+    if ((samples < 0) | (samples >= len(shards.order))).any():
+        raise UserError(
+            f"{shards.root}: order.npy names samples that are not there; bring it back, or pack "
+            "again into another place"
+        )
+    return samples
+
+
+def next_shards(position: int, shards: Shards, num_shards: int, seed: int, epoch: int) -> list[int]:
+    """Return the shards of the next window to fetch now: the same share of it as is used of the
+    current window."""
+    shard_order, begins = _shard_order(shards, seed, epoch)
+    windows = _windows(begins, num_shards)
+    window = int(np.searchsorted(windows, position, side="right")) - 1
+    share = (position - windows[window]) / (windows[window + 1] - windows[window])
+    following = shard_order[num_shards * (window + 1) :][:num_shards]
+    return following[: int(np.ceil(share * len(following)))].tolist()
+
+
+def _windows(begins: np.ndarray, num_shards: int) -> np.ndarray:
+    """Return the position at which each window begins, and the end."""
+    return np.append(begins[:-1:num_shards], begins[-1])
+
+
+@lru_cache(maxsize=4)
+def _shard_order(shards: Shards, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shards in the epoch's order, (S,), and the position at which each begins with the
+    end, (S + 1,)."""
+    count = len(shards.starts) - 1
+    shard_order = random_permutation(np.arange(count), count, stream_key("shard", seed, epoch))
+    return shard_order, np.concatenate([[0], np.cumsum(np.diff(shards.starts)[shard_order])])

@@ -1,0 +1,46 @@
+"""The blocks of a model, which compute one after another."""
+
+from torch import nn
+
+NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
+LISTS = (*NOT_CALLED, nn.Sequential)
+
+LARGE = 0.1
+"""Share of the parameters of a model above which a child with lists of layers is divided."""
+
+
+def blocks_of(model: nn.Module, with_layers: bool = False) -> list[nn.Module]:
+    """Return the blocks of a model, in the order in which it holds them.
+
+    Blocks are the model's children and those of a ModuleList; a child with many parameters is
+    divided at the ModuleLists and Sequentials inside it.
+
+    Args:
+        model: any model.
+        with_layers: return single layers, too, and divide lists that hold nothing else.
+    """
+    return _blocks(model, num_parameters(model), with_layers)
+
+
+def _blocks(module: nn.Module, total: int, with_layers: bool) -> list[nn.Module]:
+    """Return the blocks inside a module of a model with `total` parameters."""
+    blocks = []
+    for child in module.children():
+        has_list = any(
+            isinstance(inner, LISTS) and (with_layers or any(map(has_layers, inner.children())))
+            for inner in child.modules()
+        )
+        if isinstance(child, NOT_CALLED) or (has_list and num_parameters(child) > LARGE * total):
+            blocks += _blocks(child, total, with_layers)
+        elif with_layers or has_layers(child):
+            blocks.append(child)
+    return blocks
+
+
+def has_layers(module: nn.Module) -> bool:
+    """Return True if there are modules inside this one."""
+    return any(True for _ in module.children())
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,4 @@
+"""FSDP: models whose parameters are divided among the ranks, and checkpoints in shards."""
+
+from runtime.fsdp.checkpoints import read_shards, read_whole, write_shards
+from runtime.fsdp.models import shard, without_exchange

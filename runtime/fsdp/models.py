@@ -1,0 +1,107 @@
+"""Dividing the parameters of a model among the ranks."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from conf.errors import UserError, first_few
+from runtime.blocks import blocks_of, num_parameters
+from runtime.guard import BATCH_NORMS
+
+SMALL = 0.01
+"""Share of the parameters; FSDP gathers smaller blocks with the model."""
+
+
+def shard(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
+    """Move a model to the device block by block; each rank keeps its shard of every parameter.
+
+    A block, as of `blocks_of()`, is gathered while it computes. It has to be called as a module:
+    outside its `forward`, its parameters are shards. Blocks with few parameters are gathered with
+    the model's own.
+
+    Weights in channels_last become contiguous, as FSDP needs them; inputs and activations may keep
+    channels_last.
+
+    Args:
+        model: model on the CPU.
+        device: device of this rank.
+        dtype: dtype in which blocks are gathered and compute, by default that of their weights.
+            With autocast it is autocast's, which would cast gathered float32 weights and keep all
+            of these copies for backward. A block with BatchNorm, whose statistics need float32,
+            stays as it is; gradients are added in float32.
+
+    Raises:
+        UserError: a parameter is a scalar, or belongs to two blocks.
+    """
+    large_enough = SMALL * num_parameters(model)
+    blocks = [x for x in blocks_of(model, with_layers=True) if num_parameters(x) > large_enough]
+    _check_parameters(model, blocks)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in [*blocks, model]:
+        for parameter in block.parameters():
+            if not isinstance(parameter, DTensor):  # those of blocks inside it are
+                parameter.data = parameter.data.contiguous()
+        has_statistics = any(isinstance(module, BATCH_NORMS) for module in block.modules())
+        policy = MixedPrecisionPolicy(None if has_statistics else dtype, torch.float32)
+        # Moves it, too. After forward the model's own parameters become shards again, as those of
+        # its blocks: an average of the weights is exchanged with shards.
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    return model
+
+
+def _check_parameters(model: nn.Module, blocks: list[nn.Module]) -> None:
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for parameter, (name, *_) in names.items():
+        if parameter.ndim == 0:
+            raise UserError(
+                f"{name} is a parameter without dimensions, which FSDP cannot divide; "
+                "use torch.ones(1) in place of torch.ones(()), or train_ddp.py"
+            )
+    for block in blocks:
+        here = Counter(parameter for _, parameter in block.named_parameters(remove_duplicate=False))
+        for parameter, count in here.items():
+            if count < len(names[parameter]):  # FSDP would leave each of them weights of its own
+                raise UserError(
+                    f"{first_few(names[parameter])} are one weight in several blocks of the model, "
+                    "which FSDP cannot divide; use train_ddp.py"
+                )
+
+
+class Exchange:
+    """FSDP's exchange of weights or gradients, as PyTorch's own, which can be left out."""
+
+    def __init__(self, collective: Any) -> None:
+        self.collective, self.is_off = collective, False
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
+        return None if self.is_off else self.collective(output_tensor, input_tensor, **options)
+
+
+@contextmanager
+def without_exchange(model: Any) -> Iterator[None]:
+    """Let a sharded model compute in a block with the memory that it needs, but with any values of
+    the other ranks' shards, and alone; an error in the block does no harm to later steps."""
+    exchanges: list[Any] = [Exchange(dist.all_gather_single), Exchange(dist.reduce_scatter_single)]
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(exchanges[0])
+            module.set_custom_reduce_scatter(exchanges[1])
+    for exchange in exchanges:
+        exchange.is_off = True
+    yield
+    for exchange in exchanges:
+        exchange.is_off = False
+    model.reset_iter_state()

@@ -1,0 +1,102 @@
+"""Ranks, torchrun and machines that are killed or signalled; other numbers of ranks."""
+
+import signal
+
+import pytest
+
+from runtime.preemption import REQUEUE_MARKER
+from tests.faults import (
+    NUM_STEPS,
+    NUM_TRAIN,
+    WORKERS,
+    assert_same_state,
+    hit,
+    recording,
+    script_with,
+    seen_by,
+    steps_saved,
+)
+from tests.helpers import REPOSITORY, checkpoint_of, scalars_of, summary_of, train
+from tests.torchrun import TWO_RANKS, Torchrun
+
+SCRIPT = "train_ddp.py"
+RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
+
+
+def test_killed_and_signalled_processes_end_together_and_go_on(options, tmp_path) -> None:
+    """A worker is killed in step 2, a rank in step 6, torchrun or the rank itself in others."""
+    run, whole, folder = (tmp_path / name for name in ("run", "whole", "s"))
+    lines = ["import signal", "from runtime import preemption"]
+    lines += hit(2, 1, f"{WORKERS}workers[0].kill()")
+    for step, rank, process_and_signal in [
+        (4, 1, "os.getppid(), signal.SIGKILL"),
+        (6, 0, "os.getpid(), signal.SIGKILL"),
+        (8, 1, "os.getppid(), signal.SIGTERM"),
+        (10, 1, "os.getpid(), signal.SIGTERM"),
+        (12, 1, "os.getpid(), signal.SIGKILL"),
+    ]:
+        lines += hit(step, rank, f"os.kill({process_and_signal})")
+        lines += ["    while not preemption.is_requested(): time.sleep(0.01)"]
+    script_with(folder, SCRIPT, *lines)
+    frequent = [*options, "checkpoint.every_steps=1", "resume=auto"]
+
+    def run_until(step: int, *command: str, is_forked: bool = True) -> str:
+        """Run until this step or the next is saved, and no process is left."""
+        arguments = [*command, f"output_dir={run}", *frequent]
+        with Torchrun(arguments, folder, tmp_path / str(step), is_forked=is_forked) as torchrun:
+            assert torchrun.wait() != 0, torchrun.text()
+        assert steps_saved(run)[-1] in (step, step + 1), torchrun.text()
+        return torchrun.text()
+
+    # Without further batches in advance, which would hide for some steps that the worker is dead.
+    with_workers = [SCRIPT, "loader.num_workers=1", "loader.prefetch_factor=1"]
+    texts = [run_until(4, *RESTARTED, *with_workers), run_until(8, *RESTARTED, SCRIPT)]
+    texts += [run_until(10, *TWO_RANKS, SCRIPT)]
+    assert [text.count("resumed from") for text in texts] == [1, 2, 1]
+    assert [text.count("stopped by a signal: saved at step") for text in texts] == [1, 1, 1]
+    assert (run / REQUEUE_MARKER).exists()
+    # A torchrun that forks its ranks names any of those that have ended.
+    text = run_until(11, *TWO_RANKS, *with_workers, is_forked=False)
+    assert steps_saved(run)[-1] == 11
+    assert "[rank 0] stops, because another rank has:" in text
+    assert "rank      : 1 (local_rank: 1)" in text  # torchrun's summary
+    assert f"exitcode  : -{signal.SIGKILL:d}" in text
+
+    train(SCRIPT, run, *frequent)
+    train(SCRIPT, whole, *options)
+    assert_same_state(run, whole)
+    assert scalars_of(run, "train/loss") == scalars_of(whole, "train/loss")
+    assert summary_of(run)["steps"] == NUM_STEPS
+    assert not (run / REQUEUE_MARKER).exists()
+
+
+def test_a_run_goes_on_in_mid_epoch_with_other_batches_on_more_ranks(options, tmp_path) -> None:
+    """27 of the epoch's 64 rows are used; 29 of 56 are left, of which 14 + 14 serve two ranks."""
+    run = tmp_path / "run"
+    one, two = (recording(tmp_path / script, script) for script in ("train.py", "train_ddp.py"))
+    train("train.py", run, *options, "global_batch_size=9", "max_steps=3", folder=one)
+    train("train_ddp.py", run, *options, "global_batch_size=14", "resume=auto", folder=two)
+    in_turn = [*seen_by(one).values(), *list(seen_by(two).values())[:2]]
+    used = [sample for batch in in_turn for sample in batch]
+    assert len(used) == len(set(used)) == 27 + 28
+    saved, steps_per_epoch = checkpoint_of(run), NUM_TRAIN // 14
+    assert saved["step"] == saved["scheduler"]["last_epoch"] == 2 * steps_per_epoch
+    assert [step for step, _ in scalars_of(run, "val/loss")] == [4, 8]
+
+
+UNDER_TORCHRUN = [
+    ("train_ddp.py data.hflop=1", "did you mean data.hflip?", 1),
+    ("train_ddp.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint", 0),
+    ("train_ddp.py hydra.mode=MULTIRUN seed=1,2", "multirun", 0),
+]
+
+
+@pytest.mark.parametrize(("line", "message", "restarts"), UNDER_TORCHRUN)
+def test_under_torchrun_a_mistake_is_told_once_in_each_attempt(line, message, restarts, tmp_path):
+    command = [*TWO_RANKS, f"--max-restarts={restarts}", *line.split()]
+    command.append(f"output_dir={tmp_path / 'run'}")
+    with Torchrun(command, REPOSITORY, tmp_path / "prints") as torchrun:
+        assert torchrun.wait() == 1
+        text = torchrun.text()
+    assert text.count(message) == 1 + restarts, text
+    assert "exitcode  : 2" in text

@@ -1,0 +1,41 @@
+"""What predictions and exports read of a run."""
+
+import shutil
+
+import pytest
+
+from conf.errors import UserError
+from runtime.trained import read_trained
+from tests.helpers import replace
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("config.yaml", b"optimizer:", b"optimizer:\n  momentum: 0.9", "optimizer.kwargs.momentum"),
+        ("config.yaml", b"epochs: 2", b"epochs: !!python/name:os.system", "damaged"),
+        ("run.json", b"{", b"[" * 10_000, "damaged"),
+        ("run.json", b'"target"', b'"other"', "no 'target'"),
+        ("checkpoints/model.safetensors", b"{", b"[", "model.safetensors"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_in_one_line(
+    name: str, old: bytes, new: bytes, message: str, finished, tmp_path
+) -> None:
+    path = shutil.copytree(finished, tmp_path / "run") / name
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    with pytest.raises(UserError, match=message) as error:
+        read_trained(tmp_path / "run", [])
+    assert str(path) in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_run_whose_configuration_has_the_keys_of_other_layouts_and_loaders_is_read(
+    finished, tmp_path
+) -> None:
+    """As those of earlier versions have them."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    config = run / "config.yaml"
+    replace(config, "  layout:", "  table: null\n  label_columns: [a]\n  layout:")
+    replace(config, "\nloader:\n", "\nloader:\n  pack: null\n")
+    assert read_trained(run, []).cfg == read_trained(finished, []).cfg

@@ -1,0 +1,5 @@
+"""DALI's own file reader."""
+
+MISTAKES = [
+    ("train.py loader.reader=native", "loader=dali_reader"),
+]

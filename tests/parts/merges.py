@@ -1,0 +1,19 @@
+"""Merges of several techniques, and those that do not combine."""
+
+MISTAKES = [
+    ("train_ddp.py", "torchrun"),
+    ("compose.py ddp amp fsdp", "ddp does not combine with fsdp"),
+    ("compose.py ddp ddp", "names ddp twice"),
+    ("compose.py ddp --onto FOLDER/latin1.py", "FOLDER/latin1.py"),
+    ("compose.py ddp --onto FOLDER/foreign.py", "FOLDER/foreign.py"),
+]
+RESUMED = [("train_accumulate_ema.py", ["accumulate_steps=4", "ema.decay=0.5"], 1)]
+PREDICTING = ["train_ddp_amp_ema.py"]
+LIKE_ONE_PROCESS = [
+    ("train_ddp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+    ("train_fsdp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+]
+AVERAGES = [
+    ("train_ema_fsdp.py", ["model.kwargs.batch_norm=false"]),
+]
+VALIDATED_WITHIN_EPOCHS = [("train_ddp_ema.py", ["ema.decay=0.5"])]

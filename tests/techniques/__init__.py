@@ -1,0 +1,11 @@
+"""Tests of what each technique promises: what it computes, what it saves, and what it sends."""
+
+OPTIMIZERS = {
+    "sgd": ["optimizer=sgd", "optimizer.lr=0.02"],
+    "adamw": ["optimizer=adamw"],
+    "muon": ["optimizer.name=muon", "optimizer.layer_decay=0.7"],
+}
+FLOAT16 = "amp.dtype=float16"
+PLAIN = ["model.kwargs.batch_norm=false"]
+"""BatchNorm depends on the parts into which a batch is split."""
+TEN = [*PLAIN, "max_steps=10"]

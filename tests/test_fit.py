@@ -1,0 +1,124 @@
+"""`accumulate_steps=auto`: the fewest micro-batches that fit, found without a trace."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import assert_same_state
+from tests.helpers import (
+    checkpoint_of,
+    folder_with,
+    replace,
+    run_all,
+    run_to_end,
+    summary_of,
+    values_of,
+)
+
+OPTIONS = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "global_batch_size=64"]
+OPTIONS += ["log.images=0", "log.every_steps=1", "optimizer=adamw", "optimizer.warmup_epochs=0"]
+OPTIONS += ["max_steps=3", "epochs=1"]
+AUTO = "accumulate_steps=auto"
+
+CAP = """
+    import random, resource
+    import numpy, psutil, torch as pt
+
+    noise = pt.nn.Dropout(0.2)
+
+    def noisy(module, inputs, outputs):
+        {lines}
+        return noise(outputs) * random.uniform(0.9, 1.1) * numpy.random.uniform(0.9, 1.1)
+
+    inner = model.module if hasattr(model, "module") else model
+    [*inner.children()][-1].register_forward_hook(noisy)
+    is_capped = run.group.rank == run.group.world_size - 1
+"""
+"""A last layer whose outputs depend on the generators of torch, Python and NumPy."""
+
+FULL = "pt.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')"
+FORWARD = f"""if is_capped and module.training and len(outputs) > 8:
+            raise {FULL}"""
+BACKWARD = f"""def full(grad):
+            raise {FULL}
+        if is_capped and module.training and len(outputs) > 8:
+            outputs.register_hook(full)"""
+REAL = "room = pt.empty(len(outputs) * module.training * is_capped, 1 << 24, dtype=pt.uint8)"
+LIMIT = """
+    if is_capped:
+        used = psutil.Process().memory_info().vms
+        resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20), resource.RLIM_INFINITY))
+"""
+
+
+def capped(folder: Path, scripts: list[str], lines: str, more: str = "") -> Path:
+    """A folder with scripts whose last rank runs out of memory."""
+    for script in scripts:
+        place = "    # your own: loggers, callbacks\n"
+        path = folder_with(folder / script, script) / script
+        replace(path, place, place + CAP.format(lines=lines) + more)
+        if script != scripts[0]:
+            path.rename(folder / scripts[0] / script)
+    return folder / scripts[0]
+
+
+def found_by(run: Path) -> tuple[int, bool]:
+    """The number in the newest checkpoint, and if the run has tried it."""
+    number = checkpoint_of(run)["run"]["micro_batches"]["number"]
+    return number, "fitting" in summary_of(run)["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "scripts", "lines"),
+    [
+        (1, ["train_accumulate.py", "train_accumulate_amp_ema.py"], FORWARD),
+        (2, ["train_ddp_accumulate.py", "train_fsdp_accumulate_amp_ema.py"], FORWARD),
+        (2, ["train_fsdp_accumulate.py", "train_ddp_accumulate_ema.py"], BACKWARD),
+    ],
+)
+def test_what_was_tried_leaves_no_trace_in_the_run(num_ranks, scripts, lines, tmp_path) -> None:
+    """Its bits are those of the number given by hand; one of two ranks lacks the memory."""
+    number, folder = 8 // num_ranks, capped(tmp_path / "s", scripts, lines)
+    options = [*OPTIONS, "amp.dtype=float16", "checkpoint.every_steps=1"]
+    pairs = [(tmp_path / script / "auto", tmp_path / script / "given") for script in scripts]
+    commands = []
+    for script, (auto, given) in zip(scripts, pairs, strict=True):
+        commands.append([script, *options, AUTO, f"output_dir={auto}"])
+        commands.append([script, *options, f"accumulate_steps={number}", f"output_dir={given}"])
+    run_all(commands, tmp_path, num_ranks, folder)
+    for auto, given in pairs:
+        assert found_by(auto) == (number, True)
+        assert_same_state(auto, given)
+        assert values_of(auto, "train/loss") == values_of(given, "train/loss")
+
+
+def test_the_number_is_kept_and_found_again_on_other_ranks(tmp_path) -> None:
+    script, run = "train_ddp_accumulate.py", tmp_path / "run"
+    folder = capped(tmp_path / "s", [script], FORWARD)
+    command = [script, *OPTIONS, AUTO, f"output_dir={run}", "resume=auto"]
+    for num_ranks, max_steps, number, is_tried in (
+        (2, 2, 4, True),
+        (2, 4, 4, False),
+        (1, 6, 8, True),
+    ):
+        codes, texts = run_to_end(
+            script, run, *command[1:], f"max_steps={max_steps}", folder=folder, num_ranks=num_ranks
+        )
+        assert not any(codes), texts
+        assert found_by(run) == (number, is_tried)
+
+
+def test_a_rank_whose_memory_is_limited_makes_all_take_smaller_parts(tmp_path) -> None:
+    script, run = "train_ddp_accumulate.py", tmp_path / "run"
+    folder = capped(tmp_path / "s", [script], REAL, LIMIT)
+    [said] = run_all([[script, *OPTIONS, AUTO, f"output_dir={run}"]], tmp_path, 2, folder)
+    assert found_by(run) == (2, True)
+    assert "accumulate_steps=1 does not fit on rank 1" in said
+
+
+def test_where_no_number_fits_the_run_ends_with_the_keys(tmp_path) -> None:
+    folder = capped(tmp_path / "s", ["train_ddp_accumulate.py"], FORWARD.replace("> 8", "> 0"))
+    script = "train_ddp_accumulate.py"
+    codes, texts = run_to_end(script, tmp_path / "run", *OPTIONS, AUTO, folder=folder)
+    assert codes == [2, 2], texts
+    assert "accumulate_margin=0.1" in texts[0].splitlines()[-1]

@@ -1,0 +1,69 @@
+"""`data=huggingface` trains on a data set of Hugging Face that was written to a folder."""
+
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from loaders import build_loaders
+from tests.helpers import make_config, refused, summary_of, train
+
+OPTIONS = ["data=huggingface", "data.resize=32", "data.crop=28"]
+OPTIONS += ["global_batch_size=4", "max_steps=3", "loader.num_workers=1"]
+NAMES = ["cat", "dog"]
+SIZES = [(40, 50), (36, 33), (64, 32)]
+
+
+def rows(count: int, label: str = "label") -> datasets.Dataset:
+    images = [Image.fromarray(np.full((*SIZES[n % 3], 3), 20 * n, np.uint8)) for n in range(count)]
+    features = datasets.Features({"photo": datasets.Image(), label: datasets.ClassLabel(2, NAMES)})
+    return datasets.Dataset.from_dict(
+        {"photo": images, label: [n % 2 for n in range(count)]}, features
+    )
+
+
+@pytest.mark.parametrize("splits", [("train", "test"), ("train",)])
+def test_a_folder_with_or_without_a_test_split_trains(splits: tuple[str, ...], tmp_path) -> None:
+    data = datasets.DatasetDict({split: rows(12) for split in splits})
+    data.save_to_disk(tmp_path / "photos")
+    run = tmp_path / "run"
+    train("train.py", run, *OPTIONS, f"data.root={tmp_path / 'photos'}")
+    assert summary_of(run)["val/loss"] > 0
+    assert '"cat"' in (run / "run.json").read_text()
+
+
+def test_data_without_class_labels_is_refused(tmp_path: Path) -> None:
+    numbers = rows(4).cast_column("label", datasets.Value("int64"))
+    datasets.DatasetDict(train=numbers, test=numbers).save_to_disk(tmp_path / "photos")
+    with refused("photo, label"):
+        build_loaders(
+            make_config(*OPTIONS, f"data.root={tmp_path / 'photos'}"), torch.device("cpu")
+        )
+
+
+def test_keys_that_choose_validation_samples_act_or_are_refused(tmp_path: Path) -> None:
+    options = [*OPTIONS, f"data.root={tmp_path}", "data.val_count=3"]
+    datasets.DatasetDict(train=rows(12)).save_to_disk(tmp_path)
+    loaders = build_loaders(make_config(*options), torch.device("cpu"))
+    assert loaders[0].info.num_val_samples == 3
+    datasets.DatasetDict(train=rows(12), validation=rows(4)).save_to_disk(tmp_path)
+    with refused("data.val_count=3"):
+        build_loaders(make_config(*options), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "option", "words"),
+    [
+        (".", "data.resize=32", "train"),
+        ("test", "data.resize=32", "data.root"),
+        (".", "data.mean=null", "data.mean"),
+    ],
+)
+def test_mistakes_are_refused(folder: str, option: str, words: str, tmp_path: Path) -> None:
+    datasets.DatasetDict(test=rows(4)).save_to_disk(tmp_path)  # without train; below it, one split
+    options = [*OPTIONS, option, f"data.root={tmp_path / folder}"]
+    with refused(words):
+        build_loaders(make_config(*options), torch.device("cpu"))

@@ -1,0 +1,78 @@
+"""Predictions and exported files of models of own data."""
+
+import csv
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import export
+from loaders.common import part
+from loaders.prediction import build_test_loader
+from tasks import Task
+from tests.helpers import REPOSITORY, answers_to, make_config, refused, run_all
+
+FILE = REPOSITORY / "data" / "mnist_mini.npz"
+FILES = {"torch": "model.pt2", "onnx": "model.onnx", "safetensors": "model.safetensors"}
+
+
+@pytest.mark.slow
+def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_dataset_gives_them(
+    tmp_path,
+) -> None:
+    """The new samples here are those of the validation split."""
+    run, new = tmp_path / "run", FILE
+    data = ["data=own", "data.name=digits", f"output_dir={run}", "max_steps=3", "log.images=0"]
+    use = ["predict.py", f"run={run}"]
+    commands = [["train.py", *data], [*use, "split=val", f"out={tmp_path / 'val.csv'}"]]
+    commands += [[*use, f"data.root={new}", f"out={tmp_path / 'new.csv'}"]]
+    for form, file in FILES.items():
+        commands += [["export.py", f"run={run}", f"format={form}", f"out={tmp_path / file}"]]
+    run_all(commands, tmp_path)
+    rows, same = ((tmp_path / name).read_text() for name in ("new.csv", "val.csv"))
+    assert rows == same
+    expected = next(csv.DictReader(rows.splitlines()))
+    assert expected["path"] == "sample 0"
+    with np.load(FILE) as arrays:
+        image = torch.from_numpy(arrays["val_images"][:1])[:, None].float() / 255
+    answer = torch.export.load(tmp_path / FILES["torch"]).module()(image)[0]
+    probability = pytest.approx(float(expected["probability"]), abs=1e-4)
+    assert answer.max().item() == probability
+    told = answers_to([[*use, f"data.root={path}", "out=x"] for path in ("none", "")], tmp_path)
+    for code, text in told:
+        assert (code, "data.root=" in text, "Traceback" in text) == (2, True, False)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_inputs_of_any_nesting_are_exported(nested: bool, tmp_path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, inputs: Any) -> Tensor:
+            return self.layer(inputs["left"] + 2 * inputs["right"][0] if nested else inputs)
+
+    left, right = torch.rand(5, 3), torch.rand(5, 3)
+    given = {"left": left, "right": (right,)} if nested else left
+    exported = export.Exported(Model(), Task(make_config(), None)).eval()  # type: ignore[arg-type]
+    for form, file in FILES.items():
+        if form == "onnx":
+            pytest.importorskip("onnxscript")
+        compute = export.FORMATS[form](exported, given, {}, tmp_path / file)
+        torch.testing.assert_close(compute(given), exported(given))
+        torch.testing.assert_close(compute(part(given, 0, 1)), exported(given)[:1])
+    with refused("Task", "dict"):
+        Task(make_config(), None).predictions({"left": left})  # type: ignore[arg-type]
+
+
+def test_the_test_split_is_that_of_a_function_of_its_own(monkeypatch) -> None:
+    cfg = make_config("data=own", "data.name=digits")
+    with refused("test_digits", "loaders/own/digits.py"):
+        build_test_loader(cfg, None, torch.device("cpu"))
+    items = [(torch.zeros(1, 28, 28), number % 3) for number in range(9)]
+    monkeypatch.setattr("loaders.own.digits.test_digits", lambda data: items, raising=False)
+    test = build_test_loader(cfg, None, torch.device("cpu"))
+    assert torch.equal(torch.cat([labels for _, labels in test]), torch.arange(9) % 3)

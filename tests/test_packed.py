@@ -1,0 +1,60 @@
+"""Packs of decoded images."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loaders.index import BadFileError
+from loaders.pack import pack
+from tests.helpers import make_config, refused
+from tests.images import index_of, loaders_of, make_photos, reading
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    """Those that read 12 photos in three class folders."""
+    return ["data=imagefolder", *reading(make_photos(tmp_path / "photos", 12))]
+
+
+def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path) -> None:
+    options += ["data.resize=40", "data.crop=[32,32]", "data.check_files=false", "data.val_count=4"]
+    data, whole, stopped = make_config(*options).data, tmp_path / "whole", tmp_path / "stopped"
+    pack(data, whole)
+    files = index_of(*options)[0].files[0]
+    first, last = Path(files[0]), Path(files[-1])
+    last.rename(tmp_path / "elsewhere")
+    last.write_bytes(b"damaged")
+    with pytest.raises(BadFileError):
+        pack(data, stopped, chunk=1)
+    with refused("not a finished pack"):
+        loaders_of(*options, "loader=packed", f"loader.pack={stopped}")
+    (tmp_path / "elsewhere").rename(last)
+    first.write_bytes(b"damaged")  # which is not read a second time
+    pack(data, stopped)
+    for name in ("train/pixels-0.npy", "val/pixels-0.npy"):
+        assert np.array_equal(np.load(whole / name), np.load(stopped / name))
+
+
+def test_a_pack_for_which_there_is_no_room_is_refused(options, tmp_path: Path) -> None:
+    data, out = make_config(*options, "data.resize=[5000000,5000000]").data, tmp_path / "out"
+    with refused(f"out={out}: ", " GB"):
+        pack(data, out)
+    assert sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) < 1e6
+
+
+def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) -> None:
+    out, root = tmp_path / "out", tmp_path / "photos"
+    options += ["data.crop=[32,32]", "global_batch_size=4", "loader=packed", f"loader.pack={out}"]
+    fitting, other = ([*options, f"data.resize={size}"] for size in (40, 48))
+    pack(make_config(*fitting).data, out)
+    with refused("data.resize=48 (there: 40)"):
+        loaders_of(*other)
+    with refused("out=DIR"):
+        pack(make_config(*other).data, out)
+    next(root.glob("a/*")).unlink()
+    with refused("other files"):
+        loaders_of(*fitting)
+    shutil.rmtree(root)
+    loaders_of(*fitting)

@@ -1,0 +1,109 @@
+"""Weights & Biases and MLflow: a resumed run continues the same log."""
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from runtime.loggers import Loggers
+from tests.helpers import ENVIRONMENT, REPOSITORY
+from tests.test_loggers import write_log
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a log in two parts, whose ids are empty at first, as when a process is killed."""
+    run = tmp_path_factory.mktemp("loggers") / "run"
+    run.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.chdir(run.parent)  # for MLflow's images
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run}.db")
+        names = [name for name in ("mlflow", "wandb") if find_spec(name)]
+        for name in names:
+            (run / f"{name}_id").touch()
+        write_log(run, *names)
+    return run
+
+
+def test_a_logger_that_cannot_start_says_so_in_one_line(tmp_path, monkeypatch, caplog) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
+    Loggers(["mlflow"], tmp_path).open({}, 0)
+    [record] = caplog.records
+    assert all(text in record.getMessage() for text in ("log.to=mlflow", "MLFLOW_ALLOW_FILE_STORE"))
+    assert len(caplog.text.splitlines()) == 1
+
+
+def environment_of(extra: str, folder: Path) -> dict[str, str]:
+    """An environment in which nothing can be imported but this package with one of its extras."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    found: set[str] = set()
+    while wanted:
+        package = Requirement(wanted.pop())
+        extras = [{"extra": name} for name in ("", *package.extras)]
+        if package.name in found or (
+            package.marker and not any(map(package.marker.evaluate, extras))
+        ):
+            continue
+        found.add(package.name)
+        try:
+            installed = importlib.metadata.distribution(package.name)
+        except importlib.metadata.PackageNotFoundError:  # such as a DALI for another CUDA
+            continue
+        for name in {path.parts[0] for path in installed.files or ()} - {"..", "__pycache__"}:
+            if not (folder / name).exists():
+                (folder / name).symlink_to(Path(str(installed.locate_file(name))))
+        wanted += installed.requires or []
+    return {**ENVIRONMENT, "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+
+
+LOG = """
+from importlib.util import find_spec
+from pathlib import Path
+import torch
+from runtime.loggers import Loggers
+
+loggers = Loggers(["mlflow"], Path("run"))
+loggers.open({"global_batch_size": 8}, 0)
+loggers.log({"train/loss": 0.5, "val/predictions": torch.rand(1, 3, 8, 8)}, 1)
+loggers.close()
+"""
+
+
+@pytest.mark.slow
+def test_mlflow_needs_no_package_but_those_of_its_extra_and_no_setting(tmp_path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    for name in ("site", "run"):
+        (tmp_path / name).mkdir()
+    env = environment_of("mlflow", tmp_path / "site")
+    command = [sys.executable, "-S", "-c", LOG]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "log.to=mlflow" not in done.stderr
+    [logged] = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])
+    assert logged.data.metrics == {"train/loss": 0.5}
+
+
+def test_mlflow_has_one_run(run: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{run}.db")
+    [logged] = client.search_runs(["0"])
+    assert logged.info.status == "FINISHED"
+    steps = [point.step for point in client.get_metric_history(logged.info.run_id, "train/loss")]
+    assert sorted(set(steps)) == [1, 2, 3, 4, 5]
+    assert logged.data.params["global_batch_size"] == "8"
+    assert client.list_artifacts(logged.info.run_id)
+
+
+def test_wandb_has_one_run(run: Path) -> None:
+    pytest.importorskip("wandb")
+    name = (run / "wandb_id").read_text()
+    files = [path.name for path in run.glob("wandb/offline-run-*/*.wandb")]
+    assert files == [f"run-{name}.wandb"] * 2

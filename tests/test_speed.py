@@ -1,0 +1,176 @@
+"""What a run measures of itself: its operations, and the ranks that the others wait for."""
+
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from loaders import build_loaders
+from models import build_model
+from runtime.distributed import SlowRanks, slowest
+from runtime.flops import flops_per_sample, peak_of
+from runtime.group import SingleProcess
+from runtime.speed import Speed
+from runtime.timing import Timing
+from tests.faults import script_with
+from tests.helpers import make_config, replace, run_to_end, scalars_of, summary_of
+
+CPU = torch.device("cpu")
+LAYERS = (73_728, 589_824, 589_824, 294_912, 1_280)
+"""Operations of the small CNN's layers in the forward of an image of 16x16."""
+ALL = 3 * sum(LAYERS) - LAYERS[0]
+"""With both gradients, but for the inputs' own."""
+
+
+def flops_of(*overrides: str, size: int = 16, add: tuple[nn.Module, ...] = ()) -> float | None:
+    cfg = make_config("loader=synthetic", *overrides)
+    loader, _ = build_loaders(cfg, CPU)
+    model = nn.Sequential(build_model(cfg.model, 1, 10), *add)
+    return flops_per_sample(cfg, loader, model, torch.zeros(4, 1, size, size))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], ALL),
+        (["model.kwargs.batch_norm=false", "model.compile=true"], ALL),
+        (["model.freeze=backbone"], sum(LAYERS) + LAYERS[-1]),
+    ],
+)
+def test_the_operations_of_a_step_are_those_of_its_layers_and_none_is_done(
+    overrides, expected
+) -> None:
+    cfg = make_config("loader=synthetic", *overrides)
+    loader, model = build_loaders(cfg, CPU)[0], build_model(cfg.model, 1, 10)
+    state, inputs = torch.get_rng_state(), torch.zeros(4, 1, 16, 16)
+    assert flops_per_sample(cfg, loader, model, inputs) == expected
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_groups_of_convolutions_are_counted_and_unknown_models_are_not(caplog) -> None:
+    mobile = ["model=torchvision", "model.arch=mobilenet_v3_small"]
+    assert flops_of(*mobile, size=224) == pytest.approx(3 * 2 * 51e6, rel=0.02)
+    assert flops_of(add=(nn.Linear(10, 10),)) is None  # a script has changed it
+    with caplog.at_level("INFO"):
+        assert flops_of("model=torchvision", "model.arch=regnet_y_400mf") is None
+    assert "perf/tflops_per_s" in caplog.text
+
+
+def test_a_gpu_is_known_by_the_words_of_its_name() -> None:
+    peaks = {
+        "NVIDIA H100 80GB HBM3": 989,
+        "NVIDIA H100 PCIe": 756,
+        "NVIDIA A100-SXM4-80GB": 312,
+        "NVIDIA A10": 125,
+        "Tesla T4": 65,
+        "NVIDIA L40S": 362,
+        "NVIDIA GeForce RTX 4090": 165.2,
+        "NVIDIA RTX A4000": None,
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
+    }
+    assert {name: peak_of(name) for name in peaks} == peaks
+
+
+def test_a_rank_is_slow_from_a_tenth_on_that_the_others_would_not_need() -> None:
+    """(data, host, compute) of four ranks, in 10 s."""
+    seconds = np.array([[0, 1, 7], [0, 1, 7], [0.5, 1, 7], [0, 1, 7]], float)
+    hosts = ["a", "a", "b", "b"]
+    assert slowest(hosts, seconds, 10.0) is None
+    for cause, name in enumerate(("data", "host", "compute")):
+        late = seconds.copy()
+        late[3, cause] += 2
+        assert slowest(hosts, late, 10.0) == (3, "b", name, 0.25)
+    assert slowest(["a"], seconds[:1], 10.0) is None
+
+
+class Pair(SingleProcess):
+    """Rank 0 beside a copy of itself; counts what is exchanged."""
+
+    world_size, num_gathers = 2, 0
+
+    def gather(self, value: Any) -> list[Any]:
+        self.num_gathers += 1
+        return [value, value]
+
+
+def test_a_gpu_is_timed_by_events_that_are_read_at_log_points_only() -> None:
+    """Its host is late where it takes as long to launch the kernels as they run."""
+    now, on_device, num_reads = 0.0, 0.0, 0
+
+    class Event:
+        def __init__(self) -> None:
+            self.ms = 1000 * on_device
+
+        def elapsed_time(self, end: "Event") -> float:
+            nonlocal num_reads
+            num_reads += 1
+            return end.ms - self.ms
+
+    timing = Timing(CPU, lambda: now, lambda _: Event())
+    timing.seconds["first_step"] = 1.0
+    model = nn.Linear(1, 1)
+    ranks = SlowRanks(model, timing)
+    for launch_s, device_s in ((1.0, 5.0), (2.0, 2.0)):
+        ranks.begin_step()
+        now += launch_s
+        on_device += device_s
+        model(torch.ones(1)).backward()
+    assert num_reads == 0
+    assert ranks.own_seconds() == (0.0, 3.0, 4.0)
+
+
+def test_ranks_are_compared_at_log_points_only() -> None:
+    cfg = make_config("loader=synthetic")
+    loader, group, timing = build_loaders(cfg, CPU)[0], Pair(), Timing(CPU)
+    speed, model = Speed(cfg, loader, group, timing, CPU), build_model(cfg.model, 1, 10)
+    speed.open_run(model)
+    batches = iter(loader)
+    for _ in range(3):
+        with timing.data_wait():
+            inputs, targets = next(batches)
+        speed.begin_step((inputs, targets))
+        model(inputs).sum().backward()
+        timing.end_step()
+    assert group.num_gathers == 0
+    timing.finished()
+    speed.exchange()
+    assert group.num_gathers == 1
+    expected = {"images_per_s", "data_wait_share", "tflops_per_s"}  # and no rank that is slow
+    assert speed.values().keys() == {f"perf/{name}" for name in expected}
+
+
+SLOW = {
+    "data": """
+    batches = train_loader.finished_batches
+    if group.rank == 1:
+        train_loader.finished_batches = lambda: (time.sleep(0.3) or x for x in batches())
+""",
+    "host": """
+    if group.rank == 1:
+        model.register_forward_pre_hook(lambda *_: time.sleep(0.3))
+""",
+}
+
+
+@pytest.mark.parametrize("cause", SLOW)
+def test_a_rank_that_sleeps_is_named_with_its_host_and_the_cause(cause: str, tmp_path) -> None:
+    folder, run = script_with(tmp_path / "s", "train_ddp.py"), tmp_path / "run"
+    place = "    # state: what a checkpoint holds\n"
+    replace(folder / "train_ddp.py", place, f"{SLOW[cause]}\n{place}")
+    options = ["loader=synthetic", "global_batch_size=400", "data.crop=[12,12]", "log.images=0"]
+    options += ["log.every_steps=5", "max_steps=11"]
+    codes, texts = run_to_end("train_ddp.py", run, *options, folder=folder)
+    assert codes == [0, 0], texts
+    summary = summary_of(run)
+    assert summary["perf/slowest_rank"] == 1
+    slow = summary["slowest_rank"]
+    assert (slow["rank"], slow["host"], slow["cause"]) == (1, socket.gethostname(), cause)
+    assert slow["slower_by"] > 0.1
+    [(step, rank), *_] = scalars_of(run, "perf/slowest_rank")
+    assert (step, rank) == (5, 1)
+    warned = [line for line in texts[0].splitlines() if f"rank 1 on {slow['host']}" in line]
+    assert len(warned) == 2  # once, and at the end
+    assert all(line.endswith(cause) for line in warned)

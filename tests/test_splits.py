@@ -1,0 +1,128 @@
+"""Training does not see the test split, and folds divide the data."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaders.index import Index
+from loaders.layouts import layout_of
+from loaders.targets import describe_target
+from tests import images
+from tests.helpers import make_config, refused
+from tests.images import index_of, make_photos, photos_in, reading, save_index
+from tests.parts import rows_of
+
+KINDS = {"photos": images.photos, **dict(rows_of("KINDS"))}
+SPLIT = {**images.SPLIT, **dict(rows_of("SPLIT"))}
+
+
+def names_of(index: Index) -> set[str]:
+    return set(index.files[0])
+
+
+def index_of_test(*overrides: str) -> Index:
+    """The index of the test split."""
+    data = make_config(*overrides).data
+    index: Index = getattr(layout_of(data), f"test_{data.layout}")(data)
+    return index
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_training_does_not_look_at_the_test_split(kind: str, tmp_path: Path) -> None:
+    """Which may be broken."""
+    write, _ = SPLIT[kind]
+    options = write(tmp_path / "data")
+    train, val = index_of(*options)
+    test = index_of_test(*options)
+    assert len(test)
+    assert not names_of(test) & (names_of(train) | names_of(val))
+    assert describe_target(test.target) == describe_target(train.target)
+    for path in names_of(test):
+        Path(path).write_bytes(b"no image")
+    again = [index.fingerprint for index in index_of(*options)]
+    assert again == [train.fingerprint, val.fingerprint]
+
+
+def test_without_val_test_validates_and_is_no_test_split(tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    make_photos(root / "train", 9)
+    make_photos(root / "test", 6)
+    options = photos_in(root)
+    assert [len(index) for index in index_of(*options)] == [9, 6]
+    with refused("split=test", "val"):
+        index_of_test(*options)
+    with refused("split=test", str(root / "train")):
+        index_of_test(*options, f"data.root={root / 'train'}")
+    make_photos(root / "val", 3)
+    assert [len(index) for index in index_of(*options)] == [9, 3]
+    assert len(index_of_test(*options)) == 6
+
+
+def folds_of(*options: str, count: int) -> list[tuple[Index, Index]]:
+    return [index_of(*options, f"data.fold={k}", f"data.num_folds={count}") for k in range(count)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folds_are_disjoint_cover_the_data_and_keep_class_shares(kind: str, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    data = KINDS[kind](root)
+    is_split = (root / "train").is_dir()
+    options = [*data.options, *reading(root / "train" if is_split else root)]
+    folds = folds_of(*options, count=3)
+    every = sorted(name for _, val in folds for name in names_of(val))
+    assert len(every) == len({*every})
+    for train, val in folds:
+        assert sorted(names_of(train) | names_of(val)) == every
+        assert not names_of(train) & names_of(val)
+        assert abs(len(val) - len(every) / 3) < 1
+    target: Any = folds[0][0].target
+    if target.kind in ("labels", "several labels"):
+        counts = np.array([_counts(val.target) for _, val in folds])
+        assert (np.ptp(counts, axis=0) <= (1 if target.kind == "labels" else 2)).all()
+        assert (counts.min(axis=0) > 0).all()
+    again, other = folds_of(*options, count=3), folds_of(*options, "data.split_seed=1", count=3)
+    assert [val.fingerprint for _, val in again] == [val.fingerprint for _, val in folds]
+    assert [names_of(val) for _, val in other] != [names_of(val) for _, val in folds]
+
+
+def _counts(target: Any) -> np.ndarray:
+    if target.kind == "several labels":
+        return target.values.sum(axis=0)
+    return np.bincount(target.values, minlength=len(target.classes))
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_folds_divide_the_training_split_and_leave_the_test_split_alone(
+    kind: str, tmp_path: Path
+) -> None:
+    write, without_val = SPLIT[kind]
+    options = write(root := tmp_path / "data")
+    with refused("data.fold=0", "validation split"):
+        index_of(*options, "data.fold=0")
+    train, _ = index_of(*options)
+    test = index_of_test(*options)
+    without_val(root)
+    folds = folds_of(*options, count=3)
+    assert sorted(x for _, val in folds for x in names_of(val)) == sorted(names_of(train))
+    targets = [describe_target(index.target) for pair in folds for index in pair]
+    assert all(target == describe_target(train.target) for target in targets)
+    assert index_of_test(*options, "data.fold=0").fingerprint == test.fingerprint
+
+
+def test_an_index_belongs_to_its_fold(tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 12)
+    options = photos_in(tmp_path / "photos")
+    for name, fold in (("whole", []), ("fold", ["data.fold=1"])):
+        save_index(make_config(*options, *fold).data, tmp_path / name)
+    of_fold = [*options, f"data.index={tmp_path / 'fold'}"]
+    stored, listed = index_of(*of_fold, "data.fold=1"), index_of(*options, "data.fold=1")
+    assert [x.fingerprint for x in stored] == [x.fingerprint for x in listed]
+    for wrong in ([], ["data.fold=2"], ["data.fold=1", "data.num_folds=3"]):
+        with refused(*wrong[-1:], "there: "):
+            index_of(*of_fold, *wrong)
+    with refused("data.fold=1"):
+        index_of(*options, f"data.index={tmp_path / 'whole'}", "data.fold=1")
+    with refused("data.num_folds"):
+        index_of(*options, "data.fold=12", "data.num_folds=13")

@@ -1,0 +1,100 @@
+"""Activation checkpointing: backward computes again what forward does not keep in memory.
+
+Start with `python train_recompute.py`.
+Combines with every technique.
+
+When to use it: where the activations of a batch do not fit on the device. Each block of the model
+keeps only its inputs, and its forward pass runs twice: a step takes about a third longer. The
+weights are those of `train.py`: random numbers are repeated, BatchNorm's statistics change once.
+"""
+
+import hydra
+from torch import nn
+
+from conf.schema import Config
+from loaders import build_loaders
+from models import build_model
+from runtime import entry_point, run_main, seed_everything, setup
+
+# new #: the blocks that compute twice
+from runtime.recompute import recompute
+from runtime.training import Run, build_optimizer, evaluate
+from tasks import build_task
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@entry_point
+def main(cfg: Config) -> None:
+    device = setup(cfg)
+
+    seed_everything(cfg.seed)
+
+    # data
+    train_loader, val_loader = build_loaders(cfg, device)
+
+    # model
+    task = build_task(cfg, train_loader)
+    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)
+
+    # new #: each block keeps its inputs alone, and computes the rest again in backward
+    model = recompute(model)
+
+    model = model.to(device)
+
+    # optimizer
+    optimizer, scheduler = build_optimizer(cfg, model, len(train_loader))
+
+    # state: what a checkpoint holds
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
+
+    # run: logs, guards, saves
+    run = Run(
+        cfg,
+        device,
+        state,
+    )
+    run.resume()
+
+    # your own: loggers, callbacks
+
+    for epoch in run.epochs():
+        train_loader.set_epoch(epoch)
+        model.train()
+        for inputs, targets in run.batches(train_loader):
+            # your own: changes of inputs and targets
+
+            # forward
+            outputs = model(inputs)
+
+            # loss
+            loss = task.loss(outputs, targets)
+
+            # backward
+            loss.backward()
+
+            # clip
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+
+            # update
+            run.guard.step(optimizer, grad_norm)  # skips the step if the norm is not finite
+            optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+
+            # record
+            run.step(loss, grad_norm)
+
+        # validation
+        totals, shown = evaluate(
+            model,
+            task,
+            val_loader,
+        )
+
+        # record
+        run.epoch(task, totals, shown)
+
+    run.finish()
+
+
+if __name__ == "__main__":
+    run_main(main)
