@@ -29,7 +29,7 @@ test: setup  ## run the tests, in as many processes as there are CPUs; SLOW=1: t
 	@test ! -e /proc/driver/nvidia/version || $(BIN)/python -m pytest -m gpu
 
 test-fast: setup  ## run the quick tests that start no training
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow" $(wildcard $(addprefix tests/test_,architecture.py config.py documents.py plan.py index.py task*.py model*.py runtime.py))
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow" $(wildcard $(addprefix tests/test_,architecture.py config.py documents.py plan.py index.py task*.py model*.py runtime.py marks.py))
 
 lint: setup  ## check style, format and types
 	$(BIN)/ruff check .

@@ -14,12 +14,10 @@ from conf.errors import UserError, unknown_name
 
 
 def names_in(package: str) -> list[str]:
-    """Return the names that the files of a package stand for, such as those of `models`; without
-    folders and the package's `HELPERS`."""
-    module = import_module(package)
-    files = pkgutil.iter_modules(module.__path__)
-    helpers = getattr(module, "HELPERS", ())
-    return [file.name for file in files if not file.ispkg and file.name not in helpers]
+    """Return the names that the files of a package stand for, such as those of `models`; folders
+    stand for none."""
+    files = pkgutil.iter_modules(import_module(package).__path__)
+    return [file.name for file in files if not file.ispkg]
 
 
 def file_of(package: str, name: str, key: str) -> ModuleType:

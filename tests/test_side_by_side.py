@@ -29,7 +29,6 @@ from tests.helpers import (
     without_reader,
 )
 
-pytestmark = pytest.mark.slow
 TECHNIQUES = [Path(name).stem.removeprefix("train_") for name in SCRIPTS if name.count("_") == 1]
 SETS = allowed_sets()
 TINY = ["model.kwargs.width=4", "data.crop=8", "optimizer.warmup_epochs=0", "epochs=1"]
@@ -50,7 +49,7 @@ EDITS = [  # a user's, in train.py
 ]
 HALVES = EDITS[::2], EDITS[1::2]  # without neighbours
 
-pytestmark = pytest.mark.timeout(900)  # the workshop takes long
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the workshop takes long
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

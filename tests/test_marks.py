@@ -1,0 +1,19 @@
+"""Each script differs from `train.py` in marked places only."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compose import MergeError, compose, find_techniques
+from tests.helpers import REPOSITORY, replace
+
+
+@pytest.mark.parametrize("technique", sorted(find_techniques()))
+def test_a_scripts_differences_are_marked(technique: str, tmp_path: Path) -> None:
+    compose([technique])
+    for script in ("train.py", ".train.py.base", f"train_{technique}.py"):
+        shutil.copy(REPOSITORY / script, tmp_path)
+    replace(tmp_path / f"train_{technique}.py", "    run.finish()\n", "    run.finish()\n    ...\n")
+    with pytest.raises(MergeError, match=f"train_{technique}.py has an unmarked difference"):
+        compose([technique], folder=tmp_path)
