@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where it is set, every start of Python compiles what it imports again: 5 s for torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-fast lint requirements
+.PHONY: ci help setup train test test-fast lint requirements
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -35,6 +35,8 @@ lint: setup  ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+ci: lint test  ## what has to pass before a change lands
 
 requirements:  ## pin the newest versions that pyproject.toml allows (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-emit-index-url \

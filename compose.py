@@ -25,11 +25,9 @@ HERE = Path(__file__).parent
 BASELINE = "train.py"
 BASE = ".train.py.base"
 MARKER = "# new #: "
-COMBINES = re.compile(
-    r"^Combines with every technique(?: but (?P<excluded>[^,.]*))?[,.]", re.MULTILINE
-)
-COMMAND = re.compile(r"`(?P<launcher>[^`]*?)(?P<script>\w+\.py)[^`]*`")
-COMPOSED = re.compile(r"^Written by `python compose\.py (?P<names>[\w ]+)`", re.MULTILINE)
+COMBINES = re.compile(r"^Combines with every technique(?: but ([^,.]*))?[,.]", re.MULTILINE)
+COMMAND = re.compile(r"`([^`]*?)\w+\.py[^`]*`")
+COMPOSED = re.compile(r"^Written by `python compose\.py ([\w ]+)`", re.MULTILINE)
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?"
     r"^={7}\n(?P<theirs>.*?)^>{7} [^\n]*\n",
@@ -60,23 +58,10 @@ def split_docstring(source: str, name: str = "the script") -> tuple[str, str]:
 
 def read(path: Path) -> tuple[str, str]:
     """Read a script's docstring and the text after it; each line ends with a line feed alone."""
-    return split_docstring(read_text(path), path.name)
-
-
-def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return split_docstring(path.read_text(encoding="utf-8"), path.name)
     except UnicodeDecodeError as error:
         raise MergeError(f"{path} is not encoded in UTF-8; save it so") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a script; one that is there stays whole until then, and keeps its permissions."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    if path.exists():
-        shutil.copymode(path, new)
-    new.replace(path)
 
 
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
@@ -84,10 +69,8 @@ def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
     excluded = {}
     for path in sorted(folder.glob("train_*.py")):
         name = path.stem.removeprefix("train_")
-        if "_" in name:
-            continue
-        if line := COMBINES.search(read(path)[0]):
-            excluded[name] = set(re.findall(r"`(\w+)`", line["excluded"] or ""))
+        if "_" not in name and (line := COMBINES.search(read(path)[0])):
+            excluded[name] = set(re.findall(r"`(\w+)`", line[1] or ""))
     return {
         name: others | {other for other in excluded if name in excluded[other]}
         for name, others in excluded.items()
@@ -97,41 +80,24 @@ def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
 def allowed_sets(folder: Path = HERE) -> list[tuple[str, ...]]:
     """Return all sets of techniques that combine, each in alphabetical order."""
     excluded = find_techniques(folder)
-    return [
-        names
-        for count in range(1, len(excluded) + 1)
-        for names in itertools.combinations(excluded, count)
-        if not any(excluded[name] & set(names) for name in names)
-    ]
+    counts = range(1, len(excluded) + 1)
+    sets = itertools.chain(*(itertools.combinations(excluded, count) for count in counts))
+    return [names for names in sets if not any(excluded[name] & {*names} for name in names)]
 
 
-def check_set(names: list[str], folder: Path = HERE) -> None:
-    """Raise MergeError unless these techniques exist and combine."""
-    excluded = find_techniques(folder)
-    for name in names:
-        if name not in excluded:
-            raise MergeError(f"unknown technique {name}; use some of {', '.join(excluded)}")
-        if names.count(name) > 1:
-            raise MergeError(f"{' '.join(names)} names {name} twice; name each technique once")
-        if others := excluded[name] & set(names):
-            raise MergeError(
-                f"{name} does not combine with {', '.join(sorted(others))}; leave one out"
-            )
-
-
-def unmarked_differences(baseline: str, script: str) -> list[str]:
-    """Return the differences from the baseline that lack the marker; docstrings may differ."""
-    old, new = (split_docstring(text)[1].splitlines() for text in (baseline, script))
-    unmarked = []
-    for kind, *span in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        removed = [line.strip() for line in old[span[0] : span[1]] if line.strip()]
-        added = [line.strip() for line in new[span[2] : span[3]] if line.strip()]
-        is_marked = added and added[0].startswith(MARKER)
+def refuse_unmarked(baseline: str, script: str, name: str) -> None:
+    """Raise MergeError if a script's changes lack the marker; both are texts after docstrings."""
+    old, new = baseline.splitlines(), script.splitlines()
+    for kind, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
+        removed = [f"- {line.strip()}" for line in old[i1:i2] if line.strip()]
+        added = [f"+ {line.strip()}" for line in new[j1:j2] if line.strip()]
+        is_marked = added and added[0].startswith(f"+ {MARKER}")
         if kind != "equal" and (removed or added) and not is_marked:
-            unmarked.append(
-                "\n".join([f"- {line}" for line in removed] + [f"+ {line}" for line in added])
+            raise MergeError(
+                f"{name} has an unmarked difference from {BASELINE}; put a comment "
+                f"`{MARKER.strip()} why` above it, or take the lines of {BASELINE}:\n"
+                + "\n".join(removed + added)
             )
-    return unmarked
 
 
 def compose(
@@ -152,81 +118,76 @@ def compose(
         MergeError: the techniques do not combine, `onto` is another script, or `train.py` was
             edited since they were made.
     """
-    check_set(names, folder)
+    excluded = find_techniques(folder)
+    for name in names:
+        if name not in excluded:
+            known = ", ".join(excluded)
+            raise MergeError(f"unknown technique {name}; use some of {known}: no train_{name}.py")
+        if names.count(name) > 1:
+            raise MergeError(f"{' '.join(names)} names {name} twice; name each technique once")
+        if others := excluded[name] & set(names):
+            raise MergeError(f"{name} does not combine with {', '.join(others)}; leave one out")
     onto_path = onto or folder / BASELINE
-    source = read_text(onto_path)
-    docstring, merged = split_docstring(source, onto_path.name)
+    docstring, merged = read(onto_path)
     if "\n@entry_point\n" not in merged:
         raise MergeError(
             f"--onto {onto_path}: it has no @entry_point, and so is not made from {BASELINE}; "
             f"start with a copy of {BASELINE}, and move your code into it"
         )
-    comments = "".join(itertools.takewhile(lambda line: line[0] == "#", source.splitlines(True)))
+    lines = onto_path.read_text(encoding="utf-8").splitlines(keepends=True)
+    comments = "".join(itertools.takewhile(lambda line: line[0] == "#", lines))
     merged = merged.removeprefix(comments)
     _, baseline = read(folder / BASELINE)
     if read(folder / BASE)[1] != baseline:
         raise MergeError(
             f"{BASELINE} has changed since the scripts were updated; run python compose.py --update"
         )
-    titles, launchers = [], []
+    titles, launcher = [], "python "
     are_sorted = sort_imports(merged) == merged
     for name in sorted(names):
         path = folder / f"train_{name}.py"
         own_docstring, text = read(path)
-        refuse_unmarked(baseline, path)
+        refuse_unmarked(baseline, text, path.name)
         merged = merge(baseline, merged, text, onto_path.name, path.name)
-        titles.append(own_docstring.splitlines()[0].rstrip("."))
-        command = COMMAND.search(own_docstring)
-        launchers.append(command["launcher"] if command else "python ")
+        titles.append(own_docstring.splitlines()[0])
+        # A launcher of several processes is the longer command.
+        launcher = max([launcher, *COMMAND.findall(own_docstring)[:1]], key=len)
     merged = sort_imports(merged) if are_sorted else merged
-    script_name = output or f"train_{'_'.join(names)}.py"
+    arguments = [*names, "--onto", onto.name] if onto else names
     head = f"{docstring}\n\nWith:\n" if onto else ""
-    arguments = " ".join(names) + (f" --onto {onto.name}" if onto else "")
-    head += ".\n".join(titles) + ".\n\n"
-    # A launcher of several processes is the longer command.
-    head += f"Start with `{max(launchers, key=len)}{script_name}`.\n"
-    head += f"Written by `python compose.py {arguments}`.\n"
+    head += "\n".join(titles) + "\n\n"
+    head += f"Start with `{launcher}{output or '_'.join(['train', *names]) + '.py'}`.\n"
+    head += f"Written by `python compose.py {' '.join(arguments)}`.\n"
     head = head.replace("\\", r"\\").replace('"""', r"\"\"\"")
     return f'{comments}"""{head}"""\n{merged}'
 
 
 def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> str:
-    """Merge three ways with git; insertions of both at the same place are kept, and those of ours
-    directly above an edit of theirs.
-
-    Returns:
-        The merged text; where both sides edit the same lines, with git's conflict markers.
-    """
+    """Merge three ways with git, which marks conflicts; insertions of both at the same place are
+    kept, and those of ours directly above an edit of theirs."""
+    if shutil.which("git") is None:
+        raise MergeError("git is not installed, which merges scripts; install it")
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, name) for name in ("ours", "base", "theirs")]
         for path, text in zip(paths, (ours, base, theirs), strict=True):
             path.write_text(text)
         labels = [option for name in (our_name, BASELINE, their_name) for option in ("-L", name)]
         command = ["git", "merge-file", "-p", "--diff3", *labels, *map(str, paths)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except FileNotFoundError as error:
-            raise MergeError("git is not installed, which merges scripts; install it") from error
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode > 127:  # up to there it is the number of conflicts
         raise MergeError(f"{our_name}: git merge-file failed: {done.stderr.strip()}")
 
     def resolved(conflict: re.Match[str]) -> str:
         ours, base, theirs = conflict["ours"], conflict["base"], conflict["theirs"]
-        if base.strip() and ours.endswith(base):
-            return ours.removesuffix(base) + theirs
         if base.strip():
-            return conflict[0]
+            return ours.removesuffix(base) + theirs if ours.endswith(base) else conflict[0]
         return ours if "\n" + theirs in "\n" + ours else ours + theirs
 
     return CONFLICT.sub(resolved, done.stdout)
 
 
 def sort_imports(text: str) -> str:
-    """Sort the imports of a script with ruff, and join those of one module.
-
-    Returns:
-        The script; unchanged if it has conflicts, or if ruff is not installed.
-    """
+    """Sort the imports of a script with ruff, unless it has conflicts or ruff is not installed."""
     command = [sys.executable, "-m", "ruff", "check", "--select=I", "--fix", "--quiet"]
     command += [f"--stdin-filename={HERE / BASELINE}", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=HERE)
@@ -236,19 +197,9 @@ def sort_imports(text: str) -> str:
 def refuse_conflicts(name: str, text: str) -> None:
     """Raise MergeError, which shows the lines, if there are conflicts in a script of this name."""
     if conflicts := [match[0] for match in CONFLICT.finditer(text)]:
-        places = "1 place" if len(conflicts) == 1 else f"{len(conflicts)} places"
         raise MergeError(
-            f"{name}: both sides edit the same lines in {places}; edit between the markers:\n"
-            f"{conflicts[0]}"
-        )
-
-
-def refuse_unmarked(baseline: str, path: Path) -> None:
-    """Raise MergeError if a script differs from the baseline in a place that is not marked."""
-    if unmarked := unmarked_differences(baseline, read_text(path)):
-        raise MergeError(
-            f"{path.name} has an unmarked difference from {BASELINE}; put a comment "
-            f"`{MARKER.strip()} why` above it, or take the lines of {BASELINE}:\n{unmarked[0]}"
+            f"{name}: both sides edit the same lines (conflicts: {len(conflicts)}); edit between "
+            f"the markers:\n{conflicts[0]}"
         )
 
 
@@ -262,70 +213,53 @@ def update(folder: Path = HERE) -> None:
     techniques = find_techniques(folder).keys()
     (_, base), (_, baseline) = read(folder / BASE), read(folder / BASELINE)
     is_sorted = sort_imports(baseline) == baseline
-    scripts: dict[Path, list[str]] = {}  # those composed with the names of their techniques
-    merged = {}
+    scripts = {}  # the techniques of those that were composed, and the lines of all
     for path in sorted(folder.glob("train_*.py")):
-        text = read_text(path)
-        composed = COMPOSED.search(text)
-        if not composed and not techniques >= set(path.stem.split("_")[1:]):
-            continue
-        scripts[path] = composed["names"].split() if composed else []
-        _, own = split_docstring(text, path.name)
-        if base == baseline:
-            continue
-        new = merge(base, baseline, own, "as edited", path.name)
-        new = sort_imports(new) if is_sorted else new
+        composed = COMPOSED.search(path.read_text(encoding="utf-8", errors="replace"))
+        if composed or techniques >= set(path.stem.split("_")[1:]):
+            scripts[path] = composed[1].split() if composed else [], read(path)[1]
+
+    for path, (_, own) in scripts.items():
+        new = own if base == baseline else merge(base, baseline, own, "as edited", path.name)
+        new = sort_imports(new) if is_sorted and new != own else new
         if new != own:
-            merged[path] = text.removesuffix(own) + new
+            print(f"{path.name} follows {BASELINE}")
+            head = path.read_text(encoding="utf-8").removesuffix(own)
+            path.write_text(head + new, encoding="utf-8")
+    (folder / BASE).write_text((folder / BASELINE).read_text(encoding="utf-8"), encoding="utf-8")
 
-    for path, text in merged.items():
-        print(f"{path.name} follows {BASELINE}")
-        write_text(path, text)
-    write_text(folder / BASE, read_text(folder / BASELINE))
-
-    problems = {}
-    for path, names in scripts.items():
+    problems = []
+    for path, (names, _) in scripts.items():
         try:
-            _, own = read(path)
-            refuse_unmarked(baseline, path)
-            if gone := sorted(set(names) - techniques):
-                raise MergeError(
-                    f"{path.name} merges {' '.join(names)}, but there is no train_{gone[0]}.py; "
-                    "delete it, or the line `Written by` in its docstring to keep it as your own"
-                )
+            own = read(path)[1]
+            refuse_unmarked(baseline, own, path.name)
             if names and own != split_docstring(compose(names, folder=folder))[1]:
                 command = f"python compose.py {' '.join(names)} -o {path.name} --force"
                 print(f"{path.name} is not what its techniques give; to write it again: {command}")
         except MergeError as error:
-            problems[str(error)] = path
+            problems.append(str(error) if path.name in str(error) else f"{path.name}: {error}")
     if problems:
         raise MergeError("\n".join(problems))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument(
-        "techniques", nargs="*", metavar="TECHNIQUE", help="see the list without any"
-    )
-    parser.add_argument("--onto", type=Path, help="a script of your own, made from train.py")
-    parser.add_argument(
-        "-o", "--output", type=Path, help="file to write; default: print the script"
-    )
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    parser.add_argument("--diff", action="store_true", help="show the difference from train.py")
-    parser.add_argument(
-        "--update", action="store_true", help="bring an edit of train.py to all scripts"
-    )
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    add = parser.add_argument
+    add("techniques", nargs="*", metavar="TECHNIQUE", help="see the list without any")
+    add("--onto", type=Path, help="a script of your own, made from train.py")
+    add("-o", "--output", type=Path, help="file to write; default: print the script")
+    add("--force", action="store_true", help="replace the file if it exists")
+    add("--diff", action="store_true", help="show the difference from train.py")
+    add("--update", action="store_true", help="bring an edit of train.py to all scripts")
     options = parser.parse_args()
-    output: Path | None = options.output
+    output = options.output
     try:
         if options.update:
             update()
         elif not options.techniques:
             for name in find_techniques():
-                docstring, _ = read(HERE / f"train_{name}.py")
-                print(f"{name:10} {docstring.splitlines()[0]}")
-        elif output is not None and output.exists() and not options.force:
+                print(f"{name:10} {read(HERE / f'train_{name}.py')[0].splitlines()[0]}")
+        elif output and output.exists() and not options.force:
             raise MergeError(f"{output} already exists; use another name, or --force to replace it")
         else:
             script = compose(options.techniques, options.onto, output.name if output else None)
@@ -333,16 +267,13 @@ def main() -> None:
                 old = options.onto or HERE / BASELINE
                 lines = old.read_text().splitlines(), script.splitlines()
                 print(*difflib.unified_diff(*lines, old.name, "merged", lineterm=""), sep="\n")
-            elif output is None:
+            if output:
+                output.write_text(script, encoding="utf-8")
+            elif not options.diff:
                 print(script, end="")
-            if output is not None:
-                write_text(output, script)
             refuse_conflicts(str(output or "the printed script"), script)
     except (MergeError, OSError) as error:
-        text = str(error)
-        if isinstance(error, OSError) and error.filename:
-            text = f"{error.filename}: {error.strerror}; use another path"
-        print(f"compose.py: {text}", file=sys.stderr)
+        print(f"compose.py: {error}", file=sys.stderr)
         sys.exit(2)
 
 

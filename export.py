@@ -16,7 +16,6 @@ The file is written only if its outputs are those of the model on samples of the
 with a difference below 1e-4 (relative for values above 1).
 """
 
-import copy
 import json
 import sys
 from collections.abc import Callable
@@ -80,10 +79,8 @@ def main() -> None:
             f"out={options['out']}: torch.export.load reads files that end in .pt2 only"
         )
     # On the CPU and not compiled, as it is going to be exported.
-    as_exported = ["model.compile=false", "model.channels_last=false"]
-    as_exported += ["loader.channels_last=false"]
-    as_exported += ["loader.num_workers=0"]
-    as_exported += ["loss.weights=null"]
+    as_exported = ["model.compile=false", "model.channels_last=false", "loss.weights=null"]
+    as_exported += ["loader.channels_last=false", "loader.num_workers=0"]
     trained = read_trained(Path(options["run"]), [*as_exported, *overrides])
     cfg, out = trained.cfg, Path(options["out"])
 
@@ -109,18 +106,14 @@ def main() -> None:
         expected = task.predictions(exported.model(inputs))
 
     # the file, which gets its name if its predictions are the same
-    metadata = {
-        "classes": json.dumps(loader.info.classes, ensure_ascii=False),
-        "target": json.dumps(trained.facts["target"], ensure_ascii=False),
-        "model": cfg.model.arch or cfg.model.name,
-        "in_channels": json.dumps(trained.in_channels),
-        "dtype": json.dumps(trained.facts["dtype"]),
-        "precision": json.dumps(trained.facts["precision"]),
-    }
+    facts = {name: trained.facts[name] for name in ("target", "in_channels", "dtype", "precision")}
+    facts["classes"] = loader.info.classes
     if isinstance(loader, ImageLoader):
         # The crop of the photo that is resized by this becomes an image: docs/export.md.
-        resize = loader.output_size if cfg.data.crop is None else cfg.data.resize
-        metadata |= {"resize": json.dumps(resize), "crop": json.dumps(loader.output_size)}
+        facts["resize"] = loader.output_size if cfg.data.crop is None else cfg.data.resize
+        facts["crop"] = loader.output_size
+    metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
+    metadata["model"] = cfg.model.arch or cfg.model.name
     out.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(out) as unchecked:
         try:
@@ -128,7 +121,7 @@ def main() -> None:
             with torch.no_grad():
                 # Any number of samples at a time: all, and one.
                 parts = [(compute(given), expected), (compute(part(given, 0, 1)), expected[:1])]
-        except UserError:
+        except ModuleNotFoundError:
             raise
         except Exception as error:  # PyTorch has no common type for what it cannot export
             raise UserError(
@@ -169,17 +162,12 @@ Compute = Callable[[Any], Tensor]
 
 
 def write_onnx(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  # which torch.onnx needs
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"format=onnx needs {error.name}: pip install onnx onnxruntime onnxscript, or "
-            "use format=torch"
-        ) from error
+    import onnxruntime
+    import onnxscript  # noqa: F401  # which torch.onnx needs
+
     program = torch.onnx.export(
         exported,
-        (example(given), {}),  # a dict at the end would be taken for keyword arguments
+        (part(given, 0, 2), {}),  # a dict at the end would be taken for keyword arguments
         input_names=["images"] if isinstance(exported, ExportedImages) else None,
         output_names=["outputs"],
         dynamic_shapes=any_batch(given),
@@ -200,7 +188,8 @@ def write_onnx(exported: Exported, given: Any, metadata: dict[str, str], file: P
 
 
 def write_program(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
-    program = torch.export.export(exported, (example(given),), dynamic_shapes=any_batch(given))
+    # With one sample, the number of samples would be fixed at 1.
+    program = torch.export.export(exported, (part(given, 0, 2),), dynamic_shapes=any_batch(given))
     torch.export.save(program, file, extra_files={"metadata.json": json.dumps(metadata)})
     return torch.export.load(file).module()
 
@@ -211,17 +200,11 @@ def write_weights(exported: Exported, given: Any, metadata: dict[str, str], file
         for name, value in exported.model.state_dict().items()
     }
     save_file(weights, file, metadata)
-    again = copy.deepcopy(exported)
-    again.model.load_state_dict(load_file(file))
-    return again
+    exported.model.load_state_dict(load_file(file))
+    return exported
 
 
 FORMATS = {"onnx": write_onnx, "torch": write_program, "safetensors": write_weights}
-
-
-def example(given: Any) -> Any:
-    """Return a sample twice: with one, torch.export would fix the batch size at 1."""
-    return map_leaves(lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x, given)
 
 
 def any_batch(given: Any) -> tuple[Any]:

@@ -106,7 +106,7 @@ def main() -> None:
             images = task.images(outputs)
             values = zip(loader.last_samples, task.table_rows(outputs), strict=True)
             for number, (sample, cells) in enumerate(values):
-                rows[sample] = tuple(map(as_text, cells))
+                rows[sample] = tuple(x if isinstance(x, str) else f"{x:.6g}" for x in cells)
                 if images is not None:
                     file = image_file(loader.info.name_of(sample), cfg.data.root, out)
                     write_image(file, images[number], task.palette)
@@ -127,7 +127,14 @@ def main() -> None:
         table |= {sample: (*no_values, reason) for sample, reason in bad.items()}
     lines = [(loader.info.name_of(sample), *table[sample]) for sample in sorted(table)]
     lines += [(name, *no_values, reason) for name, reason in broken.items()]
-    write_table(path, ("path", *columns, "error"), sorted(lines) if broken else lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Names of files may hold bytes that are no text.
+    with (
+        write_atomically(path) as temporary,
+        temporary.open("w", newline="", errors="surrogateescape") as text,
+    ):
+        csv.writer(text).writerow(("path", *columns, "error"))
+        csv.writer(text).writerows(sorted(lines) if broken else lines)
     if split:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))
@@ -158,22 +165,6 @@ def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> No
         picture.putpalette(palette.tobytes())
     file.parent.mkdir(parents=True, exist_ok=True)
     picture.save(file)
-
-
-def as_text(value: str | float) -> str:
-    """Return a value as text; numbers have six digits."""
-    return value if isinstance(value, str) else f"{value:.6g}"
-
-
-def write_table(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Write a CSV file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Names of files may hold bytes that are no text.
-    with (
-        write_atomically(path) as temporary,
-        temporary.open("w", newline="", errors="surrogateescape") as file,
-    ):
-        csv.writer(file).writerows([header, *rows])
 
 
 if __name__ == "__main__":

@@ -62,13 +62,15 @@ class Row:
 
 def read_run(folder: Path, root: Path) -> Row:
     """Read the row of the run in this folder."""
-    name = str(folder.relative_to(root))
-    try:
-        config, start, summary = (
-            read(folder / file) for file in ("config.yaml", "run.json", "summary.json")
-        )
-    except ValueError as error:
-        return Row(name, damage=masked(str(error)))
+    name, found = str(folder.relative_to(root)), []
+    for file in ("config.yaml", "run.json", "summary.json"):
+        path, load = folder / file, json.loads if file.endswith("json") else yaml.safe_load
+        try:
+            found.append(dict(load(path.read_text())) if path.exists() else {})
+        except (ValueError, TypeError, yaml.YAMLError) as error:
+            damage = f"{file} cannot be read: {' '.join(str(error).split())}"
+            return Row(name, damage=masked(damage))
+    config, start, summary = found
     data, task = config.get("data", {}), config.get("task", {})
     about = {"data": data.get("layout"), "data.root": data.get("root"), "task": task.get("name")}
     about |= {"data.table": data.get("table")}
@@ -88,24 +90,6 @@ def read_run(folder: Path, root: Path) -> Row:
         settings=as_overrides(start.get("settings", {})),
         fold=fold,
     )
-
-
-def read(file: Path) -> dict[str, Any]:
-    """Read the keys and values in a file; none if there is no such file.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
-    if not file.exists():
-        return {}
-    try:
-        text = file.read_text()
-        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file.name} holds {values!r:.20} instead of keys and values")
-    return values
 
 
 def as_overrides(settings: dict[str, Any]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -70,13 +70,6 @@ class Trial(NamedTuple):
     def checkpoints(self) -> set[str]:
         return {path.name for path in self.folder.glob("checkpoints/step-*.pt")}
 
-    def is_running(self) -> bool:
-        """Return True if processes of an earlier start have not ended: their output is locked."""
-        if not self.log.exists():
-            return False
-        with self.log.open("ab") as log:
-            return not lock(log)
-
 
 class Job(NamedTuple):
     """A trial that is running."""
@@ -92,16 +85,23 @@ def main(arguments: Sequence[str]) -> None:
     overrides = OverridesParser.create().parse_overrides(options.overrides)
     free = [environment(options, place) for place in range(options.jobs)]
     options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / ".lock").open("ab") as lock_file:
-        if not lock(lock_file):
+    # The runs inherit the open file: if this process is killed, it stays locked until they end.
+    with (options.out / ".lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             raise UserError(
-                f"out={options.out} belongs to a sweep that is still going; wait for its end, "
-                "or choose another out"
-            )
-        train_all(options, overrides, free)
+                f"out={options.out} belongs to a sweep or to runs that are still going; wait for "
+                "their end, or choose another out"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        train_all(options, overrides, free, lock.fileno())
 
 
-def train_all(options: Options, overrides: list[Override], free: list[dict[str, str]]) -> None:
+def train_all(
+    options: Options, overrides: list[Override], free: list[dict[str, str]], lock: int
+) -> None:
     """Train the runs that have not ended, list all of them, and exit.
 
     `free` are the environment variables of each of the `jobs` places.
@@ -111,13 +111,12 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
         if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
             signal.signal(each, lambda number, frame: signals.append(number))
 
-    study: Any = open_study(options, overrides) if options.trials else None
+    study: Any = None
+    if options.trials:
+        file, name = options.out / "trials.log", checksum(options.script, options.overrides)
+        study = import_module("sweep_optuna").Study(file, name, overrides, options.jobs)
     known = study.chosen() if study else list(enumerate(combinations(overrides)))
     trials = [make_trial(options, overrides, values, number) for number, values in known]
-    if names := [trial.folder.name for trial in trials if trial.is_running()]:
-        print(f"waits for runs of a sweep that was killed: {', '.join(names)}", flush=True)
-    while not signals and any(trial.is_running() for trial in trials):
-        time.sleep(0.1)
     waiting = [trial for trial in trials if not trial.has_ended()]
     num_trials = options.trials or len(trials)
     num_ended = len(trials) - len(waiting)
@@ -132,7 +131,7 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
                 number, values = study.choose()
                 trials.append(make_trial(options, overrides, values, number))
                 waiting.append(trials[-1])
-            running.append(start(options, waiting.pop(0), free.pop(0)))
+            running.append(start(options, waiting.pop(0), free.pop(0), lock))
         if not running:
             break
         for _ in signals[num_forwarded:]:
@@ -140,13 +139,10 @@ def train_all(options: Options, overrides: list[Override], free: list[dict[str, 
             for job in running:  # saves and exits
                 job.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-        for job in list(running):
-            code = job.process.poll()
-            if code is None or (code < 0 and job.trial.is_running()):  # ranks outlive torchrun
-                continue
+        for job in [job for job in running if job.process.poll() is not None]:
             running.remove(job)
             free.append(job.env)
-            trial = job.trial
+            trial, code = job.trial, job.process.returncode
             if trial.has_ended():
                 print(f"{trial.folder.name}: has ended", flush=True)
             elif trial.checkpoints() != job.checkpoints:  # it was killed
@@ -220,18 +216,6 @@ def make_trial(
     return Trial(options.out / name, fixed + chosen, number)
 
 
-def open_study(options: Options, overrides: list[Override]) -> Any:
-    """Open Optuna's study of this sweep, which is in `trials.log` in its folder."""
-    try:
-        sweep_optuna = import_module("sweep_optuna")
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "trials= needs Optuna, which is not installed: pip install optuna"
-        ) from error
-    name = checksum(options.script, options.overrides)
-    return sweep_optuna.Study(options.out / "trials.log", name, overrides, options.jobs)
-
-
 def report(study: Any, trials: list[Trial]) -> None:
     """Tell the study the metrics of those of the trials that have ended."""
     for trial in trials:
@@ -258,7 +242,7 @@ def environment(options: Options, place: int) -> dict[str, str]:
     return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(chosen)}
 
 
-def start(options: Options, trial: Trial, env: dict[str, str]) -> Job:
+def start(options: Options, trial: Trial, env: dict[str, str], lock: int) -> Job:
     """Start or resume a run; its output is appended to its log."""
     print(f"{trial.folder.name}: starts", flush=True)
     command = [sys.executable]
@@ -266,27 +250,15 @@ def start(options: Options, trial: Trial, env: dict[str, str]) -> Job:
         # Ranks on one machine find each other without a port that other runs may have.
         command += ["-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc_per_node={options.ranks}"]
-    command += [str(options.script), *trial.overrides]
     folder = QuotedString(str(trial.folder), Quote.single).with_quotes()
-    command += [f"output_dir={folder}", "resume=auto"]
+    command += [str(options.script), *trial.overrides, f"output_dir={folder}", "resume=auto"]
     checkpoints = trial.checkpoints()
     with trial.log.open("ab") as log:
-        lock(log)
         # In a session of its own a run gets Ctrl-C once, from here.
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=env, stdout=log, stderr=log, start_new_session=True, pass_fds=[lock]
+        )
     return Job(trial, env, checkpoints, process)
-
-
-def lock(file: IO[bytes]) -> bool:
-    """Lock a file until this process and those that inherit it have closed it; False if others
-    have locked it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
 
 
 if __name__ == "__main__":

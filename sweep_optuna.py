@@ -13,13 +13,7 @@ class Study:
     """Optuna's study of a sweep, which is kept in a file."""
 
     def __init__(self, file: Path, name: str, overrides: list[Override], jobs: int) -> None:
-        """Open the study, or create it.
-
-        Args:
-            file: file of the study.
-            name: name of the study in the file.
-            overrides: overrides of the sweep.
-            jobs: number of runs at a time.
+        """Open the study of this name, or create it, for runs of which `jobs` train at a time.
 
         Raises:
             UserError: no key has several values.

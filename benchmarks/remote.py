@@ -28,7 +28,7 @@ from benchmarks.server import serve
 from benchmarks.template import endless, make_config
 from loaders import build_loaders
 from loaders.index import open_splits
-from loaders.shards import Part, pack_shards
+from loaders.shards import pack_shards
 from runtime.setup import resolve_device
 
 PEAK = "peak memory"
@@ -130,7 +130,7 @@ def prepare(run: Run) -> tuple[tuple[str, ...], Path]:
     bucket = folder / "server" / "bucket"
     data = make_config(*overrides).data
     if not (bucket / "shards" / "shards.json").is_file():
-        pack_shards(data, str(bucket / "shards"), SHARD_MB, Part(1, 1))
+        pack_shards(data, str(bucket / "shards"), SHARD_MB)
     importlib.import_module(OVER_NETWORK).prepare(list(open_splits(data)[0].files[0]), bucket)
     return overrides, bucket
 

@@ -8,15 +8,16 @@ reads shuffled shards in order and returns its samples at random. A window holds
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
-from loaders.index import Index
+from loaders.index import Index, save_columns
 from loaders.plan import PlanSampler
-from loaders.shards import ShardFiles, ShardIndex, Shards
+from loaders.shards import SPAN, ShardIndex, Shards, Storage
 from loaders.targets import Labels
 
 NUM_SHARDS, SHARD_SIZE, NUM_CLASSES, WINDOW, BATCH_SIZE = 100, 500, 100, 8, 256
@@ -26,14 +27,23 @@ CASES = {"classes mixed in the shards": True, "one class after another": False}
 
 
 def main(run: Run) -> None:
-    samples = np.arange(COUNT)
+    samples, sizes = np.arange(COUNT), np.full((COUNT, 2), 28, np.int32)
     starts = np.arange(0, COUNT + 1, SHARD_SIZE)
+    columns: dict[str, np.ndarray] = {
+        "sizes": sizes,
+        "order": samples,
+        "starts": starts,
+        "spans-0": np.zeros(COUNT, SPAN),
+    }
+    with TemporaryDirectory() as folder:
+        save_columns(Path(folder), columns)
+        shards = Shards(Storage(folder, 0), "", Path(folder))
     index = ShardIndex(
         name="shards/train",
-        sizes=np.broadcast_to(np.array([28, 28], np.int32), (COUNT, 2)),
+        sizes=sizes,
         channels=1,
         target=Labels(samples % NUM_CLASSES, tuple(map(str, range(NUM_CLASSES)))),
-        shards=Shards(ShardFiles(Path(), ()), "", (), samples, starts),
+        shards=shards,
     )
     orders: dict[Subject, Callable[[int], np.ndarray]] = {
         Subject("data.shuffle=full"): partial(planned_order, index, ["data.shuffle=full"]),
@@ -81,7 +91,7 @@ def planned_order(index: Index, overrides: list[str], epoch: int) -> np.ndarray:
     """Sample numbers of an epoch in the order of the plan with these overrides."""
     cfg = make_config(*overrides, f"global_batch_size={BATCH_SIZE}")
     sampler = PlanSampler(index, cfg, 0, 1, train=True)
-    sampler.set_epoch(epoch)
+    sampler.epoch = epoch
     return sampler.plan(np.arange(COUNT))["sample"]
 
 

@@ -33,11 +33,11 @@ def owners_of_keys() -> dict[str, list[str]]:
     return owners
 
 
-def changed_in(cfg: Config, groups: list[str]) -> Iterator[str]:
-    """Yield, as `key=value`, the settings of these groups that are not the default."""
+def changed_of(cfg: Config, names: list[str]) -> Iterator[str]:
+    """Yield, as `key=value`, the settings of these keys or groups that are not the default."""
     for key, field in keys_of(cfg):
         value = attrgetter(key)(cfg)
-        if key.partition(".")[0] in groups and value != field.default:
+        if {key, key.partition(".")[0]} & set(names) and value != field.default:
             yield f"{key}={value}"
 
 

@@ -33,11 +33,8 @@ RENAMED = {
     "loader.reader": "loader=dali_reader, in place of native",
 }
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
-PATH_ERRORS = (
-    *(FileNotFoundError, PermissionError, FileExistsError),
-    *(IsADirectoryError, NotADirectoryError),
-)
-FULL = (errno.ENOSPC, errno.EDQUOT)
+OF_A_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}
+OF_A_PATH |= {errno.ENOSPC, errno.EDQUOT}
 
 
 def with_home(argument: str) -> str:
@@ -105,9 +102,7 @@ def user_errors(
     except Exception as error:
         text = explain(error)
         before_end(error, text)
-        printed = text or traceback.format_exc().rstrip()
-        printed = masked(printed)
-        print(printed, file=sys.stderr)
+        print(masked(text or traceback.format_exc().rstrip()), file=sys.stderr)
         sys.exit(EXIT_CODE if text else 1)
 
 
@@ -117,11 +112,7 @@ def explain(error: Exception) -> str | None:
         text = str(error)
     elif isinstance(error, HydraException | OmegaConfBaseException):
         text = _explain_config(error)
-    elif (
-        isinstance(error, OSError)
-        and error.filename
-        and (isinstance(error, PATH_ERRORS) or error.errno in FULL)
-    ):
+    elif isinstance(error, OSError) and error.filename and error.errno in OF_A_PATH:
         name = str(error.filename)
         given = [argument for argument in sys.argv[1:] if name in argument]
         text = f"{given[0] if given else name}: {error.strerror}; choose another path"
@@ -131,10 +122,8 @@ def explain(error: Exception) -> str | None:
         text = f"the package {error.name} is not installed; make setup installs all that is needed"
     else:
         text = cause_of(error) or ""
-    if not text:
-        return None
-    text = masked(text)
-    return "\n".join([line for line in text.splitlines() if line.strip()][:MAX_LINES])
+    lines = [line for line in masked(text).splitlines() if line.strip()]
+    return "\n".join(lines[:MAX_LINES]) or None
 
 
 def _explain_config(error: Exception) -> str:

@@ -17,6 +17,7 @@ ONE_SAMPLE = "BatchNorm needs two samples at a time; raise global_batch_size"
 ONE_SAMPLE += ", or lower accumulate_steps"
 UNUSED = "DDP needs a gradient of each; remove unused layers, or freeze them"
 MEMORY = "lower global_batch_size; docs/cost.md names what else needs less memory"
+THREADS = "raise the limit (ulimit -v, ulimit -u), or lower loader.num_threads"
 PICKLED = "worker processes need a def of a module, or loader.num_workers=0"
 
 # what a library's error says, as a regular expression -> what the user can do
@@ -25,7 +26,8 @@ CAUSES = {
     r"(scalar |Input |d)type.*\b(Byte|unsigned char|[Dd]ouble|float64|\w+eTensor)\b": OTHER_DTYPE,
     "more than 1 value per channel": ONE_SAMPLE,
     "which did not receive grad": UNUSED,
-    "out of memory|DefaultCPUAllocator": MEMORY,
+    r"out of memory|DefaultCPUAllocator|std::bad_alloc|CU(BLAS|DNN|DA)_?\w*ALLOC_FAILED": MEMORY,
+    "can't start new thread": THREADS,
     "Can't pickle|Can't get local object": PICKLED,
 }
 

@@ -15,12 +15,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-# `as`: these are also imported from here.
-from conf.groups import DataConfig as DataConfig
-from conf.groups import LoaderConfig as LoaderConfig
-from conf.groups import ModelConfig as ModelConfig
-from conf.groups import OptimizerConfig as OptimizerConfig
-from conf.groups import TaskConfig as TaskConfig
+from conf.groups import DataConfig, LoaderConfig, ModelConfig, OptimizerConfig, TaskConfig
 from conf.names import find, names_in
 from conf.ranges import ABOVE_0, BELOW_1, FROM_0, FROM_1, Allowed, key, one_of
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from conf.schema import Config
-from loaders.common import DataInfo, Loader
+from loaders.common import DataInfo
+from loaders.epoch import Loader
 from loaders.layouts import has_images, layout_of
 
 

@@ -66,13 +66,13 @@ def main() -> None:
     num_files, problems = check(data)
     if options["out"]:
         broken = [{"path": path, "reason": reason} for path, reason in problems.items()]
-        report = {"files": num_files, "broken": broken}
-        Path(options["out"]).write_text(json.dumps(report, indent=2) + "\n")
+        report = json.dumps({"files": num_files, "broken": broken}, indent=2)
+        Path(options["out"]).write_text(report + "\n")
     for path, reason in problems.items():
         # Names that are not UTF-8 cannot be printed.
         print(os.fsencode(f"{path}: {reason}").decode(errors="backslashreplace"))
     print(f"{num_files} files were decoded, {len(problems)} problems were found")
-    sys.exit(1 if problems else 0)
+    sys.exit(bool(problems))
 
 
 if __name__ == "__main__":

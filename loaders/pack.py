@@ -15,7 +15,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from tqdm import tqdm
@@ -84,17 +83,9 @@ def pack(data: DataConfig, out: Path, chunk: int = CHUNK) -> None:
 def _pack_split(data: DataConfig, index: Index, folder: Path, chunk: int) -> None:
     sizes = resized_sizes(data, index.sizes)
     lengths = sizes.prod(axis=1, dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    packed = replace(
-        index,
-        sizes=sizes,
-        pixels=(),
-        offsets=offsets,
-        files=(),
-        headers=(),
-        resized=True,
-    )
-    write_columns(packed, folder)
+    offsets = np.cumsum(lengths) - lengths
+    memory = {"pixels": (), "offsets": offsets, "files": (), "headers": ()}
+    write_columns(replace(index, sizes=sizes, resized=True, **memory), folder)
     arrays = {
         folder / f"pixels-{number}.npy": (int(lengths.sum()) * side.per_pixel, side.dtype)
         for number, side in enumerate(index.sides)
@@ -125,9 +116,8 @@ def _pack_split(data: DataConfig, index: Index, folder: Path, chunk: int) -> Non
 
 def _open(path: Path, length: int, dtype: str) -> np.memmap:
     """Open the array in a file, or create one of zeros."""
-    if path.exists():
-        return cast(np.memmap, np.load(path, mmap_mode="r+"))
-    return np.lib.format.open_memmap(path, "w+", dtype, (length,))
+    mode = "r+" if path.exists() else "w+"
+    return np.lib.format.open_memmap(path, mode, dtype, (length,))
 
 
 def _check_space(folder: Path, arrays: dict[Path, tuple[int, str]]) -> None:
@@ -144,21 +134,20 @@ def _check_space(folder: Path, arrays: dict[Path, tuple[int, str]]) -> None:
 
 def main() -> None:
     """Command line: `out=DIR`, overrides of the data, and the options below."""
-    own: dict[str, str | None] = {"out": None}
-    own |= {"format": "arrays", "shard_mb": "", "part": "", "quality": ""}
-    options, overrides = parse_options(__doc__, sys.argv[1:], **own)
-    data, out = load_config(overrides).data, options.pop("out")
-    if (kind := options.pop("format")) == "shards":
+    own = {"format": "arrays", "shard_mb": "", "part": "", "quality": ""}
+    options, overrides = parse_options(__doc__, sys.argv[1:], out=None, **own)
+    data, out, kind = load_config(overrides).data, options.pop("out"), options.pop("format")
+    if kind == "shards":
         shards = import_shards()
         shards.pack_shards(data, out, **shards.shard_options(**options))
-        return
-    if kind != "arrays" or any(options.values()):
+    elif kind == "arrays" and not any(options.values()):
+        pack(data, Path(out))
+    else:
         given = [f"{key}={value}" for key, value in options.items() if value]
         raise UserError(
             f"{' '.join([f'format={kind}', *given])} is not possible; use format=arrays alone, or "
             "format=shards, which takes shard_mb=, part= and quality="
         )
-    pack(data, Path(out))
 
 
 if __name__ == "__main__":

@@ -35,13 +35,9 @@ def torchvision(
     if in_channels != 3:
         convolutions = (pair for pair in model.named_modules() if isinstance(pair[1], nn.Conv2d))
         name, old = next(convolutions)
+        bias = old.bias is not None
         new = nn.Conv2d(
-            in_channels,
-            old.out_channels,
-            old.kernel_size,
-            old.stride,
-            old.padding,
-            bias=old.bias is not None,
+            in_channels, old.out_channels, old.kernel_size, old.stride, old.padding, bias=bias
         )
         with torch.no_grad():
             new.weight.normal_().mul_(old.weight.std())

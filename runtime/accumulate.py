@@ -1,8 +1,12 @@
 """Micro-batches: their number, and the exchange of gradients once per optimizer step."""
 
+import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -11,13 +15,19 @@ from tasks import Task
 
 
 def micro_batches(run: Run, model: nn.Module, task: Task) -> int | Callable[[Any], int]:
-    """Return the number of micro-batches per step; with `auto`, perhaps a function that finds it
-    with the first batch. Every rank calls both."""
+    """Return the number of micro-batches per step, which a checkpoint may hold for `auto`; for
+    other devices, batches or scripts, a function that finds it with the first batch. Every rank
+    calls both."""
     if run.cfg.accumulate_steps != "auto":
         return run.cfg.accumulate_steps
-    from runtime.fit import kept_or_found
+    from runtime.fit import find  # of which a given number needs nothing
 
-    return kept_or_found(run, model, task)
+    on_gpu = run.device.type == "cuda"
+    name = torch.cuda.get_device_name(run.device) if on_gpu else run.device.type
+    place: dict[str, Any] = {"devices": run.group.gather(name), "script": Path(sys.argv[0]).name}
+    place["global_batch_size"] = run.cfg.global_batch_size
+    kept = run.progress.micro_batches
+    return kept["number"] if kept.get("place") == place else partial(find, run, model, task, place)
 
 
 def set_gradient_sync(model: nn.Module, syncs: bool) -> None:

@@ -13,11 +13,8 @@ def blocks_of(model: nn.Module, with_layers: bool = False) -> list[nn.Module]:
     """Return the blocks of a model, in the order in which it holds them.
 
     Blocks are the model's children and those of a ModuleList; a child with many parameters is
-    divided at the ModuleLists and Sequentials inside it.
-
-    Args:
-        model: any model.
-        with_layers: return single layers, too, and divide lists that hold nothing else.
+    divided at the ModuleLists and Sequentials inside it. `with_layers` returns single layers, too,
+    and divides lists that hold nothing else.
     """
     return _blocks(model, num_parameters(model), with_layers)
 

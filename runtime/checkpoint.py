@@ -13,10 +13,9 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,12 +24,11 @@ from torch import Tensor
 from conf.errors import UserError
 from conf.files import sync_folder, write_atomically
 from conf.schema import CheckpointConfig
+from loaders.common import tensors_of
 from runtime.group import SingleProcess
 from runtime.shards import check_shards, remove_shards
-from runtime.state import num_bytes
 
 log = logging.getLogger(__name__)
-
 
 CHECKPOINT_FORMAT = 1
 """Version of the checkpoints; to be raised with each change that older ones do not fit."""
@@ -44,28 +42,10 @@ RESERVED_KEYS = {
 WHAT_TO_GIVE = "give the folder of a run, one of its checkpoints/step-*.pt, or auto"
 
 
-class Best(NamedTuple):
-    """What chose the best checkpoint."""
-
-    value: float = float("-inf")
-    """Value of the task's best metric; of an error its negative, so that higher is better."""
-
-    metrics: dict[str, float] = {}  # noqa: RUF012 (never changed)
-    """All metrics of that validation."""
-
-    def beats(self, other: "Best") -> bool:
-        """Return True if the value is higher, or equal with a lower loss."""
-        losses = [best.metrics.get("val/loss", 0.0) for best in (self, other)]
-        return self.value > other.value or (self.value == other.value and losses[0] < losses[1])
-
-
 class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread; every rank calls its methods.
 
-    Each rank writes its shards, if there are any, and then rank 0 the file.
-
-    Attributes:
-        best: what chose the best checkpoint that is on the disk, up to date after `wait()`.
+    Each rank writes its shards, if there are any, and then rank 0 the files.
     """
 
     def __init__(
@@ -79,7 +59,6 @@ class CheckpointWriter:
         self.options, self.folder, self.group = options, folder, group or SingleProcess()
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None  # of rank 0's last write
-        self.best = Best()
         self.clock, self.last_write = clock, clock()
 
     def is_time(self) -> bool:
@@ -93,18 +72,18 @@ class CheckpointWriter:
         self.last_write = now  # other ranks may agree to write a step later
         return True
 
-    def write(self, state: dict[str, Any], best: Best | None = None) -> None:
+    def write(self, state: dict[str, Any], is_best: bool = False) -> None:
         """Begin to write a state, after `wait()`.
 
         Args:
             state: tensors on the host. `state["step"]` names the file; `state["facts"]` are the
-                metadata of the weights.
-            best: what makes this state the best so far; None if it is not. Unless they are in
-                shards, `state["weights"]` are published, or else the model's.
+                metadata of the weights. Unless they are in shards, `state["weights"]` are
+                published, or else the model's.
+            is_best: True if this state is the best so far.
         """
         self.last_write = self.clock()
         state = state | {"format": CHECKPOINT_FORMAT}
-        self.thread = threading.Thread(target=self._write, args=(state, best))
+        self.thread = threading.Thread(target=self._write, args=(state, is_best))
         self.thread.start()
 
     def wait(self) -> None:
@@ -115,51 +94,24 @@ class CheckpointWriter:
         """
         if self.thread is not None:
             self.thread.join()
-        self.best = self.group.broadcast_from_rank0(self._outcome)
+            self.group.broadcast_from_rank0(self._report)
 
-    def _outcome(self) -> Best:
+    def _report(self) -> None:
         error, self.error = self.error, None
         if error is not None and self.options.on_error == "raise":
             raise error
         if error is not None:
             log.warning("%s; training continues (checkpoint.on_error=warn)", error)
-        return self.best
 
-    def _write(self, state: dict[str, Any], best: Best | None) -> None:
+    def _write(self, state: dict[str, Any], is_best: bool) -> None:
         path = self.folder / f"step-{state['step']:08d}.pt"
-        published = self.folder / "model.safetensors"
-        is_linked = best is not None and self.options.best
-        file, needed = path, num_bytes(state)
         try:
             state = self.group.write_shards(state, self.folder)
-            if self.group.rank > 0:
-                return
-            weights = None if "shards" in state else state.pop("weights", state.get("model"))
-            writes: dict[Path, Callable[[Path], None]] = {path: partial(torch.save, state)}
-            if is_linked and weights is not None:
-                writes[published] = partial(publish, weights, state["facts"])
-                needed = num_bytes([state, weights])
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for pattern in (".*.pt", ".*.safetensors"):
-                for unfinished in self.folder.glob(pattern):  # of a run that was killed
-                    unfinished.unlink()
-            with ExitStack() as stack:  # all files are written before the first gets its name
-                for file, write in writes.items():
-                    write(stack.enter_context(write_atomically(file)))
-            link(path, self.folder / "last.pt")
-            if is_linked:
-                link(path, self.folder / "best.pt")
-            if is_linked and weights is None:
-                published.unlink(missing_ok=True)  # of an earlier best state
-            self.best = best or self.best
-            files = newest_first(self.folder)
-            place = files.index(path)
-            # Later steps are of an earlier attempt: the run has resumed before them.
-            for old in files[:place] + files[place + self.options.keep :]:
-                old.unlink()
-            remove_shards(self.folder)
+            if self.group.rank == 0:
+                self._write_files(path, state, is_best and self.options.best)
         except Exception as error:
             reason = str(error).partition("\n")[0] or repr(error)
+            needed = sum(tensor.nbytes for tensor in tensors_of(state))
             room = f"about {needed / 1e6:.1f} MB needed"
             with suppress(OSError):  # where the folder is gone
                 room += f", {shutil.disk_usage(self.folder.parent).free / 1e6:.1f} MB free"
@@ -167,16 +119,39 @@ class CheckpointWriter:
                 with suppress(OSError):
                     remove_shards(self.folder)  # of this write
             self.error = OSError(
-                f"{file} could not be written ({reason}): {room}; earlier checkpoints are untouched"
+                f"{path} could not be written ({reason}): {room}; earlier checkpoints are untouched"
             )
+
+    def _write_files(self, path: Path, state: dict[str, Any], is_best: bool) -> None:
+        """Write a checkpoint and, of the best one, its weights; remove those not to be kept."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in self.folder.glob(".*"):  # of a run that was killed
+            if file.suffix in (".pt", ".safetensors"):
+                file.unlink()
+        published = self.folder / "model.safetensors"
+        weights = None if "shards" in state else state.pop("weights", state.get("model"))
+        with write_atomically(path) as file:
+            torch.save(state, file)
+            if is_best and weights is not None:
+                with write_atomically(published) as other:
+                    publish(weights, state["facts"], other)
+        link(path, self.folder / "last.pt")
+        if is_best:
+            link(path, self.folder / "best.pt")
+        if is_best and weights is None:
+            published.unlink(missing_ok=True)  # of an earlier best state
+        files = newest_first(self.folder)
+        place = files.index(path)
+        # Later steps are of an earlier attempt: the run has resumed before them.
+        for old in files[:place] + files[place + self.options.keep :]:
+            old.unlink()
+        if "shards" in state:
+            remove_shards(self.folder)
 
 
 def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
-    """Read the newest undamaged checkpoint that `resume` names, with its `path`.
-
-    Args:
-        resume: value of `cfg.resume`.
-        folder: folder of the run's own checkpoints.
+    """Read the newest undamaged checkpoint that `resume` names, with its `path`; `folder` has the
+    run's own.
 
     Returns:
         None if there is nothing to resume. Another run's checkpoint comes without its best metrics:
@@ -233,12 +208,12 @@ def publish(weights: dict[str, Tensor], facts: dict[str, Any], file: Path) -> No
 
 
 def link(path: Path, name: Path) -> None:
-    """Replace `name` by a link to `path`."""
+    """Replace `name` by a link to `path`, or by a copy on a file system without links."""
     temporary = name.with_name(f".{name.name}")
     temporary.unlink(missing_ok=True)
     try:
         os.link(path, temporary)
-    except OSError:  # a file system without links
+    except OSError:
         shutil.copyfile(path, temporary)
     temporary.replace(name)
     sync_folder(name.parent)

@@ -15,36 +15,34 @@ class EMA:
 
     In each update average <- average + (1 - d) * (weight - average), where d is `decay`, but after
     n updates at most (1 + n) / (10 + n), for the average to forget the random start (as
-    TensorFlow's ExponentialMovingAverage with `num_updates`). The first update copies.
+    TensorFlow's ExponentialMovingAverage with `num_updates`). The first update copies. Counts, such
+    as BatchNorm's of its batches, have no average: they are the model's own tensors.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Copy the weights to where they are; a rank whose weights are shards copies its shards."""
         self.decay, self.num_updates = decay, 0
-        copies = {tensor: tensor.detach().clone() for tensor in tensors_in(model)}
+        copies = {
+            tensor: tensor.detach().clone() if tensor.is_floating_point() else tensor
+            for tensor in tensors_in(model)
+        }
         self.averages = list(copies.values())
         named = model.state_dict(keep_vars=True).items()
         self.named = {name: copies[x] for name, x in named if isinstance(x, Tensor)}
         self.averaged_buffers = [copies[buffer] for buffer in model.buffers()]
 
+    def _pairs(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        """Return this rank's averages, each with the model's tensor."""
+        pairs = zip(self.averages, tensors_in(model), strict=True)
+        return [(local(mean), local(x)) for mean, x in pairs if x.is_floating_point()]
+
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Let the average follow the model, without waiting for the device."""
+        """Let the average follow the model, in one kernel, without waiting for the device."""
         n = self.num_updates
         decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0
-        pairs = self._pairs(model)
-        following = [pair for pair in pairs if pair[0].is_floating_point()]
-        if following:  # in one kernel
-            get_ema_multi_avg_fn(decay)(*map(list, zip(*following, strict=True)), n)
-        counts = []  # BatchNorm's, of which there may be hundreds
-        for average, weight in pairs:
-            if average.dtype == torch.int64 and average.ndim == 0:
-                counts.append((average.view(1), weight))
-            elif not average.is_floating_point():
-                average.copy_(weight)
-        if counts:  # in one kernel, too
-            own, new = zip(*counts, strict=True)
-            torch.split_with_sizes_copy(torch.stack(new), len(own) * [1], out=own)
+        averages, weights = zip(*self._pairs(model), strict=True)
+        get_ema_multi_avg_fn(decay)(averages, weights, n)
         self.num_updates += 1
 
     @torch.no_grad()
@@ -56,10 +54,6 @@ class EMA:
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
-
-    def _pairs(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-        """Return this rank's averages, each with the model's tensor."""
-        return list(zip(map(local, self.averages), map(local, tensors_in(model)), strict=True))
 
     def weights(self) -> dict[str, Tensor]:
         """Return the averages by the names of the model's `state_dict()`."""

@@ -28,15 +28,13 @@ def evaluate(
     precision: AbstractContextManager[object] | None = None,
     num_batches: int = 0,
 ) -> tuple[Tensor, Shown]:
-    """Add up `task.sums()` over the loader, and keep the worst samples to show.
+    """Add up `task.sums()` over the (inputs, targets) of a loader, and keep the worst samples.
 
     A loader without batches gives zeros and no samples. The mode of the model is restored.
 
     Args:
         model: model, wrapped or not. The model inside DataParallel and DistributedDataParallel is
             called: the wrapper's collectives would wait for ranks that have fewer batches.
-        task: task whose `sums()` are added up.
-        loader: iterable of (inputs, targets).
         precision: context of the model and the sums, such as an autocast.
         num_batches: minimum number of calls of the model, equal on all ranks.
 
@@ -55,31 +53,29 @@ def evaluate(
     inputs: Any = None
     was_training = model.training
     model.eval()
-    try:
-        # Not inference mode, whose tensors FSDP cannot take.
-        with torch.no_grad(), precision or nullcontext():
-            for number, (inputs, targets) in enumerate(loader):
-                outputs = model(inputs)
-                totals += task.sums(outputs, targets)
-                num_batches -= 1
-                if all(isinstance(value, Tensor) for value in (inputs, outputs, targets)):
-                    losses = task.loss_per_image(outputs, targets)
-                    kept = with_worst(kept, [losses, inputs, outputs, targets])
-                    continue
-                size = num_samples((inputs, targets))
-                due = min((number + 1) * NUM_SHOWN // len(loader) - len(shown), size)
-                for place in [size * n // due for n in range(due)]:
-                    one = part((inputs, outputs, targets), place, place + 1)
-                    shown.append(map_leaves(copied, one))
-            if inputs is None and num_batches > 0:
-                inputs = map_leaves(
-                    lambda x: x.to(device) if isinstance(x, Tensor) else x, loader.info.example
-                )
-            for _ in range(num_batches):
-                model(inputs)
-    finally:
-        model.train(was_training)
-    worst = [tuple(part(tuple(kept[1:]), n, n + 1)) for n in range(len(kept[0]) if kept else 0)]
+    # Not inference mode, whose tensors FSDP cannot take.
+    with torch.no_grad(), precision or nullcontext():
+        for number, (inputs, targets) in enumerate(loader):
+            outputs = model(inputs)
+            totals += task.sums(outputs, targets)
+            num_batches -= 1
+            if all(isinstance(value, Tensor) for value in (inputs, outputs, targets)):
+                losses = task.loss_per_image(outputs, targets)
+                kept = with_worst(kept, [losses, inputs, outputs, targets])
+                continue
+            size = num_samples((inputs, targets))
+            due = min((number + 1) * NUM_SHOWN // len(loader) - len(shown), size)
+            for place in [size * n // due for n in range(due)]:
+                one = part((inputs, outputs, targets), place, place + 1)
+                shown.append(map_leaves(copied, one))
+        if inputs is None and num_batches > 0:
+            example = loader.info.example
+            inputs = map_leaves(lambda x: x.to(device) if isinstance(x, Tensor) else x, example)
+        for _ in range(num_batches):
+            model(inputs)
+    model.train(was_training)
+    num_kept = len(kept[0]) if kept else 0
+    worst = [part(tuple(kept[1:]), n, n + 1) for n in range(num_kept)]
     return totals, worst or shown
 
 

@@ -3,12 +3,9 @@
 import gc
 import logging
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,19 +22,6 @@ from tasks import Task
 log = logging.getLogger(__name__)
 
 
-def kept_or_found(run: Run, model: nn.Module, task: Task) -> int | Callable[[Any], int]:
-    """Return the number in the checkpoint or, for other devices, ranks, batches or scripts, a
-    function that finds it with the first batch. Every rank calls both."""
-    on_gpu = run.device.type == "cuda"
-    name = torch.cuda.get_device_name(run.device) if on_gpu else run.device.type
-    place: dict[str, Any] = {"devices": run.group.gather(name), "script": Path(sys.argv[0]).name}
-    place["global_batch_size"] = run.cfg.global_batch_size
-    kept = run.progress.micro_batches
-    if kept.get("place") == place:
-        return kept["number"]
-    return partial(find, run, model, task, place)
-
-
 def find(run: Run, model: nn.Module, task: Task, place: dict[str, Any], batch: Any) -> int:
     """Try 1, 2, ... micro-batches until they fit on all ranks, of which no one waits for another
     but to compare results.
@@ -45,15 +29,21 @@ def find(run: Run, model: nn.Module, task: Task, place: dict[str, Any], batch: A
     Raises:
         UserError: not even the smallest fit.
     """
-    share = run.cfg.global_batch_size // run.group.world_size
+    whole, num_ranks, tried = run.cfg.global_batch_size, run.group.world_size, 1
+    share = whole // num_ranks
     for number in (n for n in range(1, share + 1) if share % n == 0):
         fits = run.group.gather(trial(run, model, task, batch, number))
         if all(fits):
             log.info("accumulate_steps=auto: %d, of %d samples a rank", number, share // number)
+            if number > 2 * tried and run.group.rank == 0:
+                why = f"global_batch_size={whole} on {num_ranks} ranks has no part between"
+                sizes = f"{share // tried} and {share // number} samples; a power of 2 has more"
+                log.warning("accumulate_steps=auto: %s %s", why, sizes)
             run.progress.micro_batches = {"number": number, "place": place}
             run.timing.lap("fitting")
             return number
         log.info("accumulate_steps=%d does not fit on rank %d", number, fits.index(False))
+        tried = number
     raise UserError(
         f"accumulate_steps=auto: the smallest parts of a batch do not fit into the memory of "
         f"{run.device}, with accumulate_margin={run.cfg.accumulate_margin}; see docs/cost.md"
@@ -96,11 +86,11 @@ def undone(run: Run, model: nn.Module) -> Iterator[None]:
     states = {parameter: dict(values) for parameter, values in optimizer.state.items()}
     changed = [*model.parameters(), *model.buffers(), *tensors_of([*states.values()])]
     copies = [(local(tensor), local(tensor).to("cpu", copy=True)) for tensor in changed]
-    numbers = random.getstate(), np.random.get_state()
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices), alone(model):
         yield
-    random.setstate(numbers[0])
-    np.random.set_state(numbers[1])
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
     optimizer.zero_grad(set_to_none=True)
     optimizer.state.clear()
     optimizer.state.update(states)
@@ -109,21 +99,20 @@ def undone(run: Run, model: nn.Module) -> Iterator[None]:
     if run.cfg.model.compile:
         torch.compiler.reset()  # it would keep what it compiled for other sizes
     gc.collect()
-    if devices:
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
     """Let a model that is spread over ranks exchange nothing in a block."""
-    synced = [m for m in model.modules() if isinstance(m, nn.SyncBatchNorm) and m.training]
-    for layer in synced:
-        layer.eval()
     exchange: AbstractContextManager[None] = nullcontext()
     if isinstance(model, DistributedDataParallel):
         exchange = model.no_sync()
     elif hasattr(model, "set_requires_gradient_sync"):
         exchange = import_module("runtime.fsdp").without_exchange(model)
+    synced = [m for m in model.modules() if isinstance(m, nn.SyncBatchNorm) and m.training]
+    for layer in synced:
+        layer.eval()
     with exchange:
         yield
     for layer in synced:
@@ -133,11 +122,12 @@ def alone(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def limited(device: torch.device, margin: float) -> Iterator[None]:
     """Leave a share of a GPU's memory free in a block, besides what other processes use."""
-    if device.type == "cuda":
-        before = torch.cuda.get_per_process_memory_fraction(device)
-        free, total = torch.cuda.mem_get_info(device)
-        share = (free + torch.cuda.memory_reserved(device)) / total - margin
-        torch.cuda.set_per_process_memory_fraction(max(0.0, min(before, share)), device)
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    free, total = torch.cuda.mem_get_info(device)
+    share = (free + torch.cuda.memory_reserved(device)) / total - margin
+    torch.cuda.set_per_process_memory_fraction(max(0.0, min(before, share)), device)
     yield
-    if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(before, device)
+    torch.cuda.set_per_process_memory_fraction(before, device)

@@ -23,18 +23,13 @@ class GpuMonitor:
         device: torch.device,
         read: Callable[[torch.device], float] = torch.cuda.utilization,
     ) -> None:
-        """Try to read the device; `read` returns a GPU's utilisation in percent."""
+        """`read` returns a GPU's utilisation in percent."""
         self.device, self.read, self.num_samples, self.sum = device, read, 0, 0.0
         self.stopped: Event | None = None
-        self.can_read = False
-        if device.type == "cuda":
-            with suppress(Exception):  # among them the driver's own type
-                read(device)
-                self.can_read = True
 
     def start(self) -> None:
         """Begin to take samples, unless it has begun."""
-        if self.can_read and self.stopped is None:
+        if self.device.type == "cuda" and self.stopped is None:
             self.stopped = Event()
             Thread(target=self._sample, args=(self.stopped,), daemon=True).start()
 
@@ -46,7 +41,7 @@ class GpuMonitor:
 
     def _sample(self, stopped: Event) -> None:
         delay = DELAY_S
-        with suppress(Exception):  # the driver's own type: the GPU was lost or reset
+        with suppress(Exception):  # the driver's own type: it cannot be read, or the GPU was lost
             while not stopped.wait(delay):
                 self.sum += self.read(self.device) / 100
                 self.num_samples += 1

@@ -51,11 +51,7 @@ class SingleProcess:
         return tensor
 
     def read_shards(self, saved: dict[str, Any], model: nn.Module) -> Any:
-        """Return a checkpoint with this rank's shards of its sharded tensors; every rank calls it.
-
-        Args:
-            saved: checkpoint with its `path`.
-            model: model that resumes from it.
+        """Return a checkpoint, with its `path`, with this rank's shards of its sharded tensors.
 
         Raises:
             UserError: a rank cannot read them, or the model is not sharded.
@@ -68,19 +64,11 @@ class SingleProcess:
         return saved
 
     def for_writing(self, model: nn.Module) -> "SingleProcess":
-        """Return these processes for the thread that writes checkpoints; every rank calls it.
-
-        With a sharded model, its messages to other ranks must not mix with those of the training.
-        """
+        """Return these processes for the thread that writes checkpoints: with a sharded model, its
+        messages to other ranks must not mix with those of the training."""
         return self
 
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """Write the sharded tensors to a new folder in `folder`; every rank calls it.
-
-        Returns:
-            What is left of the nested values, with facts about those tensors, if any, as `shards`.
-
-        Raises:
-            OSError: on all ranks, where one of them could not write.
-        """
+        """Write the sharded tensors to a new folder in `folder`; return the rest of the state and,
+        if there are any, facts about them as `shards`. Raises OSError on all ranks."""
         return state

@@ -29,17 +29,9 @@ class NonFiniteGuard:
 
     A GradScaler raises its scale until gradients overflow. A step is therefore bad only if the norm
     is not finite at a scale of 1 or less.
-
-    Attributes:
-        num_bad_steps: number of bad steps so far.
     """
 
-    def __init__(
-        self,
-        cfg: Config,
-        model: nn.Module,
-        train_loader: Loader,
-    ) -> None:
+    def __init__(self, cfg: Config, model: nn.Module, train_loader: Loader) -> None:
         self.train_loader = train_loader
         self.max_bad_steps, self.num_bad_steps = cfg.max_bad_steps, 0
         self.bad_in_a_row = 0
@@ -70,16 +62,23 @@ class NonFiniteGuard:
     def step(
         self, optimizer: Optimizer, grad_norm: Tensor, scaler: GradScaler | None = None
     ) -> None:
-        """Call `optimizer.step()`, which changes nothing if the norm is not finite.
-
-        Args:
-            optimizer: optimizer of the model.
-            grad_norm: L2 norm of all gradients, equal on all ranks.
-            scaler: scaler of mixed precision, which then makes the step. A step that the scaler
-                skips at a scale above 1 is not bad.
-        """
+        """Call `optimizer.step()`, or the scaler's, which changes nothing if the L2 norm of all
+        gradients, equal on all ranks, is not finite."""
         found_inf = (grad_norm - grad_norm).nan_to_num_(nan=1.0)  # 0 if it is finite, else 1
-        is_told = self._check(optimizer, found_inf)
+        is_told = not found_inf.is_cpu and bool(optimizer.defaults.get("fused"))
+        if is_told:
+            is_bad = found_inf.bool()
+            self.kept = [
+                torch.where(is_bad, kept, torch.cat(buffers))
+                for kept, buffers in zip(self.kept, self.statistics, strict=True)
+            ]
+            self._restore_statistics()
+        else:
+            if found_inf:
+                # Weights without gradients stay as they are.
+                optimizer.zero_grad(set_to_none=True)
+                self._restore_statistics()
+            self.keep_statistics()
         if scaler is not None and scaler.is_enabled():
             found_inf = scaler.scale(found_inf)
             scaler.step(optimizer)
@@ -92,27 +91,6 @@ class NonFiniteGuard:
             optimizer.step()
         loader = self.train_loader
         self.unchecked.append((found_inf, steps_done(loader), loader.last_samples))
-
-    def _check(self, optimizer: Optimizer, found_inf: Tensor) -> bool:
-        """Restore the statistics, and remove the gradients, after a bad step.
-
-        Returns:
-            True for a fused optimizer on a GPU, which keeps its gradients: it is to be told.
-        """
-        if found_inf.is_cpu or not optimizer.defaults.get("fused"):
-            if found_inf:
-                # Weights without gradients stay as they are.
-                optimizer.zero_grad(set_to_none=True)
-                self._restore_statistics()
-            self.keep_statistics()
-            return False
-        is_bad = found_inf.bool()
-        self.kept = [
-            torch.where(is_bad, kept, torch.cat(buffers))
-            for kept, buffers in zip(self.kept, self.statistics, strict=True)
-        ]
-        self._restore_statistics()
-        return True
 
     def settle(self) -> None:
         """Count the bad steps since the last call; called before the model is saved or evaluated.

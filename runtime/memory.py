@@ -11,13 +11,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from conf.errors import UserError, place_of
+from conf.errors import MEMORY, UserError, cause_of, place_of
 
 MIB = 2**20
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-SIGNS = re.compile(r"DefaultCPUAllocator|std::bad_alloc|CU(BLAS|DNN|DA)_?\w*ALLOC_FAILED")
-"""Texts of libraries' errors that have no type of their own."""
 
 _run: Any = None
 """Weak reference to the run of this process, which `main` cannot hand to errors that end it."""
@@ -30,10 +27,9 @@ def watch(run: Any) -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return True for an error of PyTorch's or Python's allocators."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and SIGNS.search(str(error)) is not None
+    """Return True for an error of an allocator: of PyTorch, Python or a library."""
+    has_type = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return has_type or (cause_of(error) or "").endswith(MEMORY)
 
 
 @contextmanager
@@ -47,7 +43,7 @@ def memory_explained() -> Iterator[None]:
             raise
         said = re.split(r"\. (?=[A-Z])", str(error).partition("\n")[0])
         held = held_by(run)
-        sizes = ", ".join(f"{name} {size / MIB:,.0f} MiB" for name, size in held.items())
+        sizes = ", ".join(f"{name} {size / MIB:,.0f} MiB" for name, size in held.items() if size)
         if run.cfg.profile.memory and run.device.type == "cuda":
             from runtime.profile import write_memory
 
@@ -67,7 +63,6 @@ def held_by(run: Any) -> dict[str, int]:
         "gradients": bytes_of([p.grad for p in parameters]),
         **{name: bytes_of(run.state[name].state_dict()) for name in sorted(others)},
     }
-    held = {name: size for name, size in held.items() if size}
     if run.device.type != "cuda":
         used = psutil.Process().memory_info().rss
         return held | {"activations and the program": max(0, used - sum(held.values()))}

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from conf.errors import UserError, unknown_name
 from conf.schema import Config, OptimizerConfig
+from runtime.parameter_groups import parameter_groups
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): value
@@ -68,21 +69,17 @@ def build_optimizer(
 
 
 def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """Build the optimizer `options.name` for the weights that are trained, fused where PyTorch can.
-
-    PyTorch has no fused SGD for weights that FSDP has sharded.
-
-    Raises:
-        UserError: as `build_optimizer()`.
-    """
+    """Build the optimizer `options.name` for the weights that are trained, fused where PyTorch can:
+    it has no fused SGD for weights that FSDP has sharded. Raises as `build_optimizer()`."""
     name = options.name.lower()
     if name not in OPTIMIZERS:
         raise unknown_name("optimizer.name", options.name, OPTIMIZERS)
     new = OPTIMIZERS[name]
     if name == "muon":
-        from runtime.muon import muon_class, with_fallback
+        # torch's refuses convolutions, and would need a second optimizer beside it.
+        from timm.optim import Muon
 
-        new = muon_class()
+        new = Muon
     kwargs = dict(options.kwargs)
     arguments: dict[str, Any] = {"lr": options.lr}
     if "weight_decay" in inspect.signature(new).parameters:
@@ -92,52 +89,27 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
             f"optimizer.weight_decay={options.weight_decay} is not possible with optimizer.name="
             f"{options.name}, which has no weight decay; use 0"
         )
-    if name == "sgd" and any(hasattr(p, "to_local") for p in model.parameters()):
+    is_sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    if name == "sgd" and is_sharded:
         log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
-        kwargs.setdefault("fused", False)
-    if name in FUSED and not kwargs.get("foreach"):
+    elif name in FUSED and not kwargs.get("foreach"):
         kwargs.setdefault("fused", True)
-    groups = parameter_groups(model, options)
-    if options.backbone_lr_scale != 1:
-        from runtime.finetune import with_backbone_rate
-
-        groups = with_backbone_rate(groups, model, options)
-    if options.layer_decay != 1:
-        from runtime.layer_decay import with_layer_rates
-
-        groups = with_layer_rates(groups, model, options)
-    if name == "muon":
-        groups = with_fallback(groups, model)
     try:
-        optimizer = new(groups, **arguments, **kwargs)
+        optimizer = new(parameter_groups(model, options), **arguments, **kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"optimizer.name={options.name} does not fit optimizer.kwargs={options.kwargs}: {error}"
         ) from error
     if name == "sgd" and optimizer.defaults["momentum"] and not optimizer.defaults["dampening"]:
+        # The fused kernel would leave it uninitialised if the very first step is skipped.
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            # The fused kernel would leave it uninitialised if the very first step is skipped.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
-def parameter_groups(model: nn.Module, options: OptimizerConfig) -> list[dict[str, Any]]:
-    """Return the groups of the weights that are trained, by weight decay."""
-    groups: dict[bool, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            is_undecayed = parameter.ndim < 2 and not options.decay_norms_and_biases
-            groups.setdefault(is_undecayed, []).append(parameter)
-    return [
-        {"params": groups[key]} | ({"weight_decay": 0.0} if key else {}) for key in sorted(groups)
-    ]
-
-
 class Schedule(LambdaLR):
-    """Schedule that a resumed run follows from its first step on, even if its `epochs` changed.
-
-    The rate depends on the number of the step alone, as no other of PyTorch's schedulers does it.
-    """
+    """Schedule that a resumed run follows from its first step on, even if its `epochs` changed: the
+    rate depends on the number of the step alone."""
 
     def get_last_lr(self) -> list[float | Tensor]:
         return [group["lr"] for group in self.optimizer.param_groups]

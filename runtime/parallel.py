@@ -10,15 +10,10 @@ from conf.schema import Config
 log = logging.getLogger(__name__)
 
 
-def visible_gpus(cfg: Config, device: torch.device, num_gpus: int | None = None) -> list[int]:
+def visible_gpus(cfg: Config, device: torch.device) -> list[int]:
     """Return the indices of all visible GPUs, first `device`, where DataParallel gathers outputs.
 
     With fewer than two GPUs, log that DataParallel does not help.
-
-    Args:
-        cfg: configuration of the run.
-        device: device of the run.
-        num_gpus: number of visible GPUs; by default, those that CUDA finds.
 
     Raises:
         UserError: the run is on the CPU though GPUs are visible, which DataParallel would take, or
@@ -27,10 +22,9 @@ def visible_gpus(cfg: Config, device: torch.device, num_gpus: int | None = None)
     if cfg.model.compile:
         raise UserError(
             "model.compile=true does not work with DataParallel, whose copies of the model would "
-            "all compute with the weights of the first; use train_ddp.py"
+            "all compute with the weights of the first; use DDP"
         )
-    if num_gpus is None:
-        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus and device.type != "cuda":
         raise UserError(
             f"device={device}, but train_dp.py uses all {num_gpus} visible GPUs; set "

@@ -40,11 +40,8 @@ def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
     """Exit with 75 after a checkpoint of this step: start the run again with `resume=auto`."""
     if rank == 0:
         (run_dir / REQUEUE_MARKER).touch()
-        log.warning(
-            "stopped by a signal: saved at step %d; continue with output_dir=%s resume=auto",
-            step_number,
-            run_dir,
-        )
+        fix = f"continue with output_dir={run_dir} resume=auto"
+        log.warning("stopped by a signal: saved at step %d; %s", step_number, fix)
     sys.exit(os.EX_TEMPFAIL)
 
 

@@ -1,53 +1,49 @@
 """A trace of some steps of a run."""
+# ruff: noqa: SLF001 (the functions that record memory are documented by PyTorch)
 
 import logging
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerAction, profile
-
-from conf.schema import ProfileConfig
+from torch.profiler import profile, schedule
 
 log = logging.getLogger(__name__)
 
 
 def profiler_of(
-    options: ProfileConfig, folder: Path, rank: int, device: torch.device
-) -> profile | None:
-    """Return a profiler that writes a trace of some training steps of this process, if any.
+    steps: list[int], with_memory: bool, folder: Path, rank: int, device: torch.device
+) -> profile:
+    """Return a profiler that writes a trace of some training steps of this process.
 
     Between `start()` and `stop()`, each call of its `step()` ends a training step. The ranges of
     steps, optimizers and wrappers in the trace are PyTorch's own.
 
     Args:
-        options: steps to skip and to record, and if memory is recorded, too.
+        steps: numbers of steps to skip and to record.
+        with_memory: record memory, too; that of a GPU from here on.
         folder: folder of the trace, .json.gz, which Perfetto opens.
-        rank: number of this process, for the file's name.
-        device: device of this process; memory of a GPU is recorded from here on.
+        rank, device: number of this process, for the file's name, and its device.
     """
-    if options.steps is None:
-        return None
-    num_skipped, num_recorded = options.steps
-    path, is_cuda = folder / f"trace-rank{rank}.json.gz", device.type == "cuda"
-    if options.memory and is_cuda:
+    num_skipped, num_recorded = steps
+    records_gpu = with_memory and device.type == "cuda"
+    if records_gpu:
         # PyTorch documents this name, and has no public one.
         torch.cuda.memory._record_memory_history()
 
-    def action(step: int) -> ProfilerAction:
-        if not num_skipped <= step < num_skipped + num_recorded:
-            return ProfilerAction.NONE
-        is_last = step == num_skipped + num_recorded - 1
-        return ProfilerAction.RECORD_AND_SAVE if is_last else ProfilerAction.RECORD
-
     def write(trace: profile) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = folder / f"trace-rank{rank}.json.gz"
+        folder.mkdir(parents=True, exist_ok=True)
         trace.export_chrome_trace(str(path))
         log.info("profile.steps: open %s in https://ui.perfetto.dev", path)
-        if options.memory and is_cuda:
+        if records_gpu:
             write_memory(folder, rank)
             torch.cuda.memory._record_memory_history(enabled=None)
 
-    return profile(schedule=action, on_trace_ready=write, profile_memory=options.memory)
+    warmup = min(num_skipped, 1)
+    plan = schedule(
+        skip_first=num_skipped - warmup, wait=0, warmup=warmup, active=num_recorded, repeat=1
+    )
+    return profile(schedule=plan, on_trace_ready=write, profile_memory=with_memory)
 
 
 def write_memory(folder: Path, rank: int) -> None:

@@ -1,13 +1,10 @@
 """How far a run has come."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from loaders import Loader
 from tasks import Task
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -29,35 +26,34 @@ class Progress:
     best_mode: str = "max"
     """`min`: a lower value of that metric is better."""
 
-    micro_batches: dict[str, Any] = field(default_factory=dict)
-    """Their `number` that `accumulate_steps=auto` has found, and the `place` that it is for."""
+    best: float = float("-inf")
+    """Best value of that metric; of one where lower is better, its negative."""
+
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the best validation."""
 
     epochs_without_best: int = 0
     """Validations since the best one, for early stopping; several with `validation.every_steps`."""
 
-    def add(self, task: Task, metrics: dict[str, float], step_number: int, loader: Loader) -> None:
-        """Record the metrics of a validation after a number of steps."""
+    micro_batches: dict[str, Any] = field(default_factory=dict)
+    """Their `number` that `accumulate_steps=auto` has found, and the `place` that it is for."""
+
+    def add(self, task: Task, metrics: dict[str, float], step_number: int, loader: Loader) -> bool:
+        """Record a validation after a number of steps.
+
+        Returns:
+            True if it is the best so far: its value is higher, or equal with a lower `val/loss`.
+        """
         self.metrics, self.validated_step = metrics, step_number
         self.best_metric, self.best_mode = f"val/{task.best_metric}", task.best_mode
         self.num_epochs = loader.epoch + is_finished(loader)
-
-    def count(self, is_better: bool) -> None:
-        """Reset the count of validations without a better one, or add this one to it."""
-        self.epochs_without_best = 0 if is_better else self.epochs_without_best + 1
-
-    def has_stalled(self, patience: int | None) -> bool:
-        """Return True after `patience` validations in a row without a better one."""
-        if patience is None or self.epochs_without_best < patience:
-            return False
-        count = self.epochs_without_best
-        log.info("early stopping: no better %s in %d validations", self.best_metric, count)
-        return True
-
-    def is_due(self, every_steps: int | None, step_number: int, loader: Loader) -> bool:
-        """Return True if a validation within the epoch is due, `validation.every_steps`."""
-        if every_steps is None or step_number % every_steps or is_finished(loader):
-            return False
-        return step_number not in (0, self.validated_step)
+        value = metrics[self.best_metric] * (-1 if task.best_mode == "min" else 1)
+        loss, best_loss = (each.get("val/loss", 0.0) for each in (metrics, self.best_metrics))
+        is_best = value > self.best or (value == self.best and loss < best_loss)
+        self.epochs_without_best = 0 if value > self.best else self.epochs_without_best + 1
+        if is_best:
+            self.best, self.best_metrics = value, metrics
+        return is_best
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the values that a checkpoint holds; an older one may lack some."""

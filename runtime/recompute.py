@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from runtime.blocks import blocks_of, has_layers
@@ -34,39 +34,32 @@ def recompute(model: nn.Module) -> nn.Module:
 
 
 class Recomputed(nn.Module):
-    """Block whose backward repeats its forward with the same random numbers and buffers.
-
-    Buffers change once: the second time, updates such as those of BatchNorm's statistics go to
-    copies of what the buffers were before forward.
-    """
+    """Block whose backward repeats its forward with the same random numbers and buffers."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        forward = partial(super().forward, **named)
         if not torch.is_grad_enabled():
-            return forward(*inputs)
+            return super().forward(*inputs, **named)
         copies = [[*x] if isinstance(x, list) else x for x in inputs]  # DenseNet appends to a list
-        if torch.compiler.is_compiling():  # a compiled backward repeats no changes of buffers
-            return checkpoint(forward, *copies, use_reentrant=False)
-        return checkpoint(forward, *copies, use_reentrant=False, context_fn=self._contexts)
-
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of forward and of its repetition."""
-        copies = [
-            (module, name, buffer.clone())
-            for module in self.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
-        return nullcontext(), with_buffers(copies)
+        if not torch.compiler.is_compiling():  # a compiled backward repeats no changes of buffers
+            named["context_fn"] = partial(contexts_of, self)
+        return checkpoint(super().forward, *copies, use_reentrant=False, **named)
 
 
-@contextmanager
-def with_buffers(others: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
-    """Put other buffers in place of those of modules."""
-    own = [(module, name, getattr(module, name)) for module, name, _ in others]
-    for place in others:
-        setattr(*place)
-    try:
-        yield
-    finally:
-        for place in own:
-            setattr(*place)
+def contexts_of(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Return contexts of a forward and of its repetition, where updates such as those of
+    BatchNorm's statistics go to copies of what the buffers were before forward."""
+    inner = [(m, name) for m in block.modules() for name, _ in m.named_buffers(recurse=False)]
+    copies = [getattr(*place).clone() for place in inner]
+
+    @contextmanager
+    def repeated() -> Iterator[None]:
+        own = [getattr(*place) for place in inner]
+        for place, copy in zip(inner, copies, strict=True):
+            setattr(*place, copy)
+        try:
+            yield
+        finally:
+            for place, buffer in zip(inner, own, strict=True):
+                setattr(*place, buffer)
+
+    return nullcontext(), repeated()

@@ -24,7 +24,7 @@ from runtime.facts import facts_of
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers
 from runtime.preemption import REQUEUE_MARKER
-from runtime.progress import is_finished
+from runtime.progress import Progress, is_finished
 from runtime.run_dir import SUMMARY
 from runtime.speed import Speed
 from runtime.state import settings
@@ -49,6 +49,7 @@ class Recorder:
     Every rank calls its methods; rank 0 alone writes.
 
     Attributes:
+        about: what checkpoints hold besides the state: facts, configuration, versions.
         lr: learning rate of the current step.
     """
 
@@ -59,45 +60,43 @@ class Recorder:
         run_dir: Path,
         group: SingleProcess,
         timing: Timing,
-        device: torch.device,
         precision: torch.dtype,
     ) -> None:
         self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
-        self.group, self.timing, self.device = group, timing, device
+        self.group, self.timing, self.device = group, timing, timing.device
         self.loggers, self.changed = Loggers(cfg.log.to, run_dir), changed_settings(cfg)
-        self.speed = Speed(cfg, loader, group, timing, device)
+        self.speed = Speed(cfg, loader, group, timing, timing.device)
         self.bar = tqdm(disable=True)
         self.last_line, self.steps_between_lines = -SECONDS_BETWEEN_LINES, cfg.log.every_steps
+        self.setting: dict[str, float | str | bool] = {
+            "script": Path(sys.argv[0]).name,
+            "world_size": group.world_size,
+            "precision": (precision_name := str(precision).removeprefix("torch.")),
+        }
+        facts = facts_of(loader) | {"precision": precision_name}
+        self.about: dict[str, Any] = {"facts": facts, "config": settings(cfg), "versions": VERSIONS}
         self.lr = 0.0
-        self.precision = str(precision).removeprefix("torch.")
         self.num_bad_samples: dict[str, int] = {}
-        # Of the steps since the last log point
-        self.loss_sum = torch.zeros((), device=device)
-        self.losses_in_sum = 0.0
-        self.grad_norm = torch.zeros(())
-        # Of the steps of the epoch up to the last log point
-        self.epoch_loss_sum = self.epoch_steps = 0.0
-
-    def facts(self) -> dict[str, Any]:
-        """Return the facts about the data and precision that are written with the weights."""
-        return facts_of(self.loader) | {"precision": self.precision}
+        self.loss_sum, self.grad_norm = torch.zeros((), device=timing.device), torch.zeros(())
+        # Steps since the last log point; those of the epoch up to it, and the sum of their losses
+        self.losses_in_sum = self.epoch_steps = self.epoch_loss_sum = 0.0
 
     def open_run(self, model: nn.Module) -> None:
         """Write `config.yaml` and `run.json`, and log the opening lines about the model."""
         cfg, loader, num_ranks = self.cfg, self.loader, self.group.world_size
         self.speed.open_run(model)
         if self.group.rank == 0:
-            OmegaConf.save(settings(cfg), self.run_dir / "config.yaml")
-            facts = {"settings": self.changed, "script": Path(sys.argv[0]).name} | self.facts()
-            facts |= {"val_samples": loader.info.num_val_samples, "versions": VERSIONS}
-            write_json(self.run_dir / "run.json", facts)
+            OmegaConf.save(self.about["config"], self.run_dir / "config.yaml")
+            about: dict[str, Any] = {"settings": self.changed, "script": self.setting["script"]}
+            about |= self.about["facts"] | {"val_samples": loader.info.num_val_samples}
+            write_json(self.run_dir / "run.json", about | {"versions": VERSIONS})
         name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
         arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
         size = sum(parameter.numel() for parameter in model.parameters())
         for line in [
             *loader.info.description,
             f"{name}{f'({arguments})' if arguments else ''} with {size:,} parameters; "
-            f"{self.precision} on {self.device}",
+            f"{self.setting['precision']} on {self.device}",
             f"{counted(cfg.epochs, 'epoch')} of {counted(len(loader), 'step')} of "
             f"{counted(cfg.global_batch_size, 'sample')} on {counted(num_ranks, 'rank')}, "
             f"{counted(loader.info.num_dropped, 'sample')} dropped per epoch",
@@ -111,7 +110,7 @@ class Recorder:
         if self.group.rank != 0:
             return
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of what was reached before
-        self.loggers.open(self._setting() | self.changed, step_number)
+        self.loggers.open(self.setting | self.changed, step_number)
         self.bar = tqdm(
             desc=f"epoch {self.loader.epoch + 1}/{self.cfg.epochs}",
             initial=self.loader.batches_done,
@@ -187,8 +186,8 @@ class Recorder:
         images = self.loader.info.pictures(some[0])
         if images is None:
             return
-        target, value_range = self.loader.info.target, self.cfg.data.value_range
-        drawn = with_targets(images, some[1], target, value_range)
+        target = self.loader.info.target
+        drawn = with_targets(images, some[1], target, self.cfg.data.value_range)
         self.loggers.log({f"train/{name}": image for name, image in drawn.items()}, step_number)
         # TensorBoard computes checksums in a thread that would hold up the following steps.
         self.loggers.flush()
@@ -222,13 +221,12 @@ class Recorder:
         """Log the metrics of a validation."""
         self.loggers.log(metrics, step_number)
         loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
-        epoch, values = self.loader.epoch + 1, listed(loss | metrics)
-        place = f"epoch {epoch} of {self.cfg.epochs}"
+        place = f"epoch {self.loader.epoch + 1} of {self.cfg.epochs}"
         if not is_finished(self.loader):
             place += f", step {self.loader.batches_done} of {len(self.loader)}"
-        log.info("%s: %s", place, values)
+        log.info("%s: %s", place, listed(loss | metrics))
 
-    def close_run(self, results: dict[str, Any], best_metrics: dict[str, float]) -> None:
+    def close_run(self, progress: Progress, step_number: int, num_bad_steps: int) -> None:
         """Write `summary.json`, unless no step was made, and log the closing lines."""
         if self.group.rank != 0:
             return
@@ -236,36 +234,35 @@ class Recorder:
         speeds = {"perf/images_per_s": 0.0, "perf/data_wait_share": 0.0}
         slow = self.speed.ranks and self.speed.ranks.whole
         speeds |= self.speed.values(slow)
+        seconds = self.timing.seconds
         if not (self.run_dir / SUMMARY).exists():  # else there was nothing left to do
-            measured = {
+            summary = {
+                **progress.metrics,
+                "best": progress.best_metrics,
+                "best_metric": progress.best_metric,
+                "best_mode": progress.best_mode,
+                "steps": step_number,
+                "bad_steps": num_bad_steps,
                 **speeds,
                 **({"slowest_rank": slow._asdict()} if slow else {}),
-                "seconds": {phase: round(s, 3) for phase, s in self.timing.seconds.items()},
+                "seconds": {phase: round(s, 3) for phase, s in seconds.items()},
                 "bad_samples": self.num_bad_samples,
                 "device": str(self.device),
                 "versions": VERSIONS,
+                **self.setting,
             }
-            write_json(self.run_dir / SUMMARY, results | measured | self._setting())
+            write_json(self.run_dir / SUMMARY, summary)
         self.loggers.close()
-        total = sum(self.timing.seconds.values())
         log.info("time by phase:")
-        for name, seconds in self.timing.seconds.items():
-            log.info("  %-12s %8.1f s  %4.0f %%", name, seconds, 100 * seconds / total)
+        for phase, s in seconds.items():
+            log.info("  %-12s %8.1f s  %4.0f %%", phase, s, 100 * s / sum(seconds.values()))
         if self.timing.num_images:
             advice = verdict(speeds, self.cfg, self.device)
             log.info("%s in training, %s", self.timing.speed(), advice)
         if slow:
             log.info("%s", slow)
-        log.info("best: %s", listed(best_metrics) or "no epoch was validated")
+        log.info("best: %s", listed(progress.best_metrics) or "no epoch was validated")
         log.info("logs and checkpoints: %s", self.run_dir)
-
-    def _setting(self) -> dict[str, float | str | bool]:
-        """Return the properties that distinguish runs, besides their configuration."""
-        return {
-            "script": Path(sys.argv[0]).name,
-            "world_size": self.group.world_size,
-            "precision": self.precision,
-        }
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -278,13 +275,13 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
     """Return the values set on the command line, by key, except the run's folder and name."""
     if not HydraConfig.initialized():
         return {}
-    typed = OmegaConf.structured(cfg)
-    keys = [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
+    typed, hydra = OmegaConf.structured(cfg), HydraConfig.get()
     changed = {}
-    for key in keys:
+    for override in hydra.overrides.task:
+        key = override.split("=")[0].lstrip("+~")
         value: Any = OmegaConf.select(typed, key)
         if OmegaConf.is_dict(value) or value is None:  # a group, such as data=mnist_mini
-            value = HydraConfig.get().runtime.choices.get(key, value)
+            value = hydra.runtime.choices.get(key, value)
         if key not in ("output_dir", "name", "resume"):
             changed[key] = value if isinstance(value, int | float | bool) else str(value)
     return masked(changed)

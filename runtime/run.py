@@ -14,15 +14,15 @@ from conf.schema import Config
 from loaders import Loader
 from loaders.common import num_samples, part
 from runtime import memory, preemption
-from runtime.checkpoint import RESERVED_KEYS, Best, CheckpointWriter, read_checkpoint
+from runtime.checkpoint import RESERVED_KEYS, CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
 from runtime.notices import log_that_nothing_is_left, warn_of_unused_settings
 from runtime.progress import Progress, is_finished, steps_done
-from runtime.recorder import VERSIONS, Recorder
+from runtime.recorder import Recorder
 from runtime.run_dir import acquire_run_dir
-from runtime.state import collect, restore
+from runtime.state import collect, restore, start_from_weights
 from runtime.timing import Timing
 from tasks import Task
 
@@ -53,8 +53,7 @@ class Run:
         """Make `cfg.output_dir` this run's folder.
 
         Args:
-            cfg: configuration of the run.
-            device: device of this process.
+            cfg, device: configuration of the run, and device of this process.
             state: what is saved and restored, by name, before the model is wrapped: every script
                 then has the same keys. At least `model`, `optimizer`, `scheduler` and `loader`.
             group: processes of the run; default: this one.
@@ -86,9 +85,11 @@ class Run:
         if cfg.profile.steps is not None:
             from runtime.profile import profiler_of
 
-            self.profiler = profiler_of(cfg.profile, self.run_dir, self.group.rank, device)
+            self.profiler = profiler_of(
+                cfg.profile.steps, cfg.profile.memory, self.run_dir, self.group.rank, device
+            )
         self.recorder = Recorder(
-            cfg, self.loader, self.run_dir, self.group, self.timing, device, self.precision
+            cfg, self.loader, self.run_dir, self.group, self.timing, self.precision
         )
         writers = self.group.for_writing(self.model)
         checkpoints = self.run_dir / "checkpoints"
@@ -112,17 +113,11 @@ class Run:
             lambda: read_checkpoint(cfg.resume, self.run_dir / "checkpoints")
         )
         if saved is not None:
-            try:
-                restore(cfg, self.state, saved, self.group)
-            except Exception as error:
-                error.add_note(f"while loading {saved['path']}")
-                raise
+            restore(cfg, self.state, saved, self.group)
             self.step_number = steps_done(self.loader)
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
         elif cfg.model.weights is not None:
-            from runtime.finetune import start_from
-
-            start_from(cfg, self.model, self.loader, self.group)
+            start_from_weights(cfg, self.model, self.loader, self.group)
         self.guard.keep_statistics()
 
     def epochs(self) -> Iterator[int]:
@@ -163,7 +158,7 @@ class Run:
         self.timing.lap("other")
         batches, self.rest = self.rest, None
         # After a resume, a validation that was not reached is still due.
-        is_due = batches is None and self._is_due(loader)
+        is_due = batches is None and self._is_due()
         if batches is None:
             # An epoch that was stopped after its last step has only its validation left.
             batches = iter(()) if is_finished(loader) else iter(loader)
@@ -186,7 +181,7 @@ class Run:
             if self.profiler is not None:
                 self.profiler.step()
                 self.timing.lap("profile")
-            is_due = self._is_due(loader)
+            is_due = self._is_due()
         self.rest = batches if is_due else None
         self.recorder.close_epoch(self.step_number)
         self._act_on(self.group.pending_flags())
@@ -214,8 +209,7 @@ class Run:
         self.recorder.end_step(self.step_number, grad_norm)
         every_steps = self.cfg.checkpoint.every_steps
         is_step = every_steps is not None and self.step_number % every_steps == 0
-        flags = [not is_step and self.writer.is_time()]
-        flags.append(preemption.is_requested())
+        flags = [not is_step and self.writer.is_time(), preemption.is_requested()]
         self._act_on(self.group.any_rank(flags), is_step)
 
     def epoch(self, task: Task, totals: Tensor, shown: Shown = ()) -> None:
@@ -223,16 +217,13 @@ class Run:
 
         Args:
             task: turns the totals into metrics.
-            totals: sums of `evaluate()` over the whole validation split.
-            shown: inputs, outputs and targets of some samples, for pictures.
+            totals, shown: what `evaluate()` returned, with the sums of all ranks.
         """
         metrics = {f"val/{name}": value for name, value in task.metrics(totals).items()}
-        self.progress.add(task, metrics, self.step_number, self.loader)
         self.recorder.log_pictures(task, totals, shown, self.step_number)
         self.recorder.log_validation(metrics, self.step_number)
         self.timing.lap("validation")
-        value = metrics[self.progress.best_metric]
-        self._save(Best(-value if task.best_mode == "min" else value, metrics))
+        self._save(self.progress.add(task, metrics, self.step_number, self.loader))
 
     def finish(self) -> None:
         """Wait for the last checkpoint, write `summary.json` if any step was made, log results."""
@@ -240,24 +231,10 @@ class Run:
         if self.profiler is not None:
             self.profiler.stop()
         self.timing.end()
-        best, progress = self.writer.best.metrics, self.progress
-        results = {**progress.metrics, "best": best, "best_metric": progress.best_metric}
-        results |= {"best_mode": progress.best_mode, "steps": self.step_number}
-        self.recorder.close_run(results | {"bad_steps": self.guard.num_bad_steps}, best)
-
-    def _is_due(self, loader: Loader) -> bool:
-        return self.progress.is_due(self.cfg.validation.every_steps, self.step_number, loader)
-
-    def _is_at_max_steps(self) -> bool:
-        return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
-
-    def _has_ended(self) -> bool:
-        """Return True at `max_steps`, and after too many epochs without a better one."""
-        patience = self.cfg.early_stopping.patience
-        return self.progress.has_stalled(patience) or self._is_at_max_steps()
+        self.recorder.close_run(self.progress, self.step_number, self.guard.num_bad_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the progress of the run; the best validation is the checkpoint writer's."""
+        """Return the progress of the run, and the sums of its losses."""
         progress = vars(self.progress) | {"epoch_is_finished": is_finished(self.loader)}
         return progress | {"sums": self.recorder.state_dict()}
 
@@ -265,7 +242,25 @@ class Run:
         """Continue from the progress that a checkpoint holds."""
         self.progress.load_state_dict(state)
         self.recorder.load_state_dict(state.get("sums", {}))
-        self.writer.best = Best(state["best"], state["best_metrics"])
+
+    def _is_due(self) -> bool:
+        """Return True if a validation within the epoch is due, `validation.every_steps`."""
+        every_steps = self.cfg.validation.every_steps
+        if every_steps is None or self.step_number % every_steps or is_finished(self.loader):
+            return False
+        return self.step_number not in (0, self.progress.validated_step)
+
+    def _is_at_max_steps(self) -> bool:
+        return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
+
+    def _has_ended(self) -> bool:
+        """Return True at `max_steps`, and after too many validations without a better one."""
+        patience, count = self.cfg.early_stopping.patience, self.progress.epochs_without_best
+        if patience is not None and count >= patience:
+            name = self.progress.best_metric
+            log.info("early stopping: no better %s in %d validations", name, count)
+            return True
+        return self._is_at_max_steps()
 
     def _act_on(self, flags: list[bool], is_step: bool = False) -> None:
         """Save, for `is_step` or as the ranks have agreed, and exit if a rank was signalled: these
@@ -277,25 +272,13 @@ class Run:
             self.writer.wait()
             preemption.leave(self.run_dir, self.step_number, self.group.rank)
 
-    def _save(self, validated: Best | None = None) -> None:
-        """Copy the current state to the host and write it in the background; every rank calls it.
-
-        Args:
-            validated: result of the validation that has just ended, if one has.
-        """
+    def _save(self, is_best: bool = False) -> None:
+        """Copy the state to the host and write it in the background; every rank calls it."""
         self.guard.settle()
         self.timing.finished()  # what follows, such as the wait for the previous write, is no step
         self.recorder.count_bad_samples()
         self.writer.wait()
-        best = self.writer.best  # a checkpoint that could not be written is not the best one
-        new_best = validated if validated is not None and validated.beats(best) else None
-        if validated is not None:
-            self.progress.count(is_better=validated.value > best.value)
         self.recorder.loggers.flush()  # the log reaches at least as far as the checkpoint
-        weights = self.weights() if self.weights is not None and new_best is not None else None
-        state = collect(self.cfg, self.state, weights, self.group)
-        state |= {"step": self.step_number, "facts": self.recorder.facts(), "versions": VERSIONS}
-        value, metrics = new_best or best
-        state["run"] |= {"best": value, "best_metrics": metrics}
-        self.writer.write(state, new_best)
+        state = collect(self.state, self.weights if is_best else None, self.group)
+        self.writer.write(state | self.recorder.about | {"step": self.step_number}, is_best)
         self.timing.lap("saving")

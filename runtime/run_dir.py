@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -38,22 +37,20 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
     timeout_s = min(LOCK_TIMEOUT_S, cfg.distributed.timeout_s / 2) if may_restart else 0.0
     lock_run_dir(run_dir, timeout_s)
     checkpoints = run_dir / "checkpoints"
-    remove_shards(checkpoints)  # those of a write that was killed
     events = list(run_dir.glob("events.out.tfevents.*"))
     if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):
         raise UserError(
             f"output_dir={run_dir} already contains a run; resume=auto continues it, "
             "overwrite=true removes its checkpoints and events, or choose another output_dir"
         )
-    rest = [run_dir / SUMMARY, run_dir / REQUEUE_MARKER, *checkpoints.glob("*")]
-    if cfg.overwrite or not newest_first(checkpoints):
-        # The events of a run that never saved would be mixed with those of its second start.
-        ids = run_dir.glob("*_id")  # of the run in logging services
-        for path in [*events, *ids, *(rest if cfg.overwrite else [])]:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+    if cfg.overwrite:
+        for path in [run_dir / SUMMARY, run_dir / REQUEUE_MARKER, *checkpoints.glob("*.*")]:
+            path.unlink(missing_ok=True)
+    remove_shards(checkpoints)  # of a run that was removed, or of a write that was killed
+    if not newest_first(checkpoints):
+        # The log of a run that never saved would be mixed with that of its second start.
+        for path in [*events, *run_dir.glob("*_id")]:  # of the run in logging services
+            path.unlink()
 
 
 def lock_run_dir(run_dir: Path, timeout_s: float = 0.0) -> None:

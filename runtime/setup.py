@@ -20,15 +20,15 @@ def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
     """Choose the device of this process, its precision and its use of memory.
 
     Args:
-        cfg: `device`, and the keys of `set_numerics`.
+        cfg: configuration of the run.
         local_rank: number of this process on its machine; None: it is the only process of the run.
 
     Returns:
         Device; a GPU is made current.
 
     Raises:
-        UserError: there is no such device, with `device=auto` a GPU that this PyTorch cannot use,
-            or torchrun has started several processes of a script for one.
+        UserError: as `resolve_device()`, or torchrun has started several processes of a script for
+            one.
     """
     if local_rank is None and num_processes() > 1:
         script = Path(sys.argv[0]).name
@@ -57,15 +57,26 @@ def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER)
         driver: file with the version of the NVIDIA driver, if there is one.
 
     Raises:
-        UserError: there is no such device, or with `auto` a GPU that this PyTorch cannot use.
+        UserError: there is no such device, or with `auto` a GPU that this PyTorch cannot use, of
+            which PyTorch would only warn.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto" and num_gpus == 0:
-        _check_that_no_gpu_is_unused(driver)
-    if name == "cpu" or (name == "auto" and num_gpus == 0):
-        return torch.device("cpu")
-    device = torch.device("cuda" if name == "auto" else name)
-    index = local_rank if device.index is None else device.index
+    if name == "auto":
+        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if num_gpus == 0 and not is_hidden and driver.exists():
+            version = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", driver.read_text())
+            cuda = torch.version.cuda
+            raise UserError(
+                f"there is an NVIDIA driver {version[1] if version else ''}, but torch "
+                f"{torch.__version__}, {f'built for CUDA {cuda}' if cuda else 'without CUDA'}, "
+                "finds no GPU that it can use: set device=cpu to train on the CPU, else install a "
+                "newer driver or a torch for it, see docs/installation.md"
+            )
+        name = "cuda" if num_gpus else "cpu"
+    if name == "cpu":
+        return torch.device(name)
+    given = torch.device(name).index
+    index = local_rank if given is None else given
     if index >= num_gpus:
         fix = f"start at most {num_gpus} processes per machine or use" if num_gpus else "use"
         raise UserError(
@@ -76,27 +87,9 @@ def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER)
     return torch.device("cuda", index)
 
 
-def _check_that_no_gpu_is_unused(driver: Path) -> None:
-    """Raise UserError if there is a driver and GPUs are not hidden; PyTorch would only warn."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if is_hidden or not driver.exists():
-        return
-    version = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", driver.read_text())
-    built_for = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "has no CUDA"
-    raise UserError(
-        f"there is an NVIDIA driver {version[1] if version else ''}, but torch "
-        f"{torch.__version__}, which {built_for}, finds no GPU that it can use: set device=cpu to "
-        "train on the CPU, else install a newer driver or a torch for it, see docs/installation.md"
-    )
-
-
 def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed Python, NumPy and torch on all devices; the plan of the data has its own generator.
-
-    Args:
-        seed: 0 or more.
-        rank: rank of this process; each pair of seed and rank gives other random numbers.
-    """
+    """Seed Python, NumPy and torch on all devices, with other numbers for each pair of seed and
+    rank; the plan of the data has its own generator."""
     # torch's generator on the CPU reads 32 bits of its seed.
     number = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
     random.seed(number)
@@ -108,9 +101,6 @@ def set_numerics(cfg: Config) -> None:
     """Choose the precision of float32 and the determinism of CUDA.
 
     To be called before anything is computed: cuBLAS reads the configuration of its workspaces once.
-
-    Args:
-        cfg: `fp32_precision`, `cudnn_benchmark` and `deterministic`.
     """
     # torch.backends' older names set the newer `fp32_precision` of matmul, conv and rnn, too; the
     # other way round, torch.compile, which reads the older ones, fails. Null: PyTorch's defaults.

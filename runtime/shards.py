@@ -14,11 +14,8 @@ log = logging.getLogger(__name__)
 
 
 def check_shards(state: dict[str, Any], folder: Path) -> None:
-    """Compare the files of a checkpoint's sharded tensors with their checksums.
-
-    Args:
-        state: state of the checkpoint; nothing is checked if it has no shards.
-        folder: folder of the checkpoint.
+    """Compare the files of the sharded tensors, if any, of a checkpoint in a folder with their
+    checksums.
 
     Raises:
         ValueError: a file has other content, or is elsewhere.
@@ -26,13 +23,11 @@ def check_shards(state: dict[str, Any], folder: Path) -> None:
     """
     if "shards" not in state:
         return
-    for name in (state["shards"]["folder"], *state["shards"]["files"]):
+    place, files = state["shards"]["folder"], state["shards"]["files"]
+    for name in (place, *files):
         if name != Path(name).name:
             raise ValueError(f"{name} is not in the folder of the checkpoint")
-    expected = {
-        folder / state["shards"]["folder"] / name: value
-        for name, value in state["shards"]["files"].items()
-    }
+    expected = {folder / place / name: value for name, value in files.items()}
     with ThreadPoolExecutor() as pool:
         for path, value in zip(expected, pool.map(checksum, expected), strict=True):
             if value != expected[path]:

@@ -1,31 +1,30 @@
-"""What a run saves, as plain values on the host, and back into the objects that have a state."""
+"""What a run saves, as plain values on the host, and what it starts from."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conf.credentials import masked
 from conf.errors import UserError
 from conf.schema import Config, DataConfig
 from loaders import Loader
-from loaders.common import map_leaves, tensors_of
-from runtime.facts import facts_of, refuse_differences
+from loaders.common import map_leaves
+from models.pretrained import fitting_weights, initial_weights
+from runtime.facts import check_facts, differences, facts_of, refuse_differences
 from runtime.group import SingleProcess
 from runtime.progress import steps_done
 
 log = logging.getLogger(__name__)
 
 COMPARED = (
-    *("model.", "optimizer.", "task.", "data.mean", "data.std", "data.value_range"),
-    "amp.",
-    "ema.",
-    "data.reduced_decoding",
-    *("global_batch_size", "clip_grad_norm"),
-    "accumulate_steps",
+    *("model.", "optimizer.", "task.", "amp.", "ema."),
+    *("data.mean", "data.std", "data.value_range", "data.reduced_decoding"),
+    *("global_batch_size", "clip_grad_norm", "accumulate_steps"),
 )
 """Prefixes of the keys that affect the rest of the training, besides the plan of the data."""
 
@@ -47,40 +46,22 @@ def settings(cfg: Config) -> Any:
     return masked(asdict(cfg))
 
 
-def on_host(state: Any, rank: int) -> Any:
-    """Copy the tensors that a rank writes to the CPU, for a thread that writes nested values.
-
-    Every rank writes its shards, rank 0 all other tensors.
-    """
-
-    def copied(value: Any) -> Any:
-        is_written = isinstance(value, Tensor) and (rank == 0 or hasattr(value, "to_local"))
-        return value.detach().to("cpu", copy=True) if is_written else value
-
-    return map_leaves(copied, state)
-
-
 def collect(
-    cfg: Config, state: dict[str, Any], weights: dict[str, Tensor] | None, group: SingleProcess
+    state: dict[str, Any], weights: Callable[[], dict[str, Tensor]] | None, group: SingleProcess
 ) -> dict[str, Any]:
     """Return what `restore()` needs, on the host; every rank calls it.
 
-    Args:
-        cfg: configuration of this run.
-        state: objects with a `state_dict()`, by name.
-        weights: weights to publish in place of the model's.
-        group: processes of the run.
+    Every rank writes its shards, rank 0 all other tensors: only these are copied. The `weights` are
+    published in place of the model's.
     """
+
+    def copied(value: Any) -> Any:
+        is_written = isinstance(value, Tensor) and (group.rank == 0 or hasattr(value, "to_local"))
+        return value.detach().to("cpu", copy=True) if is_written else value
+
     saved = {name: owner.state_dict() for name, owner in state.items()}
-    if weights is not None:
-        saved["weights"] = weights
-    saved = on_host(saved, group.rank)
-    return saved | {"rng": group.gather(rng_state()), "config": settings(cfg)}
-
-
-def num_bytes(state: Any) -> int:
-    """Return the number of bytes of all tensors in nested values."""
-    return sum(tensor.nbytes for tensor in tensors_of(state))
+    saved |= {"weights": weights()} if weights is not None else {}
+    return map_leaves(copied, saved) | {"rng": group.gather(rng_state())}
 
 
 def load_into(owner: Any, saved: Any, group: SingleProcess) -> None:
@@ -89,34 +70,28 @@ def load_into(owner: Any, saved: Any, group: SingleProcess) -> None:
     Raises:
         RuntimeError: the owner is a module that the saved tensors do not fit.
     """
+    own = owner.state_dict()
     if not isinstance(owner, Optimizer):
-        own = owner.state_dict()
         saved = {name: group.shard_like(value, own.get(name)) for name, value in saved.items()}
-    if isinstance(owner, Optimizer):
+    else:
         parameters = [p for options in owner.param_groups for p in options["params"]]
-        saved = saved | {
-            # The configuration decides its options, the script its kernels, the schedule the rate.
-            "param_groups": owner.state_dict()["param_groups"],
-            "state": {
-                number: {
-                    name: _in_layout_of(parameters[number], value, group)
-                    for name, value in values.items()
-                }
-                for number, values in saved["state"].items()
-            },
+        values = {
+            number: {name: _laid_out(parameters[number], x, group) for name, x in each.items()}
+            for number, each in saved["state"].items()
         }
+        # The configuration decides its options, the script its kernels, the schedule the rate.
+        saved = saved | {"state": values, "param_groups": own["param_groups"]}
     owner.load_state_dict(saved)
 
 
-def _in_layout_of(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
+def _laid_out(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
     """Shard an optimizer's value like its parameter, and lay it out in memory like it.
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
     """
-    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+    is_shard = hasattr(value, "to_local")  # which has that layout already
+    if is_shard or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    if hasattr(value, "to_local"):
-        return value  # a shard has that layout already
     value = group.shard_like(value, parameter)
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
@@ -126,11 +101,7 @@ def restore(
 ) -> None:
     """Load a checkpoint into the objects of a run and into this rank's random generators.
 
-    Args:
-        cfg: configuration of this run.
-        state: objects with a state, by name; one that the checkpoint lacks keeps its first state.
-        saved: checkpoint that `read_checkpoint()` returned.
-        group: processes of the run.
+    An object that the checkpoint lacks keeps its first state.
 
     Raises:
         UserError: the checkpoint is of another model, optimizer, task or inputs or of other
@@ -147,8 +118,8 @@ def restore(
     try:
         load_into(state["model"], saved["model"], group)
     except RuntimeError as error:
-        differing = _differing(cfg, saved).items()
-        keys = [f"{key}={then}" for key, (then, _) in differing if key.startswith("model.")]
+        differing = _differing(cfg, saved)
+        keys = [f"{key}={then}" for key, then, _ in differing if key.startswith("model.")]
         raise UserError(
             f"{path} holds another model than model={cfg.model.name} "
             f"({str(error).splitlines()[-1].strip()}); resume with "
@@ -172,47 +143,48 @@ def restore(
             torch.cuda.set_rng_state(rng["cuda"])
 
 
+def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: SingleProcess) -> None:
+    """Load the `cfg.model.weights` that fit the model; the head only if its outputs are the same.
+    Raises as `initial_weights()` and `fitting_weights()`."""
+    saved, facts = group.broadcast_from_rank0(
+        lambda: initial_weights(cfg.model, loader.in_channels)
+    )
+    if facts:
+        check_facts(facts, str(cfg.model.weights))
+    differing = differences(facts, facts_of(loader)).keys() if facts else set()
+    fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
+    load_into(model, model.state_dict() | fitting, group)
+
+
 def _compare_settings(cfg: Config, saved: dict[str, Any]) -> None:
     """Refuse settings that the checkpoint does not fit, and log the others that have changed."""
-    differing = {
-        key: f"{key}: {then} then, {now} now" for key, (then, now) in _differing(cfg, saved).items()
-    }
-    wrong = [differing.pop(key) for key in [*differing] if key.startswith(MUST_MATCH)]
-    if wrong:
+    differing = {key: f"{key}: {a} then, {b} now" for key, a, b in _differing(cfg, saved)}
+    refused = MUST_MATCH + (() if cfg.checkpoint.fresh_epoch else INPUT_KEYS)
+    if wrong := [text for key, text in differing.items() if key.startswith(refused)]:
         raise UserError(
             f"{saved['path']} was made with other settings ({'; '.join(wrong)}); undo these "
-            "changes, or start another run from its weights"
-        )
-    wrong = [differing[key] for key in INPUT_KEYS if key in differing]
-    if wrong and not cfg.checkpoint.fresh_epoch:
-        raise UserError(
-            f"{saved['path']} was made with other inputs ({'; '.join(wrong)}); undo these "
-            "changes, or set checkpoint.fresh_epoch=true if they are intended"
+            "changes, start another run from its weights or, with other inputs alone "
+            f"({', '.join(INPUT_KEYS)}), set checkpoint.fresh_epoch=true"
         )
     if differing:
         log.warning("settings that have changed: %s", "; ".join(differing.values()))
 
 
-def _differing(cfg: Config, saved: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the values (of the checkpoint, of this run) of the settings that differ."""
-    now, then = _compared(settings(cfg)), _compared(saved["config"])
-    return {
-        key: (then.get(key), now.get(key))
-        for key in now | then
-        if then.get(key) != now.get(key)
-        # Any other key that one of them lacks is one of another version.
-        and (key.startswith("optimizer.kwargs.") or (key in now and key in then))
-    }
+def _differing(cfg: Config, saved: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the compared keys that differ, with the values of the checkpoint and of this run."""
+    then, now = _by_key(saved["config"]), _by_key(settings(cfg))
+    # A key that one of them lacks is one of another version, if it is not an argument.
+    keys = [key for key in now | then if key.startswith(COMPARED)]
+    keys = [k for k in keys if k.startswith("optimizer.kwargs.") or (k in now and k in then)]
+    return [(k, then.get(k), now.get(k)) for k in keys if then.get(k) != now.get(k)]
 
 
-def _compared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values by key, of keys that begin with those in `COMPARED`."""
+def _by_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dictionaries by keys such as `optimizer.kwargs.momentum`."""
     values: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, dict):
-            values |= _compared(value, f"{prefix}{name}.")
-        elif f"{prefix}{name}".startswith(COMPARED):
-            values[prefix + name] = value
+        is_group = isinstance(value, dict)
+        values |= _by_key(value, f"{prefix}{name}.") if is_group else {prefix + name: value}
     return values
 
 

@@ -46,13 +46,7 @@ class Timing:
         clock: Callable[[], float] = time.perf_counter,
         record_event: Callable[[torch.device], Any] = record_event,
     ) -> None:
-        """Start at the start of this process or, in a multirun, at the end of the previous job.
-
-        Args:
-            device: device of the steps.
-            clock: function that returns a time in seconds.
-            record_event: function that records an event on a device.
-        """
+        """Start at the start of this process or, in a multirun, at the end of the previous job."""
         self.device, self.clock, self.record_event = device, clock, record_event
         begin = psutil.Process().create_time() if _previous_end is None else _previous_end
         self.seconds = {"start_up": time.time() - begin}
@@ -64,10 +58,9 @@ class Timing:
 
     def lap(self, phase: str) -> float:
         """Count the time since the last lap as a phase of the run; returns its seconds."""
-        now = self.clock()
-        seconds, self.mark = now - self.mark, now
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        return seconds
+        before, self.mark = self.mark, self.clock()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self.mark - before
+        return self.mark - before
 
     @contextmanager
     def data_wait(self) -> Iterator[None]:
@@ -136,21 +129,16 @@ def bottleneck(speeds: dict[str, float]) -> str:
     Args:
         speeds: `perf/data_wait_share` and, if it is known, `perf/gpu_utilization`, both in [0, 1].
     """
-    waits, busy = speeds["perf/data_wait_share"], speeds.get("perf/gpu_utilization")
-    kind = (
-        "input" if waits >= INPUT_BOUND else "compute" if busy is None or busy >= BUSY else "host"
-    )
-    kernels = "" if busy is None else f", GPU busy {busy:.0%}"
+    waits, busy = speeds["perf/data_wait_share"], speeds.get("perf/gpu_utilization", 1.0)
+    kind = "input" if waits >= INPUT_BOUND else "compute" if busy >= BUSY else "host"
+    kernels = f", GPU busy {busy:.0%}" if "perf/gpu_utilization" in speeds else ""
     return f"{kind}-bound: {waits:.0%} of the time waiting for data{kernels}"
 
 
 def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
-    """Name the bottleneck and settings to try; `python -m benchmarks bottleneck` measures it.
+    """Name the bottleneck and settings to try that `cfg` has not; `speeds` as for `bottleneck()`.
 
-    Args:
-        speeds: as for `bottleneck()`.
-        cfg: configuration, whose settings are not recommended again.
-        device: device of the run.
+    `python -m benchmarks bottleneck` measures it.
     """
     bound = bottleneck(speeds)
     if bound.startswith("compute"):

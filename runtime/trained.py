@@ -1,13 +1,14 @@
 """A trained model in the folder of its run, for the scripts that use it."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 from yaml import YAMLError
 
@@ -17,7 +18,7 @@ from conf.schema import NAMED_BY, Config
 from loaders import Loader
 from loaders.targets import Target, target_of
 from models.pretrained import read_weights, weights_in
-from runtime.facts import PRECISIONS, check_facts, facts_of, refuse_differences
+from runtime.facts import check_facts, facts_of, refuse_differences
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class TrainedRun:
     @property
     def precision(self) -> torch.dtype:
         """Dtype that the run computed in."""
-        return PRECISIONS[self.facts["precision"]]
+        return getattr(torch, self.facts["precision"])
 
     def check_data(self, loader: Loader) -> None:
         """Raise UserError if the data has other classes or channels than the run's."""
@@ -83,34 +84,28 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
 
     Raises:
         UserError: there is no run, it has no weights yet, one of its files is damaged, or an
-            override names no key or has a wrong type.
+            override does not fit it.
     """
-    for file in (folder / "config.yaml", folder / "run.json"):
-        if not file.is_file():
-            raise UserError(
-                f"run={folder} is not the folder of a run: there is no {file}; "
-                "python runs.py lists the runs below outputs"
-            )
-    overrides = [
-        override.replace("loader=", "loader.name=", 1)
-        if override.startswith("loader=")
-        else override
-        for override in overrides
-    ]
+    config, facts_file = folder / "config.yaml", folder / "run.json"
+    if not (config.is_file() and facts_file.is_file()):
+        raise UserError(
+            f"run={folder} is not the folder of a run, which has config.yaml and run.json; "
+            "python runs.py lists the runs below outputs"
+        )
     try:
-        saved: Any = OmegaConf.load(file := folder / "config.yaml")
+        saved: Any = OmegaConf.load(file := config)
         # It could send a variable of this machine's environment to a server.
-        if "${" in file.read_text():
+        if "${" in config.read_text():
             raise ValueError("no run writes ${...}")
         to_config(_with_changes(saved, {}))
-        facts = json.loads((file := folder / "run.json").read_text())
-    except (ConfigKeyError, ConfigAttributeError) as error:
-        raise UserError(
-            f"{file} is of another version of this repository: {explain(error)}"
-        ) from error
+        facts = json.loads((file := facts_file).read_text())
     except Exception as error:  # damaged text raises errors of any type
-        reason = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{file} is damaged ({reason}); take it from a copy of the run") from error
+        reason = explain(error) or (str(error) or repr(error)).splitlines()[0]
+        raise UserError(
+            f"{file} is damaged, or of another version of this repository ({reason}); "
+            "take it from a copy of the run, or use that version"
+        ) from error
+    overrides = [re.sub("^loader=", "loader.name=", override) for override in overrides]
     try:
         untrained = {"model": {"freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}}
         changes = OmegaConf.merge(untrained, OmegaConf.from_dotlist(overrides))
@@ -120,7 +115,7 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
             f"{' '.join(overrides)} does not fit the configuration of run={folder}: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    check_facts(facts, folder / "run.json")
+    check_facts(facts, facts_file)
     path = weights_in(folder)
     weights, of_weights = read_weights(str(path))
     check_facts(facts | of_weights, path)

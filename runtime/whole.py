@@ -35,14 +35,16 @@ def make_whole(run: Path) -> list[Path]:
     for path in [*files, *folder.glob("best.pt")]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
+            if "shards" not in state:
+                continue
+            state = read_whole(state, path)
+        except UserError:
+            raise
         except Exception as error:  # damaged bytes raise errors of any type
             reason = str(error).partition("\n")[0]
             raise UserError(
                 f"{path} is damaged ({reason}); remove it to continue without it"
             ) from error
-        if "shards" not in state:
-            continue
-        state = read_whole(state, path)
         weights = state.pop("weights", state["model"])
         if path.name == "best.pt":  # first: a second start leaves out what is whole
             with write_atomically(folder / "model.safetensors") as file:
@@ -55,15 +57,10 @@ def make_whole(run: Path) -> list[Path]:
     return replaced
 
 
-def main() -> None:
-    options, _ = parse_options(__doc__, sys.argv[1:], run=None)
-    run = Path(options["run"])
-    if run.is_dir():
-        lock_run_dir(run)
-    for path in make_whole(run):
-        print(path)
-
-
 if __name__ == "__main__":
     with user_errors():
-        main()
+        folder = Path(parse_options(__doc__, sys.argv[1:], run=None)[0]["run"])
+        if folder.is_dir():
+            lock_run_dir(folder)
+        for path in make_whole(folder):
+            print(path)

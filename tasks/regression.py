@@ -23,8 +23,7 @@ class Regression(Task):
     target_kind = "numbers"
     best_metric = "r2"
     losses = ("mse", "l1")
-    refused_keys: tuple[str, ...] = ("task.label_smoothing",)
-    refused_keys += ("loss.weights",)
+    refused_keys = ("task.label_smoothing", "loss.weights")
     metric_names = ("loss", "mae", "r2")
 
     def __init__(self, cfg: Config, loader: Loader) -> None:

@@ -24,8 +24,7 @@ class Restoration(Task):
     metric_names = ("loss", "psnr", "ssim")
     best_metric = "psnr"
     losses = ("charbonnier", "l1")
-    refused_keys: tuple[str, ...] = ("task.label_smoothing",)
-    refused_keys += ("loss.weights",)
+    refused_keys = ("task.label_smoothing", "loss.weights")
     num_sums = 4
     makes_images = True
 

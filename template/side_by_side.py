@@ -7,7 +7,6 @@ the scripts have changed since they were drawn.
 
 import difflib
 import re
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -88,29 +87,26 @@ def read(name: str) -> tuple[str, list[Line], list[Line]]:
     return escape(title), lines[:start], lines[start:]
 
 
-def compare(name: str) -> Iterator[tuple[bool, list[Line], list[Line]]]:
-    """Yield the stretches after the docstrings: if changed, lines of `train.py`, of the script."""
+def compare(name: str) -> tuple[list[Line], list[Line], difflib.SequenceMatcher[str]]:
+    """Compare the lines of `train.py` and of a script that follow the docstrings."""
     old, new = read(BASELINE)[2], read(name)[2]
     texts = [line.text for line in old], [line.text for line in new]
-    for kind, i1, i2, j1, j2 in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
-        yield kind != "equal", old[i1:i2], new[j1:j2]
+    return old, new, difflib.SequenceMatcher(None, *texts, autojunk=False)
 
 
 def draw(name: str = IN_PICTURE) -> str:
     """Draw a script's changes of `train.py` as SVG, with two lines around each."""
     rows = [("old", "−", f'<tspan class="bold">{BASELINE}</tspan>')]
     rows += [("new", "+", f'<tspan class="bold">{name}</tspan>: {read(name)[0]}')]
-    stretches = list(compare(name))
-    for number, (is_changed, old, new) in enumerate(stretches):
-        if is_changed:
-            rows += [("old", "−", line.html) for line in old]
-            rows += [("new" if line.text else "", "+", line.html) for line in new]
-            continue
-        below = new[:CONTEXT] if number else []
-        above = new[max(len(below), len(new) - CONTEXT) :] if number + 1 < len(stretches) else []
-        rows += [("", "", line.html) for line in below]
-        rows += [("gap", "", "")] * (above != [] and len(below) + len(above) < len(new))
-        rows += [("", "", line.html) for line in above]
+    old, new, matcher = compare(name)
+    for group in matcher.get_grouped_opcodes(CONTEXT):
+        rows += [("gap", "", "")] * (group[0][1] > 0)  # lines are left out above
+        for kind, i1, i2, j1, j2 in group:
+            if kind == "equal":
+                rows += [("", "", line.html) for line in new[j1:j2]]
+            else:
+                rows += [("old", "−", line.html) for line in old[i1:i2]]
+                rows += [("new" if line.text else "", "+", line.html) for line in new[j1:j2]]
 
     height = LINE * len(rows)
     size = f'width="{WIDTH}" height="{height}"'
@@ -181,8 +177,9 @@ def draw_page(name: str) -> str:
         f'<main>\n<div class="files"><h2>{BASELINE}</h2><h2>{name}</h2></div>',
         changed(read(BASELINE)[1], docstring),
     ]
-    for is_changed, old, new in compare(name):
-        parts.append((changed if is_changed else unchanged)(old, new))
+    old, new, matcher = compare(name)
+    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
+        parts.append((unchanged if kind == "equal" else changed)(old[i1:i2], new[j1:j2]))
     return "\n".join([*parts, "</main>\n</body>\n</html>\n"])
 
 

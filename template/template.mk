@@ -1,5 +1,7 @@
 # Targets that only the template has; the Makefile of a project made from it does without this file.
-.PHONY: bench gpu-check parts project test-bench test-merges test-parts test-projects
+.PHONY: bench gpu-check parts project test-bench test-merges test-projects
+
+ci: test-merges test-projects test-bench
 
 bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
 	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
@@ -15,10 +17,7 @@ test-merges: setup  ## run, of the slow tests, the merges of all techniques and 
 		tests/test_side_by_side.py tests/faults/test_exact_resume.py
 
 test-projects: setup  ## make the core and one other project, by the day, and run their tests
-	$(BIN)/python -m pytest -s -k tests_of_a_project template/tests/every_part.py
-
-test-parts: setup  ## for each part, make a project without it, check it and train
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 -k without_a_part template/tests/every_part.py
+	$(BIN)/python -m pytest -s template/tests/own_tests.py
 
 parts:  ## list the parts of a project
 	@$(PYTHON) -m template.project --list

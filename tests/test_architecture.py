@@ -27,22 +27,19 @@ def rows_of(text: str, heading: str) -> list[list[str]]:
     return [line.partition(" <!--")[0].strip("| ").split(" | ") for line in lines[2:]]
 
 
-def folders() -> dict[str, list[str]]:
-    """Rows of folders from the ground up, by folder; a page of a part says below which its own
+def doors() -> dict[str, str]:
+    """The door of each folder, from the ground up; a page of a part says below which its own
     are."""
     rows = rows_of(ARCHITECTURE, "Folders")
     for page in sorted((REPOSITORY / "docs").glob("*.md")):
         for *row, above in rows_of(page.read_text(), "Folders") * (page.stem != "architecture"):
-            places = [folder for folder, *_ in rows]
-            rows.insert(places.index(above) + 1, row)
-    return {row[0].strip("`/"): row for row in rows}
+            rows.insert([folder for folder, *_ in rows].index(above) + 1, row)
+    return {folder.strip("`/"): door for folder, _, door in rows}
 
 
-FOLDERS_OF_PARTS = folders().keys() - {
-    row[0].strip("`/") for row in rows_of(ARCHITECTURE, "Folders")
-}
-FOLDERS = [folder.replace("/", ".") for folder in folders()]
-PARTS = [folder for folder in FOLDERS if not folder.startswith(("runtime.", "models.", "tasks."))]
+FOLDERS_OF_PARTS = doors().keys() - {row[0].strip("`/") for row in rows_of(ARCHITECTURE, "Folders")}
+LAYERS = [folder.replace("/", ".") for folder in doors()]
+LAYERS = [layer for layer in LAYERS if not layer.startswith(("runtime.", "models.", "tasks."))]
 """From the ground up; `models/`, `tasks/` and `runtime/` count as one with their folders."""
 
 
@@ -95,50 +92,36 @@ def code() -> list[str]:
     return [name for name in modules() if "tests" not in name.split(".")]
 
 
-def part_of(module: str) -> str:
-    """The part that holds a module; empty for scripts and for folders of the project's own."""
-    parts = [part for part in PARTS if f"{module}.".startswith(f"{part}.")]
-    return max(parts, key=len, default="")
-
-
-@cache
-def parts_imported(module: str) -> set[str]:
-    """Those that it imports, also by way of files in `loaders/` that belong to no folder."""
-    found: set[str] = set()
-    for imported in imports_of(module):
-        found.add(part := part_of(imported))
-        if part == "loaders":
-            found |= parts_imported(imported)
-    return found
+def layer_of(module: str) -> str:
+    """The layer of a module; empty for scripts and for folders of the project's own."""
+    layers = [layer for layer in LAYERS if f"{module}.".startswith(f"{layer}.")]
+    return max(layers, key=len, default="")
 
 
 def test_a_folder_imports_only_from_rows_above_its_own() -> None:
-    assert {"conf", "models", "runtime"} <= set(PARTS)
+    assert {"conf", "models", "runtime"} <= set(LAYERS)
     for module in code():
-        if part := part_of(module):
-            above = ["conf"] if part == "models" else PARTS[: PARTS.index(part)]
-            above += ["loaders"] * part.startswith("loaders.")  # its files that belong to no folder
-            assert parts_imported(module) <= {part, "", *above}, module
+        if layer := layer_of(module):
+            above = ["conf"] if layer == "models" else LAYERS[: LAYERS.index(layer)]
+            above += ["loaders"] * layer.startswith("loaders.")  # its commands
+            assert {*map(layer_of, imports_of(module))} <= {layer, "", *above}, module
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     TopologicalSorter({name: imports_of(name) for name in modules()}).prepare()  # names a circle
 
 
-def test_nobody_imports_an_entry_point_and_no_part_a_script() -> None:
-    for module in set(code()) - {MEASURES_IT}:
-        for imported in imports_of(module):
-            is_script = modules()[imported].parent == Path(".")
-            assert not imported.startswith("train"), module
-            assert not (part_of(module) and is_script), f"{module} imports {imported}"
-
-
-def test_what_is_outside_a_folder_imports_its_door_only() -> None:
+def test_nobody_imports_an_entry_point_and_what_is_outside_a_folder_its_door_only() -> None:
     inner = re.compile(r"(?:loaders|runtime|tests)\.\w+\.\w+")
     for module in modules():
-        for imported in filter(inner.fullmatch, imports_of(module)):
+        for imported in imports_of(module):
+            is_code = module in code() and module != MEASURES_IT
+            assert not (is_code and imported.startswith("train")), module
+            is_script = modules()[imported].parent == Path(".")
+            assert not (is_code and layer_of(module) and is_script), f"{module}: {imported}"
             folder = imported.rpartition(".")[0]
-            assert f"{module}.".startswith(f"{folder}."), f"{module} imports {imported}"
+            is_inside = f"{module}.".startswith(f"{folder}.")
+            assert is_inside or not inner.fullmatch(imported), f"{module} imports {imported}"
 
 
 def run_by_import(node: ast.AST) -> Iterator[ast.AST]:
@@ -159,25 +142,13 @@ def test_no_module_acts_because_it_is_imported() -> None:
             assert (calls, sets) == (False, False), f"{module}: {ast.unparse(node)}"
 
 
-def test_one_file_uses_ctypes_and_two_private_names_of_other_modules() -> None:
-    found = [name for name in code() if "import ctypes" in text_of(name)]
-    assert len(found) <= 1, found
-    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--output-format=concise"]
-    ruff += ["--preview", "--select=SLF001,PLC2701", *(str(modules()[name]) for name in code())]
-    told = subprocess.run(ruff, cwd=REPOSITORY, capture_output=True, text=True).stdout
-    assert told
-    files = set(re.findall(r"^(\S+\.py):", told, re.MULTILINE))
-    # The second has the names of the memory's record that PyTorch documents.
-    assert files <= {"runtime/distributed/private.py", "runtime/profile.py"}, told
-
-
 def test_only_their_folders_and_scripts_with_ranks_know_torch_distributed() -> None:
     """Everything else exchanges values through the group that a script passes on."""
-    users = {name for name in code() if part_of(name) and USE.search(text_of(name))}
-    assert all(name.startswith(("runtime.distributed", "runtime.fsdp")) for name in users), users
-    scripts = [name for name in code() if name.startswith("train")]
-    users = {f"{name}.py" for name in scripts if USE.search(text_of(name))}
-    assert all(map(needs_torchrun, users)), users
+    for name in [name for name in code() if USE.search(text_of(name))]:
+        if layer_of(name):
+            assert name.startswith(("runtime.distributed", "runtime.fsdp"))
+        elif name.startswith("train"):
+            assert needs_torchrun(f"{name}.py")
 
 
 def loaded_by(module: str) -> set[str]:
@@ -192,8 +163,8 @@ def test_a_script_loads_only_what_it_uses() -> None:
     """One process needs nothing of several, and a technique on one GPU is a few files."""
     assert len(loaded_by("runtime")) < 15
     baseline = loaded_by("train")
-    assert not {"runtime.finetune", "runtime.profile"} & baseline
-    for script in [*SCRIPTS]:
+    assert "runtime.profile" not in baseline
+    for script in SCRIPTS:
         if not needs_torchrun(script):
             own = loaded_by(script.removesuffix(".py")) - baseline
             assert not any(name.startswith("runtime.distributed") for name in own), script

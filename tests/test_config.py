@@ -3,12 +3,11 @@
 import errno
 import re
 from itertools import zip_longest
-from math import inf, nan
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,41 +28,37 @@ CHOICES = [
 """Layouts and loaders with keys of their own."""
 KEYS = owners_of_keys()
 
-# Of each kind of range: values that are refused, and those at the edges that are not.
-VALUES: dict[str, tuple[list[Any], list[Any]]] = {
-    "0 or more": ([-1], [0]),
-    "1 or more": ([0], [1]),
-    "2 or more": ([1], [2]),
-    "a number above 0": ([0.0, -0.1, nan, inf], [1e-9]),
-    "a number above 0, or inf": ([0.0, -1.0, nan], [0.1, inf]),
-    "a number in [0, 1]": ([-0.1, 1.1, nan], [0, 1]),
-    "a number in [0, 1)": ([-0.1, 1.0], [0, 0.9]),
-    "a number in (0, 1)": ([0, 1.0], [0.1]),
-    "a number in (0, 1]": ([0, 1.01], [0.01, 1]),
-    "an int or [height, width] in pixels": ([0, "abc", True, [24], [24, 0]], [1, [24, 32]]),
-    "one name or more, as [label]": ([[]], [["a"]]),
-    "one number for each channel": ([[], [nan]], [[0.5]]),
-    "one number above 0 for each channel": ([[], [0.0]], [[0.5]]),
-    "[0, 1] or [-1, 1], for example": ([[1, 0], [1], [0, inf]], [[-1, 1]]),
-    "[low, high] with 0 < low <= high": ([[2, 1], [0, 1]], [[1, 1]]),
-    "[low, high] with 0 < low <= high <= 1": ([0.5, [0.5], [0, 1], [0.5, 1.1]], [[0.1, 1]]),
-    "[probability, low, high] with 0 < low <= high pixels": (
-        *([[0.5], [1.1, 1, 2], [1, 0, 2]], [[1, 1, 1]]),
-    ),
-    "three numbers in [0, 1]": ([[1, 2], [0, 0, 1.1]], [[0, 0, 1]]),
-    "[operations, magnitude] with 1 to 4 and 0 to 30": (
-        *([[5, 9], [0, 9], [2, 31]], [[1, 30], [4, 0]]),
-    ),
-    "0 to 180 degrees": ([-1, 181], [0, 180]),
-    "0 or more, or auto": ([-1, "two"], [0, "auto"]),
-    "1 or more, or auto": ([0, 1.5, True, "two"], [1, "auto"]),
-    "[skip, record] with 0 or more and 1 or more": (
-        *([[5], [0, 0], [-1, 2], [1, 2, 3], []], [[0, 1]]),
-    ),
-    "a folder below data.root, without ..": (["/a", "../a", "a/.."], ["a", "a/b", "."]),
-    "auto, cpu, cuda or cuda:1": (["tpu", "cuda:x"], ["auto", "cpu", "cuda", "cuda:1"]),
-    "0 to 2**63 - 1": ([-1, 2**63], [0, 2**63 - 1]),
-}
+RANGES = """
+0 or more | -1 | 0
+1 or more | 0 | 1
+2 or more | 1 | 2
+a number above 0 | 0.0, -0.1, .nan, .inf | 1.0e-9
+a number above 0, or inf | 0.0, -1.0, .nan | 0.1, .inf
+a number in [0, 1] | -0.1, 1.1, .nan | 0, 1
+a number in [0, 1) | -0.1, 1.0 | 0, 0.9
+a number in (0, 1) | 0, 1.0 | 0.1
+a number in (0, 1] | 0, 1.01 | 0.01, 1
+an int or [height, width] in pixels | 0, abc, true, [24], [24, 0] | 1, [24, 32]
+one name or more, as [label] | [] | [a]
+one number for each channel | [], [.nan] | [0.5]
+one number above 0 for each channel | [], [0.0] | [0.5]
+[0, 1] or [-1, 1], for example | [1, 0], [1], [0, .inf] | [-1, 1]
+[low, high] with 0 < low <= high | [2, 1], [0, 1] | [1, 1]
+[low, high] with 0 < low <= high <= 1 | 0.5, [0.5], [0, 1], [0.5, 1.1] | [0.1, 1]
+[probability, low, high] with 0 < low <= high pixels | [0.5], [1.1, 1, 2], [1, 0, 2] | [1, 1, 1]
+three numbers in [0, 1] | [1, 2], [0, 0, 1.1] | [0, 0, 1]
+[operations, magnitude] with 1 to 4 and 0 to 30 | [5, 9], [0, 9], [2, 31] | [1, 30], [4, 0]
+0 to 180 degrees | -1, 181 | 0, 180
+0 or more, or auto | -1, two | 0, auto
+1 or more, or auto | 0, 1.5, true, two | 1, auto
+[skip, record] with 0 or more and 1 or more | [5], [0, 0], [-1, 2], [1, 2, 3], [] | [0, 1]
+a folder below data.root, without .. | /a, ../a, a/.. | a, a/b, .
+auto, cpu, cuda or cuda:1 | tpu, cuda:x | auto, cpu, cuda, cuda:1
+0 to 2**63 - 1 | -1, 9223372036854775808 | 0, 9223372036854775807
+"""
+"""Of each kind of range: values that are refused, and those at the edges that are not."""
+ROWS = [line.split(" | ") for line in RANGES.strip().splitlines()]
+VALUES = {kind: [yaml.safe_load(f"[{cell}]") for cell in cells] for kind, *cells in ROWS}
 
 
 def filled(*choices: str) -> Config:

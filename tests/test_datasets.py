@@ -81,7 +81,7 @@ SPLIT = {f"{split}/{name}/1.png": 8 for split in ("train", "val") for name in "a
     [
         ("data=imagefolder", {"a/1.png": 8, "b/.hidden.png": 8}, ["1 class folders", ": b;"]),
         ("data=imagefolder", {"set/0/1.png": 8, "set/1/1.png": 8}, ["1 of 1", "/d/set, "]),
-        ("data=imagefolder", {"a/1.png": 8, "b/c/1.png": 8}, ["1 of 2", ": b;", "data=table"]),
+        ("data=imagefolder", {"a/1.png": 8, "b/c/1.png": 8}, ["1 of 2", ": b;", "data.root"]),
         ("data=imagefolder", {"a/1.png": 8}, ["1 classes (a)"]),
         ("data=imagefolder", {"Train/a/1.png": 8, "train/a/1.png": 8}, ["Train and train"]),
         (

@@ -20,6 +20,7 @@ from torchvision.datasets import CIFAR10, FashionMNIST
 from conf.errors import UserError
 from loaders.index import read_image
 from loaders.targets import Labels
+from tests.helpers import refused
 from tests.images import index_of, save, smooth
 
 LABELS = [3, 7]
@@ -116,6 +117,8 @@ def test_mnist_without_a_download_says_where_to_put_the_files(tmp_path) -> None:
         for kind, array in (("images-idx3", digits), ("labels-idx1", np.array(labels, np.uint8))):
             header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
             (raw / f"{split}-{kind}-ubyte").write_bytes(header + array.tobytes())
+    with refused("data.val_count=1"):
+        index_of(*options, "data.val_count=1")
     train, val = index_of(*options)
     assert isinstance(val.target, Labels)
     assert np.array_equal([read_image(train, n)[..., 0] for n in range(2)], digits)

@@ -244,11 +244,11 @@ def test_multirun_gives_each_job_a_folder(tmp_path) -> None:
         assert log.count("small_cnn(") == log.count("epoch 1 of 1, ") == 1
 
 
-def test_a_key_of_another_technique_is_named_and_an_int_is_a_square_crop(tmp_path) -> None:
-    of_techniques = ["accumulate_steps=2", "amp.dtype=float16", "ema.decay=0.5"]
+def test_a_key_without_effect_is_named_and_an_int_is_a_square_crop(tmp_path) -> None:
+    idle = ["accumulate_steps=2", "amp.dtype=float16", "ema.decay=0.5", "data.num_folds=4"]
     options = ["data.resize=30", "data.crop=24", "max_steps=1", "optimizer.warmup_epochs=0"]
-    printed = train("train.py", tmp_path / "run", *options, *of_techniques)
-    assert all(f"{key} has no effect" in printed for key in of_techniques)
+    printed = train("train.py", tmp_path / "run", *options, *idle)
+    assert all(f"{key} has no effect" in printed for key in idle)
     assert "distributed" not in printed
     assert "Traceback" not in printed
 

@@ -51,15 +51,12 @@ LIMIT = """
 """
 
 
-def capped(folder: Path, scripts: list[str], lines: str, more: str = "") -> Path:
-    """A folder with scripts whose last rank runs out of memory."""
-    for script in scripts:
-        place = "    # your own: loggers, callbacks\n"
-        path = folder_with(folder / script, script) / script
-        replace(path, place, place + CAP.format(lines=lines) + more)
-        if script != scripts[0]:
-            path.rename(folder / scripts[0] / script)
-    return folder / scripts[0]
+def capped(folder: Path, script: str, lines: str, more: str = "") -> Path:
+    """A folder with a script whose last rank runs out of memory."""
+    place = "    # your own: loggers, callbacks\n"
+    path = folder_with(folder / "s", script) / script
+    replace(path, place, place + CAP.format(lines=lines) + more)
+    return path.parent
 
 
 def found_by(run: Path) -> tuple[int, bool]:
@@ -69,56 +66,53 @@ def found_by(run: Path) -> tuple[int, bool]:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "scripts", "lines"),
+    ("num_ranks", "script", "lines"),
     [
-        (1, ["train_accumulate.py", "train_accumulate_amp_ema.py"], FORWARD),
-        (2, ["train_ddp_accumulate.py", "train_fsdp_accumulate_amp_ema.py"], FORWARD),
-        (2, ["train_fsdp_accumulate.py", "train_ddp_accumulate_ema.py"], BACKWARD),
+        (1, "train_accumulate_amp_ema.py", FORWARD),
+        (2, "train_ddp_accumulate.py", FORWARD),
+        (2, "train_ddp_accumulate_ema.py", BACKWARD),
+        (2, "train_fsdp_accumulate_amp_ema.py", BACKWARD),
     ],
 )
-def test_what_was_tried_leaves_no_trace_in_the_run(num_ranks, scripts, lines, tmp_path) -> None:
+def test_what_was_tried_leaves_no_trace_in_the_run(num_ranks, script, lines, tmp_path) -> None:
     """Its bits are those of the number given by hand; one of two ranks lacks the memory."""
-    number, folder = 8 // num_ranks, capped(tmp_path / "s", scripts, lines)
+    number, folder = 8 // num_ranks, capped(tmp_path, script, lines)
     options = [*OPTIONS, "amp.dtype=float16", "checkpoint.every_steps=1"]
-    pairs = [(tmp_path / script / "auto", tmp_path / script / "given") for script in scripts]
-    commands = []
-    for script, (auto, given) in zip(scripts, pairs, strict=True):
-        commands.append([script, *options, AUTO, f"output_dir={auto}"])
-        commands.append([script, *options, f"accumulate_steps={number}", f"output_dir={given}"])
+    auto, given = tmp_path / "auto", tmp_path / "given"
+    commands = [
+        [script, *options, AUTO, f"output_dir={auto}"],
+        [script, *options, f"accumulate_steps={number}", f"output_dir={given}"],
+    ]
     run_all(commands, tmp_path, num_ranks, folder)
-    for auto, given in pairs:
-        assert found_by(auto) == (number, True)
-        assert_same_state(auto, given)
-        assert values_of(auto, "train/loss") == values_of(given, "train/loss")
+    assert found_by(auto) == (number, True)
+    assert_same_state(auto, given)
+    assert values_of(auto, "train/loss") == values_of(given, "train/loss")
 
 
 def test_the_number_is_kept_and_found_again_on_other_ranks(tmp_path) -> None:
     script, run = "train_ddp_accumulate.py", tmp_path / "run"
-    folder = capped(tmp_path / "s", [script], FORWARD)
-    command = [script, *OPTIONS, AUTO, f"output_dir={run}", "resume=auto"]
-    for num_ranks, max_steps, number, is_tried in (
-        (2, 2, 4, True),
-        (2, 4, 4, False),
-        (1, 6, 8, True),
-    ):
-        codes, texts = run_to_end(
-            script, run, *command[1:], f"max_steps={max_steps}", folder=folder, num_ranks=num_ranks
-        )
+    folder = capped(tmp_path, script, FORWARD)
+    rows = [(2, 2, 4, True), (2, 4, 4, False), (1, 6, 8, True)]
+    for num_ranks, max_steps, number, is_tried in rows:
+        options = [*OPTIONS, AUTO, "resume=auto", f"max_steps={max_steps}"]
+        codes, texts = run_to_end(script, run, *options, folder=folder, num_ranks=num_ranks)
         assert not any(codes), texts
         assert found_by(run) == (number, is_tried)
 
 
 def test_a_rank_whose_memory_is_limited_makes_all_take_smaller_parts(tmp_path) -> None:
     script, run = "train_ddp_accumulate.py", tmp_path / "run"
-    folder = capped(tmp_path / "s", [script], REAL, LIMIT)
+    folder = capped(tmp_path, script, REAL, LIMIT)
     [said] = run_all([[script, *OPTIONS, AUTO, f"output_dir={run}"]], tmp_path, 2, folder)
     assert found_by(run) == (2, True)
     assert "accumulate_steps=1 does not fit on rank 1" in said
 
 
-def test_where_no_number_fits_the_run_ends_with_the_keys(tmp_path) -> None:
-    folder = capped(tmp_path / "s", ["train_ddp_accumulate.py"], FORWARD.replace("> 8", "> 0"))
-    script = "train_ddp_accumulate.py"
-    codes, texts = run_to_end(script, tmp_path / "run", *OPTIONS, AUTO, folder=folder)
-    assert codes == [2, 2], texts
-    assert "accumulate_margin=0.1" in texts[0].splitlines()[-1]
+def test_a_batch_with_few_divisors_and_one_that_does_not_fit_are_named(tmp_path) -> None:
+    script, options = "train_accumulate.py", [*OPTIONS, AUTO, "model.kwargs.batch_norm=false"]
+    for most, code, shown in ((8, 0, "global_batch_size=67"), (0, 2, "accumulate_margin=0.1")):
+        folder = capped(tmp_path / str(most), script, FORWARD.replace("> 8", f"> {most}"))
+        run = tmp_path / f"run{most}"
+        codes, [text] = run_to_end(script, run, *options, "global_batch_size=67", folder=folder)
+        assert codes == [code], text
+        assert shown in text

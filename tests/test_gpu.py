@@ -150,7 +150,7 @@ def batches_of(options: list[str], device: str) -> list[tuple[Tensor, ...]]:
         train.set_epoch(epoch)
         for batch in train:
             if device == "cuda":
-                torch.cuda._sleep(20_000_000)  # cycles, about 10 ms
+                torch.cuda._sleep(20_000_000)  # noqa: SLF001 (cycles, about 10 ms)
             copies.append(tuple(part.clone() for part in batch))
     return [tuple(part.cpu() for part in batch) for batch in copies]
 
@@ -341,7 +341,7 @@ def test_it_trains_like_the_baseline(
 @on_cuda
 def test_a_rank_whose_host_sleeps_is_named(device: str, tmp_path) -> None:
     """Two ranks of gloo share one GPU, which is late because it is given nothing to do."""
-    lines = "if rank == 1:", "    time.sleep(0.1)"
+    lines = "if rank == 1:", "    time.sleep(0.3)"
     folder = script_with(tmp_path / "s", "train_ddp.py", *lines)
     options = ["distributed.backend=gloo", "distributed.sync_batchnorm=false", "log.every_steps=5"]
     summary = run("cuda:0", "train_ddp.py", tmp_path / "run", *options, num_ranks=2, folder=folder)

@@ -1,6 +1,7 @@
 """`data=huggingface` trains on a data set of Hugging Face that was written to a folder."""
 
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -35,35 +36,28 @@ def test_a_folder_with_or_without_a_test_split_trains(splits: tuple[str, ...], t
     assert '"cat"' in (run / "run.json").read_text()
 
 
-def test_data_without_class_labels_is_refused(tmp_path: Path) -> None:
-    numbers = rows(4).cast_column("label", datasets.Value("int64"))
-    datasets.DatasetDict(train=numbers, test=numbers).save_to_disk(tmp_path / "photos")
-    with refused("photo, label"):
-        build_loaders(
-            make_config(*OPTIONS, f"data.root={tmp_path / 'photos'}"), torch.device("cpu")
-        )
+def build(*options: str) -> Any:
+    return build_loaders(make_config(*OPTIONS, *options), torch.device("cpu"))
 
 
 def test_keys_that_choose_validation_samples_act_or_are_refused(tmp_path: Path) -> None:
-    options = [*OPTIONS, f"data.root={tmp_path}", "data.val_count=3"]
+    options = [f"data.root={tmp_path}", "data.val_count=3"]
     datasets.DatasetDict(train=rows(12)).save_to_disk(tmp_path)
-    loaders = build_loaders(make_config(*options), torch.device("cpu"))
-    assert loaders[0].info.num_val_samples == 3
+    assert build(*options)[0].info.num_val_samples == 3
     datasets.DatasetDict(train=rows(12), validation=rows(4)).save_to_disk(tmp_path)
     with refused("data.val_count=3"):
-        build_loaders(make_config(*options), torch.device("cpu"))
+        build(*options)
 
 
-@pytest.mark.parametrize(
-    ("folder", "option", "words"),
-    [
-        (".", "data.resize=32", "train"),
-        ("test", "data.resize=32", "data.root"),
-        (".", "data.mean=null", "data.mean"),
-    ],
-)
-def test_mistakes_are_refused(folder: str, option: str, words: str, tmp_path: Path) -> None:
-    datasets.DatasetDict(test=rows(4)).save_to_disk(tmp_path)  # without train; below it, one split
-    options = [*OPTIONS, option, f"data.root={tmp_path / folder}"]
-    with refused(words):
-        build_loaders(make_config(*options), torch.device("cpu"))
+def test_mistakes_are_refused(tmp_path: Path) -> None:
+    numbers = rows(4).cast_column("label", datasets.Value("int64"))
+    datasets.DatasetDict(train=numbers, test=numbers).save_to_disk(tmp_path / "no classes")
+    datasets.DatasetDict(test=rows(4)).save_to_disk(tmp_path / "no train")
+    for folder, option, words in (
+        ("no classes", "data.resize=32", "photo, label"),
+        ("no train", "data.resize=32", "train"),
+        ("no train/test", "data.resize=32", "data.root"),
+        ("no train", "data.mean=null", "data.mean"),
+    ):
+        with refused(words):
+            build(option, f"data.root='{tmp_path / folder}'")

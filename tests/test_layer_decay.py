@@ -36,31 +36,28 @@ RESNET = {"conv1.weight": 12, "layer1.0.conv1.weight": 11, "layer3.5.bn3.weight"
 RESNET |= {"layer4.0.conv1.weight": 3, "layer4.2.conv1.weight": 1, "fc.weight": 0}
 
 
+SMALL = ["model.kwargs.width=8"]
+
+
 @pytest.mark.parametrize(
-    ("model", "depths"),
+    ("overrides", "depths"),
     [
         (["model=torchvision", "model.arch=vit_b_16"], VIT),
         (["model=timm", "model.arch=vit_tiny_patch16_224"], TIMM),
         (["model=torchvision", "model.arch=resnet50"], RESNET),
-        (["model.kwargs.width=8"], {"features.0.0.weight": 4, "classifier.bias": 0}),
+        ([*SMALL, "optimizer.decay_norms_and_biases=false"], {"features.0.1.bias": 4}),
+        ([*SMALL, "optimizer.name=muon"], {"features.0.0.weight": 4, "classifier.bias": 0}),
     ],
 )
-@pytest.mark.parametrize("more", [[], ["optimizer.decay_norms_and_biases=false"]])
-def test_each_layer_has_its_rate(model: list[str], depths: dict[str, int], more) -> None:
-    rates = rates_of(*model, *more)
+def test_each_layer_has_its_rate(overrides: list[str], depths: dict[str, int]) -> None:
+    rates = rates_of(*overrides)
     for name, depth in depths.items():
         assert rates[name] == pytest.approx(0.1 * 0.5**depth), name
 
 
-def test_the_backbones_own_rate_is_multiplied() -> None:
-    rates = rates_of("model.kwargs.width=8", "optimizer.backbone_lr_scale=0.1")
+def test_the_backbones_own_rate_is_multiplied_and_one_layer_has_the_whole() -> None:
+    rates = rates_of(*SMALL, "optimizer.backbone_lr_scale=0.1")
     assert rates["classifier.weight"] == 0.1
     assert rates["features.6.0.weight"] == pytest.approx(0.1 * 0.1 * 0.5)
-
-
-def test_muon_and_a_model_of_one_layer_have_it_too() -> None:
-    rates = rates_of("model.kwargs.width=8", "optimizer.name=muon")
-    assert rates["features.0.0.weight"] == pytest.approx(0.1 * 0.5**4)
-    cfg = make_config(*DECAY)
-    optimizer, _ = build_optimizer(cfg, nn.Linear(2, 2), 10)
+    optimizer, _ = build_optimizer(make_config(*DECAY), nn.Linear(2, 2), 10)
     assert [group["lr"] for group in optimizer.param_groups] == [0.1]

@@ -31,11 +31,11 @@ def test_inputs_are_normalised_with_mean_and_std() -> None:
 
 def test_the_training_keeps_its_number_of_threads() -> None:
     """Otherwise a fresh run trains with one; a resumed one, which loads large tensors, with all."""
-    loader, _ = loaders_of()
     before = torch.get_num_threads()
     torch.set_num_threads(3)
 
     def train() -> int:  # in a thread that has not computed anything yet
+        loader, _ = loaders_of()
         next(iter(loader))
         return torch.get_num_threads()
 
@@ -70,7 +70,8 @@ def test_a_jpeg_takes_few_calls_in_which_other_threads_go_on(tmp_path) -> None:
         finally:
             sys.setprofile(None)
     of_system = calls.total() - calls["fspath"]  # which calls nobody
-    assert of_system + operations.num_calls <= 7 * len(rows), (calls, operations.num_calls)
+    per_batch = 8  # what is done to the whole batch
+    assert of_system + operations.num_calls <= 7 * len(rows) + per_batch, calls
 
 
 @pytest.mark.parametrize(

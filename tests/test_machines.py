@@ -31,9 +31,11 @@ def test_each_dependency_has_one_pinned_version(machine: str, python: str) -> No
     pins = [Requirement(line) for line in re.findall(r"^[\w-].*", text, re.MULTILINE)]
     pinned = [(pin.name, pin) for pin in pins if is_for(pin)]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = [project["dependencies"], *project["optional-dependencies"].values()]
-    for requirement in map(Requirement, chain(*wanted)):
-        versions = [pin.specifier for name, pin in pinned if name == requirement.name]
-        assert len(versions) == is_for(requirement), (requirement, versions)
-        for version in versions:
-            assert requirement.specifier.contains(str(version).removeprefix("=="))
+    texts = chain(project["dependencies"], *project["optional-dependencies"].values())
+    requirements = [Requirement(text) for text in texts]
+    wanted = [requirement for requirement in requirements if is_for(requirement)]
+    for requirement in wanted:
+        [version] = [pin.specifier for name, pin in pinned if name == requirement.name]
+        assert requirement.specifier.contains(str(version).removeprefix("==")), requirement
+    unwanted = {requirement.name for requirement in requirements} - {one.name for one in wanted}
+    assert not unwanted & {name for name, _ in pinned}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf.cli import explain
 from runtime.memory import is_out_of_memory
 from tests.faults import script_with
 from tests.helpers import REPOSITORY, has_ranks, run_to_end, train
@@ -58,11 +59,11 @@ def test_a_trace_of_a_run_on_a_cpu_holds_its_memory(tmp_path: Path) -> None:
 
 
 def test_errors_of_memory_are_told_from_others() -> None:
+    assert "ulimit -v" in str(explain(RuntimeError("can't start new thread")))
     for error in (
         torch.OutOfMemoryError(),
         MemoryError(),
         RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
     ):
         assert is_out_of_memory(error)
-    assert not is_out_of_memory(ValueError("DefaultCPUAllocator"))
     assert not is_out_of_memory(RuntimeError("shape '[2]' is invalid"))

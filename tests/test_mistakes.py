@@ -99,21 +99,14 @@ def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
     assert left <= {"train.py resume=nowhere.pt", *rows_of("BEGUN")}
 
 
-AT_THE_FIRST_STEP = [
-    ("train.py model=torchvision model.arch=alexnet", "data.crop"),
-    ("train.py model=timm model.arch=test_vit", "data.crop"),
-    ("train.py model.kwargs.width=8 global_batch_size=1 data.crop=2", "global_batch_size"),
-]
-
-
 def test_what_a_model_does_not_take_ends_the_first_step_with_the_key(tmp_path) -> None:
-    commands = [
-        [*line.split(), f"output_dir={tmp_path / str(number)}"]
-        for number, (line, _) in enumerate(AT_THE_FIRST_STEP)
-    ]
-    for (_, key), (code, text) in zip(
-        AT_THE_FIRST_STEP, answers_to(commands, tmp_path), strict=True
-    ):
+    keys = {
+        "model=torchvision model.arch=alexnet": "data.crop",
+        "model=timm model.arch=test_vit": "data.crop",
+        "model.kwargs.width=8 global_batch_size=1 data.crop=2": "global_batch_size",
+    }
+    commands = [["train.py", *line.split(), f"output_dir={tmp_path}/run"] for line in keys]
+    for key, (code, text) in zip(keys.values(), answers_to(commands, tmp_path), strict=True):
         assert code == 2, text
         assert key in text.splitlines()[-1]
         assert "Traceback" not in text

@@ -1,13 +1,11 @@
 """Muon trains matrices and convolutions, AdamW all other weights."""
 
-import sys
-
 import torch
 from torch import Tensor, nn
 
 from runtime.training import build_optimizer
 from tests.faults import assert_same
-from tests.helpers import checkpoint_of, make_config, refused, run_all
+from tests.helpers import checkpoint_of, make_config, run_all
 
 BY_ADAMW = {"embedding.weight", "position", "1.bias", "2.weight", "2.bias", "4.weight", "4.bias"}
 
@@ -46,21 +44,12 @@ def test_each_weight_is_trained_by_its_own() -> None:
             assert 0.5 < values.min() <= values.max() < 1.5, name
 
 
-def test_without_timm_it_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm.optim", None)
-    with refused("optimizer.name=muon", "timm"):
-        build_optimizer(make_config("optimizer.name=muon"), nn.Linear(2, 2), 10)
-
-
 def test_a_resumed_run_has_the_same_bits(tmp_path) -> None:
     options = ["train.py", "optimizer.name=muon", "optimizer.layer_decay=0.8", "epochs=1"]
-    options += ["model.kwargs.width=8", "log.images=0", "loader.num_workers=0"]
-    commands = [
-        [*options, "max_steps=6", f"output_dir={tmp_path / 'whole'}"],
-        [*options, "max_steps=3", f"output_dir={tmp_path / 'parts'}"],
-        [*options, "max_steps=6", f"output_dir={tmp_path / 'parts'}", "resume=auto"],
-    ]
-    run_all(commands, tmp_path)
+    options += ["model.kwargs.width=8", "log.images=0", "resume=auto"]
+    places = ("whole", 6), ("parts", 3), ("parts", 6)
+    more = [[f"output_dir={tmp_path / name}", f"max_steps={n}"] for name, n in places]
+    run_all([[*options, *each] for each in more], tmp_path)
     one, other = (checkpoint_of(tmp_path / name) for name in ("whole", "parts"))
     assert_same(one["model"], other["model"])
     assert_same(one["optimizer"]["state"], other["optimizer"]["state"])

@@ -54,27 +54,17 @@ def test_a_warmup_in_epochs_is_one_in_steps_up_to_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("name", ["adafactor", "adamw", "RMSprop", "sgd"])
-def test_any_class_of_torch_lowers_a_loss(name: str) -> None:
-    torch.manual_seed(0)
-    model, inputs = nn.Linear(8, 8, bias=False), torch.rand(16, 8)
-    options = ["optimizer.schedule=constant", "optimizer.weight_decay=0"]
-    cfg = make_config(f"optimizer.name={name}", *options)
-    optimizer, _ = build_optimizer(cfg, model, STEPS_PER_EPOCH)
-    assert type(optimizer).__name__.lower() == name.lower()
-    losses = []
-    for _ in range(20):
-        losses.append((model(inputs) - inputs).square().mean())
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[-1] < losses[0]
-
-
-def test_arguments_are_passed_on() -> None:
-    options = ["optimizer=sgd", "optimizer.kwargs.momentum=0.5", "optimizer.weight_decay=0.25"]
+def test_any_class_of_torch_gets_its_arguments(name: str) -> None:
+    options = [f"optimizer.name={name}", "optimizer.weight_decay=0.25"]
     optimizer, _ = build_optimizer(make_config(*options), nn.Linear(2, 2), STEPS_PER_EPOCH)
-    given = {"momentum": 0.5, "nesterov": True, "weight_decay": 0.25}
-    assert optimizer.defaults | given == optimizer.defaults
+    assert type(optimizer).__name__.lower() == name.lower()
+    assert optimizer.defaults["weight_decay"] == 0.25
+
+
+def test_arguments_of_ones_own_are_passed_on() -> None:
+    options = ["optimizer=sgd", "optimizer.kwargs.momentum=0.5"]
+    optimizer, _ = build_optimizer(make_config(*options), nn.Linear(2, 2), STEPS_PER_EPOCH)
+    assert optimizer.defaults | {"momentum": 0.5, "nesterov": True} == optimizer.defaults
     cfg = make_config("+optimizer.kwargs.betas=[0.8,0.9]")
     optimizer, _ = build_optimizer(cfg, nn.Linear(2, 2), STEPS_PER_EPOCH)
     assert tuple(optimizer.defaults["betas"]) == (0.8, 0.9)

@@ -4,7 +4,6 @@ import random
 import re
 from collections import namedtuple
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ from torchvision.tv_tensors import KeyPoints
 
 from conf.cli import explain
 from conf.errors import UserError
-from conf.names import find, names_in
 from conf.schema import ModelConfig
 from loaders import build_loaders
 from loaders.common import tensors_of
-from loaders.targets import Labels
+from loaders.targets import Labels, MultiLabels, RegressionTargets
 from models import build_model
 from tests.helpers import (
     DEVICES,
@@ -165,6 +163,7 @@ def test_values_of_any_kind_and_nesting_make_a_batch_on_the_device(device, loade
     assert batch[0]["points"].shape == (8, 3, 2)
     assert (batch[1].tolist(), last[1].tolist()) == ([*range(8)], [8])
     assert isinstance(batch[0]["pair"], Pair)
+    assert isinstance(batch[0]["pair"].right, tuple)
     left, (array, *columns) = batch[0]["pair"]
     assert left.tolist() == [2] * 8
     assert array.shape == (8, 2)
@@ -179,7 +178,6 @@ def test_values_of_any_kind_and_nesting_make_a_batch_on_the_device(device, loade
         (Items([(IMAGE, 0)] * 5 + [(IMAGE[:1], 0)] * 4), r"float32 \(1, 8, 8\)"),
         (Items([(IMAGE, 0)] * 9, lambda items: {"image": 0}["mask"]), "mask"),
         (Items([(np.ones(3), 0)] * 9), r"sample \d are float64.*float32"),
-        (Items([(IMAGE, 0)] * 9, lambda items: (IMAGE, {1})), "set"),
     ],
 )
 def test_samples_that_make_no_batch_are_refused(data: Items, named: str, loaders_of: Any) -> None:
@@ -200,55 +198,38 @@ def test_labels_that_are_no_class_are_refused_with_their_sample(
         list(loaders_of(of=(data, data, labels))[1])
 
 
-class Transformed(Items):
-    def __init__(self, transform: Any) -> None:
-        self.items, self.transform, self.collate_fn = [IMAGE] * 9, transform, None
-
-    def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        return self.transform(self.items[number]), 0
+def test_the_values_of_all_targets_count_classes(loaders_of: Any) -> None:
+    data, several = Items([(IMAGE, IMAGE[0, 0, :2])] * 9), np.array([[1, 0], [1, 1], [0, 0]] * 3)
+    for target, counts in (
+        (Labels(np.array([0, 1, 1] * 3), ("a", "b")), [3, 6]),
+        (MultiLabels(several, ("a", "b")), [6, 3]),
+    ):
+        assert loaders_of(of=(data, data, target))[0].info.class_counts().tolist() == counts
+    none = RegressionTargets(several, ("a", "b"))
+    assert loaders_of(of=(data, data, none))[0].info.class_counts is None
 
 
 @pytest.mark.parametrize(
-    ("transform", "workers", "named"),
+    ("data", "workers", "named"),
     [
-        (Tensor.byte, 0, "float32"),
-        (Tensor.double, 0, "float32"),
-        (lambda image: image, 1, "loader.num_workers=0"),
+        (Items([(IMAGE.byte(), 0)] * 9), 0, "float32"),
+        (Items([(IMAGE, 0)] * 9, lambda items: (IMAGE[None], 0)), 1, "loader.num_workers=0"),
     ],
 )
 def test_what_no_model_and_no_worker_takes_is_told_in_a_line(
-    transform: Any, workers: int, named: str, loaders_of: Any
+    data: Items, workers: int, named: str, loaders_of: Any
 ) -> None:
-    model = build_model(ModelConfig(name="small_cnn"), 3, 2)
-    data = Transformed(transform)
     with pytest.raises(Exception) as error:  # noqa: PT011
-        model(next(iter(loaders_of(f"loader.num_workers={workers}", of=(data, data))[1]))[0])
-    told = explain(error.value)
-    assert told is not None
-    assert named in told
-
-
-def test_every_name_that_is_listed_can_be_used() -> None:
-    for name in names_in("loaders.own"):
-        with suppress(UserError):  # a package that is not installed
-            assert callable(find("loaders.own", name, "data.name"))
-
-
-OVERRIDES = [
-    "data.name=digts",
-    "loader.num_workers=auto",
-    "loader=synthetic",
-    "global_batch_size=65",
-]
+        val_loader = loaders_of(f"loader.num_workers={workers}", of=(data, data))[1]
+        build_model(ModelConfig(name="small_cnn"), 3, 2)(next(iter(val_loader))[0])
+    assert named in str(explain(error.value))
 
 
 def test_mistakes_are_refused(loaders_of: Any) -> None:
     """Of a command, and of the function of a Dataset."""
-    for override in OVERRIDES:
+    for override in ("data.name=digts", "loader.num_workers=auto", "global_batch_size=65"):
         with refused(override.partition("=")[0]):
             loaders_of(override)
-    with refused("did you mean own?"):
-        loaders_of("data.layout=onw")
     wrong: list[Any] = [Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (iter([]),) * 2, None]
     for returned in wrong:
         with refused("data.name=digits"):
@@ -280,13 +261,8 @@ def test_runs_with_the_loader_of_the_page_continue_in_mid_epoch_on_any_ranks(tmp
             assert parts[-count:] == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in one]
 
 
-def test_folds_are_those_of_a_function_of_their_own(monkeypatch) -> None:
-    options = ["data=own", "data.name=digits", "global_batch_size=4"]
-    items = [(torch.zeros(1, 28, 28), number % 3) for number in range(9)]
-
-    def of_fold(data: Any) -> tuple[Any, Any]:
-        return items, items[data.fold :]
-
-    monkeypatch.setattr("loaders.own.digits.fold_digits", of_fold, raising=False)
-    val_loader = build_loaders(make_config(*options, "data.fold=4"), torch.device("cpu"))[1]
-    assert val_loader.info.num_samples == 5
+def test_folds_are_those_of_a_function_of_their_own(loaders_of: Any, monkeypatch) -> None:
+    items = [(IMAGE, 0)] * 9
+    fold = "loaders.own.digits.fold_digits"
+    monkeypatch.setattr(fold, lambda data: (items, items[data.fold :]), raising=False)
+    assert loaders_of("data.fold=4")[1].info.num_samples == 5

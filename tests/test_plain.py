@@ -107,13 +107,19 @@ def whole(
 def test_a_run_that_is_killed_at_any_step_and_started_again_ends_with_the_same_bits(
     whole, tmp_path
 ) -> None:
+    """Also while it saves, which leaves the checkpoint before."""
     script, options, expected, last_line = whole
-    out = tmp_path / "run"
-    # Before the first checkpoint, in mid-epoch, with the first epoch, and with the last.
-    for step in (3, 8, 12, 13, NUM_STEPS):
-        kill = after_step(step, "os.kill(os.getpid(), signal.SIGKILL)")
-        codes, printed = run(edited(script, tmp_path, kill), out, *options)
+    out, saved = tmp_path / "run", "        torch.save(state, file)\n"
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    cut = f'if state["step"] == 10:\n            file.truncate(999)\n            {kill}\n'
+    # Before the first checkpoint, while the second is written, and then in mid-epoch, with the
+    # first epoch, and with the last.
+    edits = [after_step(3, kill), (saved, f"{saved}        {cut}")]
+    edits += [after_step(step, kill) for step in (8, 12, 13, NUM_STEPS)]
+    for edit in edits:
+        codes, printed = run(edited(script, tmp_path, edit), out, *options)
         assert -signal.SIGKILL in codes, printed
+        assert edit[0] != saved or checkpoint_of(out)["step"] == 5
     codes, printed = run(f"plain/{script}", out, *options)
     assert not any(codes), printed
     assert printed.splitlines()[-1] == last_line
@@ -133,19 +139,6 @@ def test_a_signal_to_one_rank_saves_after_the_step_and_ends_all(whole, tmp_path)
     assert not any(codes), printed
     assert "epoch 1" in printed  # whose evaluation the second signal had left out
     assert printed.splitlines()[-1] == last_line
-    assert_same(out, expected)
-
-
-def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(whole, tmp_path) -> None:
-    script, options, expected, _ = whole
-    out, saved = tmp_path / "run", "        torch.save(state, file)\n"
-    action = 'if state["step"] == 10:\n            file.truncate(999)\n'
-    action += "            os.kill(os.getpid(), signal.SIGKILL)\n"
-    kill = edited(script, tmp_path, (saved, f"{saved}        {action}"))
-    codes, printed = run(kill, out, *options)
-    assert codes[0] == -signal.SIGKILL, printed
-    assert checkpoint_of(out)["step"] == 5
-    run(f"plain/{script}", out, *options)
     assert_same(out, expected)
 
 

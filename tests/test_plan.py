@@ -25,7 +25,7 @@ def make_index(*sizes: tuple[int, int], times: int = 1) -> Index:
 def make_sampler(index: Index, *overrides: str, epoch=0, ranks=1, train=True) -> PlanSampler:
     cfg = make_config("global_batch_size=1", *overrides)
     sampler = PlanSampler(index, cfg, 0, ranks, train)
-    sampler.set_epoch(epoch)
+    sampler.epoch = epoch
     return sampler
 
 

@@ -135,7 +135,7 @@ def test_settings_are_whole_and_below_long_names(tmp_path) -> None:
 def test_damaged_folders_are_named_and_the_others_are_shown(tmp_path) -> None:
     write_run(tmp_path / "good", {"val/top1": 0.5})
     for file in ("config.yaml", "run.json", "summary.json"):
-        for number, content in enumerate(("[]", "{", "\x00")):
+        for number, content in enumerate(("[1]", "{", "\x00")):
             shutil.copytree(tmp_path / "good", tmp_path / f"{number}-{file}")
             (tmp_path / f"{number}-{file}" / file).write_text(content)
     [[*_, good, _], [title, *damaged]] = listed(tmp_path)

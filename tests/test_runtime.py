@@ -11,7 +11,6 @@ from torch import nn
 
 from loaders import build_loaders
 from runtime.group import SingleProcess
-from runtime.guard import NonFiniteGuard
 from runtime.training import Run, build_optimizer
 from tasks import build_task
 from tests.helpers import (
@@ -22,22 +21,6 @@ from tests.helpers import (
     signal_handlers_restored,
     summary_of,
 )
-
-GPU = "perf/gpu_utilization"
-
-
-def test_the_guard_does_not_wait_for_a_device() -> None:
-    """Tensors on the meta device have no values, so that looking at one fails."""
-    cfg = make_config("loader=synthetic")
-    loader, _ = build_loaders(cfg, torch.device("cpu"))
-    model = nn.BatchNorm2d(3, device="meta")
-    optimizer = torch.optim.SGD(model.parameters())
-    for options in (optimizer.defaults, *optimizer.param_groups):
-        options["fused"] = True  # which torch refuses on this device
-    guard = NonFiniteGuard(cfg, model, loader)
-    guard.step(optimizer, torch.empty((), device="meta"))
-    with pytest.raises(NotImplementedError, match="meta"):
-        guard.settle()
 
 
 class FirstOfTwo(SingleProcess):
@@ -96,9 +79,7 @@ def test_a_step_costs_a_few_operations_whatever_the_number_of_layers(device, mos
                 run.step(loss, norm)
                 counts.append(operations.num_calls)
                 operations.num_calls = 0
-    others = [
-        count for number, count in enumerate(counts) if number % 3
-    ]  # then the scaler has its own
+    others = [count for number, count in enumerate(counts) if number % 3]  # the scaler's are first
     assert max(others) <= most, counts
 
 
@@ -225,7 +206,7 @@ def test_of_epochs_with_the_same_best_metric_that_with_the_lowest_loss_is_kept(
         run.loader.set_epoch(epoch)
         run.epoch(Told(loss=loss, top1=top1), torch.zeros(()))
     run.finish()
-    assert run.writer.best.metrics == {"val/loss": 0.2, "val/top1": 1.0}
+    assert run.progress.best_metrics == {"val/loss": 0.2, "val/top1": 1.0}
     assert checkpoint_of(tmp_path, "best.pt")["loader"]["epoch"] == 2
     # A lower loss is no better epoch.
     assert "early stopping: no better val/top1 in 3 validations" in caplog.text

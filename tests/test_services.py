@@ -27,14 +27,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         names = [name for name in ("mlflow", "wandb") if find_spec(name)]
         for name in names:
             (run / f"{name}_id").touch()
-        write_log(run, *names)
+        for steps in (range(1, 4), range(3, 6)):  # step 3 again, as after a resume at step 2
+            loggers = Loggers(names, run)
+            write_log(loggers, steps)
+            loggers.close()
     return run
 
 
 def test_a_logger_that_cannot_start_says_so_in_one_line(tmp_path, monkeypatch, caplog) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
-    Loggers(["mlflow"], tmp_path).open({}, 0)
+    loggers = Loggers(["mlflow"], tmp_path)
+    loggers.open({}, 0)
+    loggers.log({}, 1)
     [record] = caplog.records
     assert all(text in record.getMessage() for text in ("log.to=mlflow", "MLFLOW_ALLOW_FILE_STORE"))
     assert len(caplog.text.splitlines()) == 1

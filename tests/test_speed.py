@@ -10,10 +10,9 @@ from torch import nn
 
 from loaders import build_loaders
 from models import build_model
-from runtime.distributed import SlowRanks, slowest
-from runtime.flops import flops_per_sample, peak_of
+from runtime.distributed import SlowRanks
 from runtime.group import SingleProcess
-from runtime.speed import Speed
+from runtime.speed import Speed, flops_per_sample, peak_of
 from runtime.timing import Timing
 from tests.faults import script_with
 from tests.helpers import make_config, replace, run_to_end, scalars_of, summary_of
@@ -26,32 +25,20 @@ ALL = 3 * sum(LAYERS) - LAYERS[0]
 
 
 def flops_of(*overrides: str, size: int = 16, add: tuple[nn.Module, ...] = ()) -> float | None:
-    cfg = make_config("loader=synthetic", *overrides)
-    loader, _ = build_loaders(cfg, CPU)
-    model = nn.Sequential(build_model(cfg.model, 1, 10), *add)
-    return flops_per_sample(cfg, loader, model, torch.zeros(4, 1, size, size))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], ALL),
-        (["model.kwargs.batch_norm=false", "model.compile=true"], ALL),
-        (["model.freeze=backbone"], sum(LAYERS) + LAYERS[-1]),
-    ],
-)
-def test_the_operations_of_a_step_are_those_of_its_layers_and_none_is_done(
-    overrides, expected
-) -> None:
+    """Operations of a sample; counting them draws no number."""
     cfg = make_config("loader=synthetic", *overrides)
     loader, model = build_loaders(cfg, CPU)[0], build_model(cfg.model, 1, 10)
-    state, inputs = torch.get_rng_state(), torch.zeros(4, 1, 16, 16)
-    assert flops_per_sample(cfg, loader, model, inputs) == expected
+    state, inputs = torch.get_rng_state(), torch.zeros(4, 1, size, size)
+    counted = flops_per_sample(cfg, loader, nn.Sequential(model, *add), inputs)
     assert torch.equal(torch.get_rng_state(), state)
+    return counted
 
 
-def test_groups_of_convolutions_are_counted_and_unknown_models_are_not(caplog) -> None:
-    mobile = ["model=torchvision", "model.arch=mobilenet_v3_small"]
+def test_the_operations_of_a_step_are_those_of_its_layers(caplog) -> None:
+    assert flops_of() == ALL
+    assert flops_of("model.kwargs.batch_norm=false", "model.compile=true") == ALL
+    assert flops_of("model.freeze=backbone") == sum(LAYERS) + LAYERS[-1]
+    mobile = ["model=torchvision", "model.arch=mobilenet_v3_small"]  # of convolutions in groups
     assert flops_of(*mobile, size=224) == pytest.approx(3 * 2 * 51e6, rel=0.02)
     assert flops_of(add=(nn.Linear(10, 10),)) is None  # a script has changed it
     with caplog.at_level("INFO"):
@@ -74,16 +61,21 @@ def test_a_gpu_is_known_by_the_words_of_its_name() -> None:
     assert {name: peak_of(name) for name in peaks} == peaks
 
 
-def test_a_rank_is_slow_from_a_tenth_on_that_the_others_would_not_need() -> None:
-    """(data, host, compute) of four ranks, in 10 s."""
-    seconds = np.array([[0, 1, 7], [0, 1, 7], [0.5, 1, 7], [0, 1, 7]], float)
-    hosts = ["a", "a", "b", "b"]
-    assert slowest(hosts, seconds, 10.0) is None
-    for cause, name in enumerate(("data", "host", "compute")):
-        late = seconds.copy()
-        late[3, cause] += 2
-        assert slowest(hosts, late, 10.0) == (3, "b", name, 0.25)
-    assert slowest(["a"], seconds[:1], 10.0) is None
+def test_a_rank_is_slow_that_is_a_tenth_slower_in_two_windows_in_a_row() -> None:
+    """In windows of 10 s, one of four ranks spends some seconds more with one of the causes."""
+    timing, own = Timing(CPU), np.zeros((4, 3))
+    timing.seconds = {"first_step": 1.0, "compute": 0.0}
+    ranks, slow = SlowRanks(nn.Linear(1, 1), timing), (3, "b", "host", 0.25)
+    windows = [(2, 0, 2.0, None), (3, 1, 2.0, None), (3, 1, 2.0, slow), (3, 2, 2.0, None)]
+    windows += [(3, 1, 0.9, None), (3, 1, 0.9, None)]
+    for rank, cause, more_s, expected in windows:
+        own = own + 1
+        own[rank, cause] += more_s
+        timing.seconds["compute"] += 10
+        ranks.judge(["a", "a", "b", "b"], own)
+        assert ranks.current == expected
+    assert ranks.whole
+    assert ranks.whole[:3] == slow[:3]
 
 
 class Pair(SingleProcess):
@@ -146,11 +138,11 @@ SLOW = {
     "data": """
     batches = train_loader.finished_batches
     if group.rank == 1:
-        train_loader.finished_batches = lambda: (time.sleep(0.3) or x for x in batches())
+        train_loader.finished_batches = lambda: (time.sleep(0.6) or x for x in batches())
 """,
     "host": """
     if group.rank == 1:
-        model.register_forward_pre_hook(lambda *_: time.sleep(0.3))
+        model.register_forward_pre_hook(lambda *_: time.sleep(0.6))
 """,
 }
 
@@ -170,7 +162,7 @@ def test_a_rank_that_sleeps_is_named_with_its_host_and_the_cause(cause: str, tmp
     assert (slow["rank"], slow["host"], slow["cause"]) == (1, socket.gethostname(), cause)
     assert slow["slower_by"] > 0.1
     [(step, rank), *_] = scalars_of(run, "perf/slowest_rank")
-    assert (step, rank) == (5, 1)
+    assert (step, rank) == (10, 1)
     warned = [line for line in texts[0].splitlines() if f"rank 1 on {slow['host']}" in line]
     assert len(warned) == 2  # once, and at the end
     assert all(line.endswith(cause) for line in warned)

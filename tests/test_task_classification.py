@@ -81,19 +81,6 @@ def test_right_predictions_are_dark_cells_of_the_chart_and_green_names_below_the
     assert (red > green).tolist() == [number != 3 for number in range(7)]
 
 
-def test_the_probabilities_of_the_captions_are_those_of_the_model(monkeypatch) -> None:
-    written = []
-    monkeypatch.setattr(
-        "tasks.classification.with_captions", lambda _, lines: written.extend(lines)
-    )
-    outputs = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 0.0]])
-    classification(3).visualize(torch.zeros(2, 1, 9, 9), outputs, torch.tensor([1, 0]))
-    shares = outputs.softmax(dim=1)
-    first = [f"class 1\t{shares[0, 1]:.0%}", f"class 2\t{shares[0, 2]:.0%}"]
-    assert [text for text, _ in written[0]] == first
-    assert [text for text, _ in written[1]] == 2 * [f"class 0\t{shares[1, 0]:.0%}"]
-
-
 def test_a_row_of_the_table_names_the_likeliest_classes() -> None:
     outputs, _ = batch()
     task = classification()

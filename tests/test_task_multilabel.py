@@ -72,10 +72,3 @@ def test_outputs_that_are_no_numbers_do_not_stop_the_sums() -> None:
     outputs, targets = batch(4)
     outputs[0, 0], outputs[1, 1], outputs[2, 2] = math.nan, math.inf, -math.inf
     assert multilabel().sums(outputs, targets)[2:].sum() == 4 * 4 + targets.sum()
-
-
-def test_a_row_of_the_table_has_the_probability_of_each_class() -> None:
-    outputs, _ = batch(3)
-    task = multilabel()
-    assert task.columns == names(4)
-    assert task.table_rows(outputs)[1] == pytest.approx(outputs[1].sigmoid().tolist())

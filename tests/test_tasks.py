@@ -21,11 +21,6 @@ LABELS = Labels(np.zeros(0, np.int64), names(7))
 NAMES = names_in("tasks")
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with refused("task.name=clasification ", "classification?"):
-        build("clasification", "cross_entropy", LABELS)
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if task_of(name).target_kind])
 def test_targets_of_another_kind_are_refused_with_the_tasks_that_fit(name: str) -> None:
     other: Target = LABELS if task_of(name).target_kind != LABELS.kind else TargetImages()

@@ -3,30 +3,17 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from loaders import build_loaders
 from loaders.prediction import build_test_loader
-from tests import images
 from tests.helpers import answers_to, make_config, refused, run_all, summary_of
 from tests.images import digit_folders, make_photos, photos_in, reading
 from tests.parts import rows_of
 
 CPU = torch.device("cpu")
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
-SPLIT = {**images.SPLIT, **dict(rows_of("SPLIT"))}
-
-
-@pytest.mark.parametrize("kind", SPLIT)
-def test_the_loader_has_the_samples_of_the_test_split(kind: str, tmp_path: Path) -> None:
-    write, _ = SPLIT[kind]
-    cfg = make_config(*write(tmp_path / "data"))
-    test: Any = build_test_loader(cfg, build_loaders(cfg, CPU)[0].info.target, CPU)
-    assert test.info.num_samples == len(test.index) > 0
-    assert sum(len(test.last_samples) for _ in test) == len(test.index)
 
 
 def test_a_run_is_tested_on_any_number_of_ranks(tmp_path: Path) -> None:

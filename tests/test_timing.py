@@ -45,7 +45,7 @@ def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
 
 
 def test_a_gpu_is_watched_while_steps_are_made() -> None:
-    read = chain([0, 20], repeat(60)).__next__  # once at first
+    read = chain([20], repeat(60)).__next__
     monitor = GpuMonitor(torch.device("cuda", 3), lambda device: float(read()))
     assert monitor.values().keys() == {"perf/peak_memory_gib"}
     for _ in range(2):
@@ -56,11 +56,13 @@ def test_a_gpu_is_watched_while_steps_are_made() -> None:
 
 
 def test_without_a_gpu_that_can_be_read_nothing_is_watched() -> None:
+    read = Mock(side_effect=ModuleNotFoundError)
     for name, keys in {"cpu": set(), "cuda:0": {"perf/peak_memory_gib"}}.items():
-        monitor = GpuMonitor(torch.device(name), Mock(side_effect=ModuleNotFoundError))
+        monitor = GpuMonitor(torch.device(name), read)
         monitor.start()
-        assert monitor.stopped is None
         assert monitor.values().keys() == keys
+    wait_for(lambda: read.called, "a sample")
+    assert monitor.num_samples == 0
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from loaders import build_loaders
 from models import build_model
-from models.pretrained import fitting_weights, initial_weights
-from runtime.finetune import start_from
+from models.pretrained import fitting_weights, freeze_as, initial_weights
 from runtime.group import SingleProcess
+from runtime.state import start_from_weights
 from tests.helpers import checkpoint_of, has_ranks, make_config, refused, run_all, train
 from tests.images import make_photos, photos_in
 from tests.parts import rows_of
@@ -102,6 +102,8 @@ def test_what_holds_no_weights_or_none_that_fit_is_refused(saved, tmp_path) -> N
             started(f"model.weights={source}")
     with refused("model.freeze=all"):
         started("model.freeze=all")
+    with refused("model.freeze=backbone", "nothing to train"):
+        freeze_as(make_config("model.freeze=backbone").model, nn.ReLU())
 
 
 @pytest.mark.usefixtures("no_downloads")
@@ -160,7 +162,7 @@ def test_a_head_for_other_classes_starts_fresh_although_its_size_fits(tmp_path, 
     for root in roots:
         cfg = make_config(*photos_in(root, *options, f"model.weights={tmp_path / 'run'}"))
         loader, _ = build_loaders(cfg, torch.device("cpu"))
-        start_from(cfg, build_model(cfg.model, 3, 3), loader, SingleProcess())
+        start_from_weights(cfg, build_model(cfg.model, 3, 3), loader, SingleProcess())
     said = [message for message in caplog.messages if "model.weights" in message]
     assert [message.split(": ")[1][:8] for message in said[::2]] == ["14 of 14", "12 of 14"]
     assert said[3].endswith("classifier.weight (3x64), classifier.bias (3) starts fresh")

@@ -28,14 +28,13 @@ class Augmentation:
     columns: tuple[tuple[str, str, float], ...] = ()
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        """Draw the values of its columns into the rows; called only if one of its keys is on. The
-        values of a row depend on that row alone.
+        """Draw the values of its columns into the rows; called only if one of its keys is on.
 
         Args:
             rows: rows of dtype `plan.ROW` with neutral values.
             sizes: (len(rows), 2) height and width of the rows' images in pixels.
             data: the configuration.
-            random: random numbers of the rows.
+            random: random numbers, of which those of a row depend on that row alone.
         """
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:

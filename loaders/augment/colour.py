@@ -1,6 +1,8 @@
 """Random brightness, contrast and saturation, and RandAugment (Cubuk et al. 2020, "RandAugment:
 Practical automated data augmentation with a reduced search space") without moving pixels."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -78,22 +80,22 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
     return torch.where(step[..., None] > 0, equal, images)
 
 
+JITTER = {"brightness": brightness, "contrast": contrast, "saturation": colour}
+
+
 class ColourJitter(Augmentation):
     """Changes brightness, contrast and saturation in this order, as torchvision's `adjust_*`."""
 
     keys = ("colour_jitter",)
-    columns = (("brightness", "f4", 1.0), ("contrast", "f4", 1.0), ("saturation", "f4", 1.0))
+    columns = tuple((name, "f4", 1.0) for name in JITTER)
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        for (name, *_), strength in zip(self.columns, data.colour_jitter, strict=True):
+        for name, strength in zip(JITTER, data.colour_jitter, strict=True):
             rows[name] = 1 + strength * (2 * random(name, 1)[:, 0] - 1)
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        names = [name for name, *_ in self.columns]
-        factors = on_device(images.device, *(rows[name][:, None] for name in names))
-        for name, factor, change in zip(
-            names, factors, (brightness, contrast, colour), strict=True
-        ):
+        factors = on_device(images.device, *(rows[name][:, None] for name in JITTER))
+        for (name, change), factor in zip(JITTER.items(), factors, strict=True):
             if (rows[name] != 1).any():
                 images = change(images, factor[..., None, None])
         return images
@@ -151,13 +153,10 @@ class RandAugment(Augmentation):
         )
         index, amount = on_device(images.device, order, amounts)
         index = index.long()
-        for turn in range(MOST_OPERATIONS):
-            numbers, starts = np.unique(operations[:, turn], return_index=True)
-            ends = [*starts[1:], len(rows)]
-            for number, start, end in zip(numbers, starts, ends, strict=True):
-                operation = OPERATIONS[number]
-                if operation is not None:  # on all rows that drew it at once
-                    chosen = index[start:end, turn]
-                    factor = amount[start:end, turn].view(-1, 1, 1, 1)
-                    images[chosen] = operation(images[chosen], factor)
+        for turn, drawn in enumerate(operations.T):
+            starts = np.searchsorted(drawn, range(len(OPERATIONS) + 1))
+            for operation, (start, end) in zip(OPERATIONS, pairwise(starts), strict=True):
+                if operation is not None and start < end:  # on all rows that drew it at once
+                    chosen, factor = index[start:end, turn], amount[start:end, turn]
+                    images[chosen] = operation(images[chosen], factor.view(-1, 1, 1, 1))
         return images

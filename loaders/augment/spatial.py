@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from conf.schema import DataConfig
 from loaders.augment.base import Augmentation, Random, on_device, parts
-from loaders.targets import Target
+from loaders.targets import Masks, Target
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
 
@@ -68,9 +68,8 @@ class Affine(Augmentation):
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         rows["angle"] = data.rotation * (2 * random("angle", 1)[:, 0] - 1)
-        if data.random_scale is not None:
-            low, high = data.random_scale
-            rows["scale"] = low + (high - low) * random("scale", 1)[:, 0]
+        low, high = data.random_scale or (1, 1)
+        rows["scale"] = low + (high - low) * random("scale", 1)[:, 0]
 
     def apply_to_both(
         self, inputs: Tensor, targets: Tensor, rows: np.ndarray, target: Target
@@ -92,10 +91,9 @@ class Affine(Augmentation):
         inputs = moved(inputs, "bilinear")
         if target.interpolation == "linear":
             targets = moved(targets, "bilinear")
-        elif target.interpolation == "nearest":
-            ignored: int = vars(target)["ignore_index"]
-            above = (targets - ignored).float()[:, None]  # grid_sample puts 0 outside
-            targets = moved(above, "nearest")[:, 0].long() + ignored
+        elif isinstance(target, Masks):
+            above = (targets - target.ignore_index).float()[:, None]  # grid_sample puts 0 outside
+            targets = moved(above, "nearest")[:, 0].long() + target.ignore_index
         return inputs, targets
 
 

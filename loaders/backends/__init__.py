@@ -10,7 +10,6 @@ Your own: a `MineLoader` in `mine.py` in this folder. If it has an index of its 
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -41,14 +40,16 @@ def build_loaders(
     open_indexes: Any = getattr(file, "open_indexes", lambda cfg: open_splits(cfg.data))
     with limits_explained():
         train_index, val_index = open_indexes(cfg)
-    train_sampler = PlanSampler(train_index, cfg, rank, world_size, train=True)
+
+    def new_train_loader(cfg: Config) -> ImageLoader:
+        return new_loader(PlanSampler(train_index, cfg, rank, world_size, True), cfg, device)
+
+    if cfg.loader.num_workers == "auto" and cfg.loader.name != "synthetic":
+        cfg = with_fastest_parallelism(cfg, new_train_loader)
+    train_loader = new_train_loader(cfg)
     val_sampler = PlanSampler(val_index, cfg, rank, world_size, train=False)
-    if cfg.loader.num_workers == "auto":
-        new_sampler = partial(PlanSampler, train_index, cfg, rank, world_size, train=True)
-        cfg = with_fastest_parallelism(cfg, new_loader, new_sampler, device)
-    train_loader = new_loader(train_sampler, cfg, device)
     val_loader = new_loader(val_sampler, cfg, device)
-    train_loader.samplers = [train_sampler, val_sampler]
+    train_loader.samplers.append(val_sampler)
     lines = describe(cfg.data, train_index, val_index) + train_loader.info.description
     if rank == 0:
         warn(cfg.data, train_index)

@@ -61,9 +61,9 @@ class DALILoader(ImageLoader):
         masks = {n: sizes.pop(n) for n, s in enumerate(index.sides) if s.content == "indices"}
         # Of the sides that the pipeline decodes.
         self.factors = tuple(index.sides[number].size_factor for number in sizes)
-        options = cfg.loader.num_threads or cpus_per_rank(), device.type == "cuda"
+        num_threads, pins = cfg.loader.num_threads or cpus_per_rank(), device.type == "cuda"
+        options = num_threads, pins, cfg.data.reduced_decoding
         self.others = PlanDataset(index, sizes, *options)
-        self.others.reduces = cfg.data.reduced_decoding
         self.masks = PlanDataset(index, masks, *options) if masks else None
         # Steps that no row needs are left out of the pipeline.
         self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())
@@ -84,7 +84,7 @@ class DALILoader(ImageLoader):
         return f"DALI decodes {decoded:,} of {len(samples):,} samples{why}"
 
     def finished_batches(self) -> Iterator[Batch]:
-        return self.finish(self._decoded_batches())
+        return self.transform.finish(self._decoded_batches())
 
     def _decoded_batches(self) -> Iterator[RawBatch]:
         self._restart([])  # the previous epoch may have been left early
@@ -117,11 +117,8 @@ class DALILoader(ImageLoader):
         return is_alike & ~np.isin(samples, [*self.refused])
 
     def _files(self, sample: int) -> list[np.ndarray]:
-        """Return the path of the file of each side, or its content if it has none.
-
-        Raises:
-            BadFileError, OSError, MemoryError: as `Index.read_bytes`.
-        """
+        """Return the path of the file of each side, or its content if it has none; raise errors as
+        `Index.read_bytes`."""
         index, sides = self.index, range(len(self.factors))
         files = [
             os.fsencode(index.unchanged_path(sample, side))
@@ -135,9 +132,8 @@ class DALILoader(ImageLoader):
         """Start the pipeline on these rows and their files."""
         self.pipeline = self.pipeline or self._build()
         # All inputs, then all targets.
-        inputs: dict[str, Any] = {
-            "files": [file for side in zip(*files, strict=True) for file in side]
-        }
+        in_order = [file for side in zip(*files, strict=True) for file in side]
+        inputs: dict[str, Any] = {"files": in_order}
         if self.cuts:
             for name, keys in (("start", ("y", "x")), ("shape", ("height", "width"))):
                 lengths = np.stack([rows[key] for key in keys], axis=1).astype(np.int32)

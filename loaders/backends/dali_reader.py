@@ -123,7 +123,7 @@ class DALIReader(ImageLoader):
             )
 
     def finished_batches(self) -> Iterator[Batch]:
-        return self.finish(self._read_batches())
+        return self.transform.finish(self._read_batches())
 
     def _read_batches(self) -> Iterator[RawBatch]:
         # Skip the rest of the previous epoch: padded batches, and those after it was left early.

@@ -8,21 +8,18 @@ from pathlib import Path
 
 import torch
 
-NO_SHARED_MEMORY = (
-    "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run "
-    "--shm-size=8g; Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set "
-    "loader.num_workers=0, which loads with threads and without shared memory"
-)
 WORKER_DIED = (
     "most likely the machine has no more memory: lower loader.num_workers, "
     "loader.prefetch_factor or global_batch_size"
 )
-OPEN_FILES = "raise the limit with ulimit -n 65536, or lower loader.num_workers"
-
 # part of an error's message -> which setting to change
 LIMITS = {
-    "Too many open files": OPEN_FILES,
-    "shared memory": NO_SHARED_MEMORY,
+    "Too many open files": ("raise the limit with ulimit -n 65536, or lower loader.num_workers"),
+    "shared memory": (
+        "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run "
+        "--shm-size=8g; Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set "
+        "loader.num_workers=0, which loads with threads and without shared memory"
+    ),
     "exited unexpectedly": WORKER_DIED,
     "Connection reset by peer": WORKER_DIED,
 }
@@ -32,20 +29,21 @@ class LimitError(RuntimeError):
     """The machine has run out of something; the message names the setting to change."""
 
 
+def explain(error: Exception) -> None:
+    """Raise a `LimitError` in place of an error of the kinds in `LIMITS`."""
+    for sign, advice in LIMITS.items():
+        if sign in str(error) and not isinstance(error, LimitError):
+            what = str(error).strip(" .\n").splitlines()[-1]
+            raise LimitError(f"{what}: {advice}") from error
+
+
 @contextmanager
 def limits_explained() -> Iterator[None]:
     """Turn errors of the kinds in `LIMITS` into a `LimitError`."""
     try:
         yield
-    except LimitError:
-        raise
     except (OSError, RuntimeError) as error:
-        if isinstance(error.__cause__, LimitError):
-            raise error.__cause__ from None  # which PyTorch has wrapped
-        for sign, advice in LIMITS.items():
-            if sign in str(error):
-                what = str(error).strip(" .\n").splitlines()[-1]
-                raise LimitError(f"{what}: {advice}") from error
+        explain(error)
         raise
 
 

@@ -1,7 +1,6 @@
 """Batches of ordinary Datasets, in the order of `EpochSampler`."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -15,14 +14,11 @@ from conf.errors import UserError
 from conf.schema import Config
 from loaders.common import DataInfo, map_leaves, tensors_of
 from loaders.datasets.seeded import SeededDataset
-from loaders.epoch import EpochLoader, EpochSampler, LoadedBatch, prefetched, worker_loader
+from loaders.epoch import EpochSampler, LoadedBatch, Loader, prefetched, worker_loader
 from loaders.targets import Labels, Target
 
-LEAVES = (Tensor, int, float, str, bytes, type(None))
-"""Types of values in a batch besides dicts, tuples and lists."""
 
-
-class OwnLoader(EpochLoader):
+class OwnLoader(Loader):
     """Iterates over this rank's batches of a Dataset: its `(inputs, targets)`, on the device.
 
     `loader.num_workers` processes load them; without worker processes, the training process does.
@@ -37,7 +33,7 @@ class OwnLoader(EpochLoader):
         device: torch.device,
     ) -> None:
         self.cfg, self.device = cfg, device
-        self.dataset, self.sampler = SeededDataset(data, sampler.name), sampler
+        self.dataset = SeededDataset(data, sampler.name)
         super().__init__(sampler, self._info(sampler, target))
         self.data_loader: DataLoader[LoadedBatch] | None = None
         if cfg.loader.num_workers:
@@ -46,7 +42,7 @@ class OwnLoader(EpochLoader):
 
     def finished_batches(self) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
         loaded = self.data_loader or map(self.dataset.__getitems__, self.sampler)
-        batches = self.good_batches(loaded, self.dataset.__getitems__)
+        batches = self.sampler.good_batches(loaded, self.dataset.__getitems__)
         if self.device.type == "cuda":
             return prefetched(batches, self._on_device, self.device)
         return starmap(self._on_device, batches)
@@ -56,16 +52,10 @@ class OwnLoader(EpochLoader):
             raise batch
         if isinstance(self.info.target, Labels):
             _check_labels(self.sampler.name, rows, batch[1], len(self.info.target.classes))
-        inputs, targets = map_leaves(self._moved, batch)
+        inputs, targets = map_leaves(partial(_moved, device=self.device), batch)
         if self.cfg.loader.channels_last:
             inputs = map_leaves(_channels_last, inputs)
         return rows, (inputs, targets)
-
-    def _moved(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or self.device.type == "cpu":
-            return value
-        pinned = value if value.is_pinned() else value.pin_memory()
-        return pinned.to(self.device, non_blocking=True)
 
     def _info(self, sampler: EpochSampler, target: Target | None) -> DataInfo:
         """Return the facts that follow from the first good sample.
@@ -76,7 +66,7 @@ class OwnLoader(EpochLoader):
         """
         single = (self.dataset.__getitems__(row) for rows in sampler for row in rows[:, None])
         none = UserError(f"all samples of {sampler.name} on rank {sampler.rank} are bad")
-        rows, batch = next(self.good_batches(single, self.dataset.__getitems__), (None, none))
+        rows, batch = next(sampler.good_batches(single, self.dataset.__getitems__), (None, none))
         if isinstance(batch, UserError):
             raise batch
         if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -84,7 +74,6 @@ class OwnLoader(EpochLoader):
                 f"{sampler.name}: an item is {type(batch).__name__}, not a pair; return "
                 "(inputs, targets) from __getitem__ or collate_fn"
             )
-        map_leaves(partial(_check_leaf, sampler.name), batch)
         inputs = batch[0]
         if rows is not None and any(x.dtype == torch.float64 for x in tensors_of(inputs)):
             raise UserError(
@@ -96,7 +85,8 @@ class OwnLoader(EpochLoader):
             f"{'x'.join(map(str, each.shape[1:]))} {str(each.dtype).removeprefix('torch.')}".strip()
             for each in tensors_of(inputs)
         ]
-        info = DataInfo(
+        counts = target.class_counts() if target and len(getattr(target, "values", ())) else None
+        return DataInfo(
             description=(f"inputs: {', '.join(shapes)} of the first sample",),
             target=target,
             in_channels=first.shape[1] if first.ndim == 4 else 1,
@@ -106,11 +96,8 @@ class OwnLoader(EpochLoader):
             example=inputs,
             name_of=getattr(self.dataset.data, "name_of", DataInfo.name_of),
             pictures=pictures,
+            class_counts=None if counts is None else lambda: counts,
         )
-        if isinstance(target, Labels) and len(target.values):
-            counts = np.bincount(target.values, minlength=len(target.classes)).astype(float)
-            return replace(info, class_counts=lambda: counts)
-        return info
 
 
 def pictures(inputs: Any) -> Tensor | None:
@@ -121,14 +108,6 @@ def pictures(inputs: Any) -> Tensor | None:
     first = first.float()
     low, high = first.amin(), first.amax()
     return (first - low) / (high - low).clamp(min=1e-6)
-
-
-def _check_leaf(name: str, value: Any) -> None:
-    if not isinstance(value, LEAVES):
-        raise UserError(
-            f"{name}: a batch has a value of type {type(value).__name__}; use tensors, numbers "
-            "and texts in dicts, tuples and lists"
-        )
 
 
 def _check_labels(name: str, rows: np.ndarray, labels: Any, num_classes: int) -> None:
@@ -142,6 +121,10 @@ def _check_labels(name: str, rows: np.ndarray, labels: Any, num_classes: int) ->
             f"{name}: sample {rows['sample'][number]} has the label {labels[number].item()} of "
             f"{str(labels.dtype).removeprefix('torch.')}; return int64 from 0 to {num_classes - 1}"
         )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
 
 def _channels_last(value: Any) -> Any:

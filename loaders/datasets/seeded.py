@@ -2,7 +2,7 @@
 
 import errno
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,45 +43,40 @@ class SeededDataset(Dataset[LoadedBatch]):
                 try:
                     items.append(self.data[sample])
                 except Exception as error:  # a Dataset may raise errors of any type
-                    if _is_of_machine(error):
-                        raise
-                    bad[sample] = f"{self.name}: sample {sample} cannot be loaded ({told(error)})"
+                    reason = _told_of_sample(error)
+                    bad[sample] = f"{self.name}: sample {sample} cannot be loaded ({reason})"
             batch: Any = None
             if items and not bad:
                 try:
                     batch = self.collate_fn(items)
                 except Exception as error:
-                    if _is_of_machine(error):
-                        raise
-                    batch = self._misfit(rows["sample"].tolist(), items, error)
+                    reason = _told_of_sample(error)
+                    batch = self._misfit(rows["sample"].tolist(), items, reason)
         return LoadedBatch(rows, batch, bad)
 
-    def _misfit(self, samples: list[int], items: list[Any], error: Exception) -> UserError:
+    def _misfit(self, samples: list[int], items: list[Any], reason: str) -> UserError:
         shapes = [str(map_leaves(_shape_of, item)) for item in items]
         other = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), 0)
         described = f"sample {samples[0]} is {shapes[0]}"
         if other:
             described += f", sample {samples[other]} is {shapes[other]}"
         return UserError(
-            f"{self.name}: the samples do not form a batch ({told(error)}): {described}; "
+            f"{self.name}: the samples do not form a batch ({reason}): {described}; "
             "return dicts, tuples and tensors of the same shape, or give the Dataset a collate_fn"
         )
 
 
-def collate(items: list[Any]) -> Any:
+def collate(items: Sequence[Any]) -> Any:
     """Collate by `default_collate`; tuples stay tuples, since a list has one entry per sample."""
-    return _with_tuples(items[0], default_collate(items))
-
-
-def _with_tuples(item: Any, batch: Any) -> Any:
-    if isinstance(item, dict):
-        return {key: _with_tuples(item[key], batch[key]) for key in batch}
-    if isinstance(item, str | bytes):
-        return list(batch)
-    if isinstance(item, tuple | list):
-        values = map(_with_tuples, item, batch)
-        return type(item)(*values) if hasattr(item, "_fields") else tuple(values)
-    return batch
+    first = items[0]
+    if isinstance(first, dict):
+        return {key: collate([item[key] for item in items]) for key in first}
+    if isinstance(first, str | bytes):
+        return list(items)
+    if isinstance(first, tuple | list):
+        values = map(collate, zip(*items, strict=True))
+        return type(first)(*values) if hasattr(first, "_fields") else tuple(values)
+    return default_collate(list(items))
 
 
 def _shape_of(value: Any) -> str:
@@ -102,5 +97,8 @@ def _generators_kept() -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-def _is_of_machine(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or getattr(error, "errno", 0) in MACHINE
+def _told_of_sample(error: Exception) -> str:
+    """Return an error in words; raise it again if the machine is to blame, and not a sample."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", 0) in MACHINE:
+        raise error
+    return told(error)

@@ -1,22 +1,31 @@
-"""The batch sampler: the samples that a rank reads, batch by batch."""
+"""The order of an epoch, and the batch sampler: the samples that a rank reads, batch by batch.
+
+Random numbers and orders are computed by position, a slice at a cost in proportion to its length.
+They mix a counter with a key as SplitMix64 does (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators"): no number depends on how many were drawn before it.
+"""
 
 import logging
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from conf.check import check_batch_size
 from conf.errors import UserError
 from conf.schema import Config
-from loaders.epoch.permutation import HALF_ROUNDS, shuffled, stream_key, uniform
 
 log = logging.getLogger(__name__)
 
-ROWS_AT_ONCE = 8192
-"""Planned at once, which costs less per row than batch by batch."""
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+HALF_ROUNDS = 16  # with fewer, the orders of five samples are not equally likely
 ORDER = f"shuffled() of {HALF_ROUNDS} half rounds"
 """Name of the order in checkpoints; it must not change while the order stays the same, since a
 checkpoint with another one cannot resume within an epoch."""
+ROWS_AT_ONCE = 8192
+"""Planned at once, which costs less per row than batch by batch."""
 
 SAMPLE = np.dtype(
     [
@@ -27,45 +36,112 @@ SAMPLE = np.dtype(
 )
 
 
+@lru_cache(maxsize=64)
+def stream_key(name: str, *numbers: int) -> np.uint64:
+    """Return the key of the random stream of a name and numbers (each 0 or more)."""
+    sequence = np.random.SeedSequence([zlib.crc32(name.encode()), *numbers])
+    return np.uint64(sequence.generate_state(1, np.uint64)[0])
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Hash values, (...) uint64: every output bit depends on every input bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def uniform(positions: np.ndarray, key: np.uint64, num: int) -> np.ndarray:
+    """Return random numbers in [0, 1) for each position, (len(positions), num) float64."""
+    columns = np.arange(num, dtype=np.uint64)
+    counters = positions.astype(np.uint64)[:, None] * np.uint64(num) + columns
+    return (_mix(key + counters * GAMMA) >> np.uint64(11)) * 2.0**-53
+
+
+def random_permutation(positions: np.ndarray, count: int, key: np.uint64) -> np.ndarray:
+    """Return the values at these positions of a permutation of range(count), (len(positions),)
+    int64.
+
+    A Feistel network permutes a rectangle of at least `count` cells, whose sides need not be powers
+    of two; values outside of [0, count) are permuted again (Black and Rogaway 2002, "Ciphers with
+    arbitrary finite domains").
+    """
+    side = np.uint64(max(1, int(np.ceil(np.sqrt(count)))))
+    other = np.uint64(-(-count // int(side)))
+    keys = _mix(key + np.arange(1, HALF_ROUNDS + 1, dtype=np.uint64) * GAMMA)
+    places = positions.astype(np.uint64)
+    outside = np.arange(len(places))
+    while len(outside):
+        left, right = np.divmod(places[outside], other)
+        for half_round in range(0, HALF_ROUNDS, 2):
+            left = (left + _mix(keys[half_round] ^ right) % side) % side
+            right = (right + _mix(keys[half_round + 1] ^ left) % other) % other
+        places[outside] = left * other + right
+        outside = outside[places[outside] >= count]
+    return places.astype(np.int64)
+
+
+def shuffled(positions: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the samples at these positions of a shuffled epoch of `count` samples."""
+    return random_permutation(positions, count, stream_key("sample", seed, epoch))
+
+
 class BadFileError(UserError, OSError):
     """A file or sample that cannot be read; the message names it and the reason."""
+
+
+class LoadedBatch(NamedTuple):
+    """A batch as a Dataset of rows loads it."""
+
+    rows: np.ndarray
+    content: Any
+    """What was loaded; meaningless if any sample is bad."""
+    bad: dict[int, str]
+    """Reasons why samples cannot be loaded."""
 
 
 class EpochSampler:
     """Yields this rank's rows, batch by batch; a row is a sample at a position of the epoch.
 
-    It is for rows what `torch.utils.data.DistributedSampler` is for positions: a rank has every
-    `world_size`-th row from `rank` on, in an order that `set_epoch` changes alike on every rank. It
-    is not a subclass, because it yields batches of rows, starts at any row, and does not pad. In
-    training every rank has the same number of batches, and the tail of the epoch that does not fill
-    a global batch is dropped, also after a resume with another batch size. In evaluation every row
-    is yielded once over all ranks: the last batches may be smaller, and a rank may have one less.
+    Of all rows of the epoch, which every rank can compute, a rank has every `world_size`-th one
+    from `rank` on, as with `torch.utils.data.DistributedSampler`. In training, every rank has the
+    same number of batches, and the tail of the epoch that does not fill a global batch is dropped,
+    also after a resume with another batch size. In evaluation every row is yielded once over all
+    ranks: the last batches may be smaller, and a rank may have one less.
+
+    A subclass may override `plan`, `description` and `fetch`.
 
     Args:
         name: name of the data set and split, such as `photos/train`.
         count: number of samples.
-        cfg: `cfg.data`, `cfg.seed`, which decides the order together with the epoch, and
-            `cfg.global_batch_size`, the number of samples in a batch of all ranks, are used.
+        cfg: `cfg.data`, `cfg.seed` and `cfg.global_batch_size` are used.
         rank, world_size: rank of this process and number of ranks.
         train: shuffle, and drop the tail.
+        left_out: paths of files that are not in the split because their headers are bad; they count
+            for `data.max_bad_samples`.
 
     Attributes:
         epoch: current epoch.
         start_row: row of the epoch at which the next iteration starts.
+        batch_size: number of samples in a batch of this rank.
+        bad: reasons by sample why samples cannot be loaded.
 
     Raises:
         UserError: ranks cannot share a batch, or the split is too small for a batch or all ranks.
+        BadFileError: too many files are left out.
     """
-
-    left_out: tuple[str, ...] = ()
-    """Paths of files that are not in the split because their headers are bad; they count for
-    `data.max_bad_samples`."""
 
     advice = ""
     """End of the message that there are too many bad samples."""
 
     def __init__(
-        self, name: str, count: int, cfg: Config, rank: int, world_size: int, train: bool
+        self,
+        name: str,
+        count: int,
+        cfg: Config,
+        rank: int,
+        world_size: int,
+        train: bool,
+        left_out: Iterable[str] = (),
     ) -> None:
         check_batch_size(cfg.global_batch_size, world_size=world_size)
         needed = cfg.global_batch_size if train else world_size
@@ -78,12 +154,11 @@ class EpochSampler:
         self.name, self.count, self.rank, self.world_size = name, count, rank, world_size
         self.data, self.seed, self.train = cfg.data, cfg.seed, train
         self.global_batch_size = cfg.global_batch_size
+        self.batch_size = cfg.global_batch_size // world_size
         self.epoch = self.start_row = 0
+        self.left_out = tuple(left_out)
         self.bad: dict[int, str] = {}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch."""
-        self.epoch = epoch
+        self.check_limit()
 
     def plan(self, positions: np.ndarray) -> np.ndarray:
         """Return rows of the epoch, which all ranks share, (len(positions),) of dtype `SAMPLE`."""
@@ -119,37 +194,44 @@ class EpochSampler:
         return full + (rest > self.rank)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        batch = self.global_batch_size // self.world_size
-        num_rows = max(1, ROWS_AT_ONCE // batch) * self.global_batch_size
+        num_rows = max(1, ROWS_AT_ONCE // self.batch_size) * self.global_batch_size
         stop = self.num_rows
         if self.train:
             stop -= (stop - self.start_row) % self.global_batch_size
         for start in range(self.start_row, stop, num_rows):
             end = min(start + num_rows, stop)
             rows = self.plan(np.arange(start + self.rank, end, self.world_size))
-            for first in range(0, len(rows), batch):
-                mine = self.without_bad(rows[first : first + batch])
+            for first in range(0, len(rows), self.batch_size):
+                mine = self.without_bad(rows[first : first + self.batch_size])
                 if len(mine):
                     self.fetch(mine)
                     yield mine
 
+    def good_batches(
+        self, batches: Iterable[LoadedBatch], load: Callable[[np.ndarray], LoadedBatch]
+    ) -> Iterator[tuple[np.ndarray, Any]]:
+        """Yield rows and content of batches; those with bad samples are loaded again, by `load`,
+        with these replaced or left out.
+
+        Raises:
+            BadFileError: as `set_aside` and `without_bad`.
+        """
+        for batch in batches:
+            while batch.bad:
+                self.set_aside(batch.bad)
+                batch = load(self.without_bad(batch.rows))
+            if len(batch.rows):
+                yield batch.rows, batch.content
+
     def set_aside(self, failed: dict[int, str]) -> None:
-        """Refuse samples that cannot be read (number: reason), or add them to `bad`.
+        """Add samples that cannot be read to `bad`, each with the reason.
 
         Raises:
             BadFileError: `data.on_error=raise`, or bad samples now exceed `data.max_bad_samples`.
         """
-        if self.data.on_error == "skip":
-            self._add_bad(failed)
-            return
-        for reason in failed.values():
-            reason += ", or leave out bad samples with data.on_error=skip"
-            raise BadFileError(reason)
-
-    def _add_bad(self, failed: dict[int, str]) -> None:
-        """Add samples to `bad`: `without_bad` replaces their rows in training and leaves them out
-        in evaluation."""
         for sample, reason in failed.items():
+            if self.data.on_error != "skip":
+                raise BadFileError(f"{reason}, or leave out bad samples with data.on_error=skip")
             if sample not in self.bad:
                 self.bad[sample] = reason
                 log.warning(

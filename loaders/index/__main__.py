@@ -13,8 +13,7 @@ from pathlib import Path
 
 from conf.cli import load_config, user_errors
 from conf.options import parse_options
-from loaders.index.build import build_index
-from loaders.index.columns import SPLITS, write_index
+from loaders.index.build import SPLITS, build_index, write_index
 
 
 def main() -> None:

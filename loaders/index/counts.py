@@ -1,7 +1,6 @@
 """Numbers of samples of each class, for `loss.weights=auto`."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from conf.errors import UserError
 from loaders.common import cpus_per_rank
 from loaders.index.index import Index
 from loaders.index.read import read_image
+from loaders.targets import Masks
 
 
 def class_counts(index: Index) -> np.ndarray:
@@ -17,15 +17,13 @@ def class_counts(index: Index) -> np.ndarray:
     Raises:
         UserError: the targets have no classes.
     """
-    target: Any = index.target
+    target = index.target
     index.check(slice(None))
-    if target.kind not in ("labels", "several labels", "masks"):
-        raise UserError(f"the targets of {index.name} are {target.kind}, which have no classes")
+    if not isinstance(target, Masks):
+        if (counts := target.class_counts()) is None:
+            raise UserError(f"the targets of {index.name} are {target.kind}, which have no classes")
+        return counts
     num_classes = len(target.classes)
-    if target.kind == "labels":
-        return np.bincount(target.values, minlength=num_classes).astype(float)
-    if target.kind == "several labels":
-        return target.values.sum(axis=0, dtype=float)
 
     def count(sample: int) -> np.ndarray:
         indices = read_image(index, sample, 1).ravel()

@@ -16,6 +16,7 @@ from loaders.targets import Masks
 
 
 def masks(data: MasksConfig, held_out: str = "val") -> tuple[Index, Index]:
+    """Return the index of the training split and of `held_out`, `val` or `test`."""
     images, found, parts = find_pairs(data, "indices", held_out)
     if (factor := size_factor(images, found)) > 1:
         raise UserError(
@@ -41,6 +42,7 @@ def masks(data: MasksConfig, held_out: str = "val") -> tuple[Index, Index]:
 
 
 def test_masks(data: MasksConfig) -> Index:
+    """Return the index of the test split, whose masks may lack classes."""
     num_classes = len(masks(data)[0].target.classes)  # type: ignore[attr-defined]
     return masks(replace(data, num_classes=num_classes), "test")[1]
 
@@ -61,16 +63,11 @@ def _num_classes(data: MasksConfig, files: list[str], highest: np.ndarray) -> in
                 "masks, or set data.ignore_index to the index of pixels without a class"
             )
         return data.num_classes
-    if top == 255:
+    if top < 1 or top == 255:
         raise UserError(
-            f"the masks have indices up to 255, such as {files[int(highest.argmax())]}; if these "
-            "are pixels without a class, set data.ignore_index=255; if they are the second of two "
-            "classes, store it as 1; otherwise set data.num_classes=256"
-        )
-    if top < 1:
-        raise UserError(
-            f"the {len(files)} masks below {data.root} hold no class above 0; set data.num_classes "
-            "if there are others"
+            f"the masks below {data.root} have indices up to {top}, such as "
+            f"{files[int(highest.argmax())]}; set data.ignore_index=255 if 255 means no class, "
+            "store the second of two classes as 1, or set data.num_classes if this is right"
         )
     return top + 1
 

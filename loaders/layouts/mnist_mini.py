@@ -13,6 +13,7 @@ MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 
 
 def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
+    """Return the index of the training and of the validation split."""
     check_no_split(data, "data=mnist_mini")
     with np.load(MNIST_MINI) as arrays:
         train, val = (

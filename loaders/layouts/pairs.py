@@ -23,12 +23,14 @@ from loaders.targets import TargetImages
 
 
 def pairs(data: PairsConfig, held_out: str = "val") -> tuple[Index, Index]:
+    """Return the index of the training split and of `held_out`, `val` or `test`."""
     inputs, targets, parts = find_pairs(data, "rgb", held_out)
     target, name = TargetImages(size_factor(inputs, targets)), Path(data.root).name
     return index_splits(name, data.root, (inputs, targets), target, parts, held_out=held_out)
 
 
 def test_pairs(data: PairsConfig) -> Index:
+    """Return the index of the test split."""
     return pairs(data, "test")[1]
 
 
@@ -41,33 +43,29 @@ def find_pairs(
     """
     others: Counter[str] = Counter()
     folders = split_folders(Path(data.root), data, held_out)
-    splits = [_pairs_below(split, data, others) for split in folders]
-    inputs, targets = ([path for split in splits for path in split[side]] for side in (0, 1))
-    parts = parts_of([len(split[0]) for split in splits], data, held_out)
+    splits = [_pairs_below(folder, data, others) for folder in folders]
+    inputs, targets = ([pair[side] for split in splits for pair in split] for side in (0, 1))
+    parts = parts_of(list(map(len, splits)), data, held_out)
     input_files = read_headers(inputs, data, "rgb", others)
     return input_files, read_headers(targets, data, target_content), parts
 
 
-def _pairs_below(
-    folder: Path, data: PairsConfig, others: Counter[str]
-) -> tuple[list[str], list[str]]:
-    """Return the paths of the inputs and of their targets; see `images_below` for `others`."""
+def _pairs_below(folder: Path, data: PairsConfig, others: Counter[str]) -> list[tuple[str, str]]:
+    """Return the paths of each input and its target; see `images_below` for `others`."""
     sides = []
-    for name in (data.input_dir, data.target_dir):
-        if not (folder / name).is_dir():
+    for side in (folder / data.input_dir, folder / data.target_dir):
+        if not side.is_dir():
             raise UserError(
-                f"{folder / name} is not a folder; expected {folder}/{data.input_dir} and "
+                f"{side} is not a folder; expected {folder}/{data.input_dir} and "
                 f"{folder}/{data.target_dir} (data.input_dir and data.target_dir)"
             )
         # By path without the ending: an input may be a JPEG and its target a PNG.
-        found = images_below(folder / name, others)
-        by_stem = {
-            os.path.splitext(os.path.relpath(path, folder / name))[0]: path for path in found
-        }
+        found = images_below(side, others)
+        by_stem = {os.path.splitext(os.path.relpath(path, side))[0]: path for path in found}
         if len(by_stem) < len(found):
             raise UserError(
-                f"{folder / name} has images that differ in their ending only; the partner of an "
-                "image is found by its name: remove one of each"
+                f"{side} has images that differ in their ending only; the partner of an image is "
+                "found by its name: remove one of each"
             )
         sides.append(by_stem)
     inputs, targets = sides
@@ -82,8 +80,7 @@ def _pairs_below(
         raise UserError(
             f"{folder / data.input_dir} contains no images ({', '.join(IMAGE_ENDINGS)})"
         )
-    stems = sorted(inputs)
-    return [inputs[stem] for stem in stems], [targets[stem] for stem in stems]
+    return [(inputs[stem], targets[stem]) for stem in sorted(inputs)]
 
 
 def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:
@@ -96,14 +93,13 @@ def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:
     is_good = (inputs[:, 0] > 0) & (targets[:, 0] > 0)
     first = int(is_good.argmax())
     factor = int(targets[first, 0] // max(1, inputs[first, 0]))
-    wrong = np.flatnonzero(is_good & ((targets != factor * inputs).any(axis=1) | (factor < 1)))
+    wrong = np.flatnonzero(is_good & (targets != factor * inputs).any(axis=1))
     if len(wrong):
         i = wrong[0]
         sizes = [f"{height}x{width}" for height, width in (inputs[i], targets[i])]
         raise UserError(
-            f"the images of {len(wrong)} pairs do not have the same size"
-            + (f" times {factor}" if factor > 1 else "")
-            + f", such as {input_files.paths[i]} ({sizes[0]}) and {target_files.paths[i]} "
+            f"the images of {len(wrong)} pairs do not have the same size times {max(1, factor)}, "
+            f"such as {input_files.paths[i]} ({sizes[0]}) and {target_files.paths[i]} "
             f"({sizes[1]}); a target must be as large as its input, or larger by one whole factor "
             "in all pairs"
         )

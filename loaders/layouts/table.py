@@ -5,62 +5,77 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from conf.data.table import TableConfig
 from conf.errors import UserError, first_few
 from loaders.index import (
-    VALIDATION_SPLITS,
     Index,
     Parts,
+    check_no_split,
+    held_out_split,
     index_splits,
     read_headers,
-    split_by_names,
+    split_by_seed,
 )
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 
 SPLIT_COLUMN = "split"
+SPLITS = ("train", "val", "test")
 SEPARATOR = ";"
 MISSING_VALUES = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
 """Empty cells, as pandas, Python and databases write them."""
+ZERO_OR_ONE = {"0", "1", "0.0", "1.0"}
 INTEGER = re.compile(r"[+-]?\d+")
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True)
+class Table:
     """The columns of a table that are used, as text."""
 
     name: str
     """Name of the file."""
-    places: list[str]
+    places: Sequence[str]
     """Place of each sample, for messages: `line 2`."""
     cells: Mapping[str, Sequence[str]]
     """Cells by column: the paths, the labels and, if there is such a column, the splits."""
 
+    @property
+    def trains(self) -> np.ndarray:
+        """(N,) bool: True for lines of `train`, and for all if there is no column of splits."""
+        splits = self.cells.get(SPLIT_COLUMN, ["train"] * len(self.places))
+        return np.array([split == "train" for split in splits])
+
     def take(self, lines: np.ndarray) -> "Table":
         """Return some lines of the table, given as their positions."""
         cells = {name: [column[i] for i in lines] for name, column in self.cells.items()}
-        return Table(self.name, [self.places[i] for i in lines], cells)
+        return replace(self, places=[self.places[i] for i in lines], cells=cells)
+
+    def refuse(self, wrong: Iterable[bool], cells: Sequence[str], what: str, fix: str) -> None:
+        """Raise UserError with the places and values of wrong cells, if there are any."""
+        named = [f"{self.places[i]} ({cells[i]})" for i, is_wrong in enumerate(wrong) if is_wrong]
+        if named:
+            raise UserError(f"{len(named)} {what} in {self.name}: {first_few(named)}; {fix}")
 
 
 def table(data: TableConfig, held_out: str = "val") -> tuple[Index, Index]:
-    read = read_table(data)
-    _check_cells(read, data)
-    parts = _split(read, data, held_out)
-    # Where chance splits, which samples validate is chance, and so is which classes they have.
-    by_chance = SPLIT_COLUMN not in read.cells or (held_out == "val" and data.fold is not None)
-    known = np.concatenate(parts) if by_chance else parts[0]
-    target = _target(read, data, (known, parts[1]))
+    """Return the index of the training split and of `held_out`, `val` or `test`."""
+    read = _checked(read_table(data), data)
+    kind = _kind(read, data)
+    parts = _split(read, data, kind, held_out)
     used = np.sort(np.concatenate(parts))  # files of neither split may be broken or missing
-    sides = (read_headers(_existing_files(read.take(used), data), data, "rgb"),)
-    train, val = (np.searchsorted(used, part) for part in parts)
-    name, parts = Path(read.name).stem, (train, val)
-    return index_splits(name, data.root, sides, target.take(used), parts, held_out=held_out)
+    read, (train, val) = read.take(used), (np.searchsorted(used, part) for part in parts)
+    target = _target(read, data, kind)
+    sides = (read_headers(_existing_files(read, data), data, "rgb"),)
+    name = Path(read.name).stem
+    return index_splits(name, data.root, sides, target, (train, val), held_out=held_out)
 
 
 def test_table(data: TableConfig) -> Index:
+    """Return the index of the test split."""
     return table(data, "test")[1]
 
 
@@ -68,21 +83,15 @@ def read_table(data: TableConfig) -> Table:
     """Read the table that `data.table` names.
 
     Raises:
-        UserError: there is no such file or no folder `data.root`, or the file lacks columns or has
-            no lines.
+        UserError: there is no such file, or it lacks columns or has no lines.
     """
-    if data.table is None:
-        raise UserError("data=table needs data.table=FILE, a CSV or Parquet file")
-    if not os.path.isfile(data.table):
-        path = os.path.abspath(data.table)
-        raise UserError(f"data.table={data.table}: there is no file {path}; set another path")
-    if not os.path.isdir(data.root):
+    if data.table is None or not os.path.isfile(data.table):
         raise UserError(
-            f"data.root={data.root} is not a folder; set data.root to the folder to which the "
-            f"paths in {data.table} are relative"
+            f"data.table={data.table} is no file in {os.getcwd()}; set data.table=FILE to a CSV or "
+            "Parquet file"
         )
     is_parquet = data.table.lower().endswith((".parquet", ".pq"))
-    read = _read_parquet(data) if is_parquet else _read_csv(data)
+    read = (_read_parquet if is_parquet else _read_csv)(data.table, data)
     if not read.places:
         raise UserError(f"{data.table} has no line below its header; add one for each image")
     return read
@@ -104,44 +113,37 @@ def _used_columns(header: list[str], data: TableConfig) -> list[str]:
     return used
 
 
-def _read_csv(data: TableConfig) -> Table:
-    name = str(data.table)
-    places, rows, wrong = [], [], []
+def _read_csv(name: str, data: TableConfig) -> Table:
+    places, rows = [], []
     with open(name, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         try:
             header = [column.strip() for column in next(reader, [])]
             used = _used_columns(header, data)
-            line = reader.line_num + 1
-            for row in reader:
-                if row:
-                    places.append(f"line {line}")
-                    rows.append([cell.strip() for cell in row])
-                    if len(row) != len(header):
-                        wrong.append(f"{places[-1]} ({len(row)})")
-                line = reader.line_num + 1  # a cell in quotes may have several
+            for row in filter(None, reader):
+                places.append(f"line {reader.line_num}")
+                rows.append([cell.strip() for cell in row])
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(
                 f"{name} cannot be read below line {reader.line_num} ({error}); save it as CSV in "
                 "UTF-8 with commas"
             ) from error
-    if wrong:
-        raise UserError(
-            f"{len(wrong)} lines of {name} do not have {len(header)} cells as the header does: "
-            f"{first_few(wrong)}; put quotes around cells with commas"
-        )
-    columns = dict(zip(header, zip(*rows, strict=True), strict=False))  # none without rows
-    return Table(name, places, {column: columns.get(column, ()) for column in used})
+    read, lengths = Table(name, places, {}), list(map(len, rows))
+    wrong = [length != len(header) for length in lengths]
+    what = f"lines do not have {len(header)} cells as the header does"
+    read.refuse(wrong, list(map(str, lengths)), what, "put quotes around cells with commas")
+    numbers = {column: header.index(column) for column in used}
+    return replace(read, cells={c: [row[n] for row in rows] for c, n in numbers.items()})
 
 
-def _read_parquet(data: TableConfig) -> Table:
+def _read_parquet(name: str, data: TableConfig) -> Table:
     """Read a Parquet file as `_read_csv` does; rows are counted from 1."""
     from pyarrow import parquet
 
-    used = _used_columns(parquet.read_schema(data.table).names, data)
-    columns = parquet.read_table(data.table, columns=used).to_pydict()
+    used = _used_columns(parquet.read_schema(name).names, data)
+    columns = parquet.read_table(name, columns=used).to_pydict()
     places = [f"row {number}" for number in range(1, len(columns[data.path_column]) + 1)]
-    return Table(str(data.table), places, {name: [*map(_text, columns[name])] for name in used})
+    return Table(name, places, {column: [*map(_text, columns[column])] for column in used})
 
 
 def _text(cell: object) -> str:
@@ -153,121 +155,132 @@ def _text(cell: object) -> str:
     return str(int(cell)) if isinstance(cell, bool) else str(cell).strip()
 
 
-def _check_cells(read: Table, data: TableConfig) -> None:
-    """Raise UserError where cells are empty, paths come twice or splits are unknown."""
+def _checked(read: Table, data: TableConfig) -> Table:
+    """Return the table with paths relative to `data.root`, equal ones in equal words.
+
+    Raises:
+        UserError: cells are empty, paths come twice, or splits are unknown.
+    """
     for name, cells in read.cells.items():
         are_empty = [not cell or not MISSING_VALUES.isdisjoint(_names(cell)) for cell in cells]
         named = [f"{name}: {cell!r}" for cell in cells]
         fix = "fix or remove the lines, or rename the class if one is meant"
-        _refuse(read, are_empty, named, "empty cells", fix)
+        read.refuse(are_empty, named, "empty cells", fix)
+    names = read.cells[data.path_column]
+    relative = [os.path.relpath(p, data.root) if os.path.isabs(p) else p for p in names]
+    paths = list(map(os.path.normpath, relative))
     first: dict[str, str] = {}
-    paths = _below_root(read, data)
     earlier = [first.setdefault(path, at) for path, at in zip(paths, read.places, strict=True)]
     are_twice = [one != other for one, other in zip(earlier, read.places, strict=True)]
     named = [f"{path}, as {place}" for path, place in zip(paths, earlier, strict=True)]
-    _refuse(read, are_twice, named, "paths are listed twice", "keep one line of each")
-    known = ("train", *VALIDATION_SPLITS)
+    read.refuse(are_twice, named, "paths are listed twice", "keep one line of each")
     splits = read.cells.get(SPLIT_COLUMN, ())
-    unknown = [split not in known for split in splits]
-    _refuse(
-        read, unknown, splits, f"lines have an unknown {SPLIT_COLUMN}", f"use {', '.join(known)}"
-    )
-
-
-def _below_root(read: Table, data: TableConfig) -> list[str]:
-    """Return the paths of the files relative to `data.root`, equal ones in equal words."""
-    names = read.cells[data.path_column]
-    relative = [os.path.relpath(p, data.root) if os.path.isabs(p) else p for p in names]
-    return list(map(os.path.normpath, relative))
+    are_unknown = [split not in SPLITS for split in splits]
+    what = f"lines have an unknown {SPLIT_COLUMN}"
+    read.refuse(are_unknown, splits, what, f"use {', '.join(SPLITS)}")
+    return replace(read, cells={**read.cells, data.path_column: paths})
 
 
 def _existing_files(read: Table, data: TableConfig) -> list[str]:
     """Return the paths of the files; raise UserError unless all exist below `data.root`."""
-    relative = _below_root(read, data)
-    files = [os.path.join(data.root, path) for path in relative]
+    files = [os.path.join(data.root, path) for path in read.cells[data.path_column]]
     missing = [not os.path.isfile(path) for path in files]
-    fix = "correct the paths or data.root, or remove the lines"
-    _refuse(read, missing, files, "files are missing", fix)
-    outside = [path.startswith("../") for path in relative]
+    fix = f"correct the paths or data.root={data.root}, or remove the lines"
+    read.refuse(missing, files, "files are missing", fix)
+    outside = [path.startswith("../") for path in read.cells[data.path_column]]
     fix = "set data.root to a folder that holds all of them"
-    _refuse(read, outside, files, "paths lead out of data.root", fix)
+    read.refuse(outside, files, "paths lead out of data.root", fix)
     return files
 
 
-def _refuse(read: Table, wrong: Iterable[bool], cells: Sequence[str], what: str, fix: str) -> None:
-    """Raise UserError with the places and values of wrong cells, if there are any."""
-    named = [f"{read.places[i]} ({cells[i]})" for i, is_wrong in enumerate(wrong) if is_wrong]
-    if named:
-        raise UserError(f"{len(named)} {what} in {read.name}: {first_few(named)}; {fix}")
-
-
-def _split(read: Table, data: TableConfig, held_out: str) -> Parts:
-    columns, labels = [read.cells[name] for name in data.label_columns], None
-    if data.fold is not None and _kind(data, columns) != "numbers":
-        cells = list(map(SEPARATOR.join, zip(*columns, strict=True)))
-        labels = np.unique(cells, return_inverse=True)[1]
+def _split(read: Table, data: TableConfig, kind: str, held_out: str) -> Parts:
+    """Return the positions of the lines of each split."""
     where = f"the column {SPLIT_COLUMN} of {read.name}"
-    splits = np.array(read.cells.get(SPLIT_COLUMN, [""] * len(read.places)))
-    return split_by_names(splits, data, held_out, labels, where)
+    splits = np.array(read.cells.get(SPLIT_COLUMN, []))
+    found, train = (
+        held_out_split(held_out, {*splits.tolist()}, data, where),
+        read.trains.nonzero()[0],
+    )
+    if len(train) and (found is None or not len(splits)):
+        labels = None
+        if data.fold is not None and kind != "numbers":
+            columns = [read.cells[name] for name in data.label_columns]
+            cells = map(SEPARATOR.join, zip(*columns, strict=True))
+            labels = np.unique(list(cells), return_inverse=True)[1][train]
+        first, second = split_by_seed(len(train), data, labels)
+        return train[first], train[second]
+    if held_out == "val":
+        check_no_split(data, where)
+    others = np.flatnonzero(splits == found)
+    if len(train) and len(others):
+        return train, others
+    raise UserError(
+        f"{where} has {len(train)} lines of train and {len(splits) - len(train)} of val or test; "
+        "it needs some of both, or remove the column"
+    )
 
 
-def _target(
-    read: Table, data: TableConfig, parts: Parts
-) -> Labels | MultiLabels | RegressionTargets:
-    """Return the targets of all lines; see `_classes`."""
+def _kind(read: Table, data: TableConfig) -> str:
+    """Return the kind of labels that `data.label_kind` names or that the cells look like."""
+    if data.label_kind != "auto":
+        return data.label_kind
+    cells = [cell for name in data.label_columns for cell in read.cells[name]]
+    if len(data.label_columns) > 1:
+        return "several" if set(cells) <= ZERO_OR_ONE else "numbers"
+    if any(SEPARATOR in cell for cell in cells):
+        return "several"
+    num_numbers = sum(not math.isnan(_number(cell)) for cell in cells)
+    are_integers = all(map(INTEGER.fullmatch, cells))
+    return "numbers" if 2 * num_numbers > len(cells) and not are_integers else "classes"
+
+
+def _target(read: Table, data: TableConfig, kind: str) -> Labels | MultiLabels | RegressionTargets:
     names = tuple(data.label_columns)
     columns = [read.cells[name] for name in names]
-    kind = _kind(data, columns)
     if kind == "numbers":
-        return RegressionTargets(_numbers(read, columns), names)
+        values = np.array([list(map(_number, cells)) for cells in columns], np.float32)
+        fix = "correct them, or set data.label_kind=classes if labels are meant"
+        for cells, are_finite in zip(columns, np.isfinite(values), strict=True):
+            read.refuse(~are_finite, cells, "cells are no finite numbers", fix)
+        return RegressionTargets(values.T, names)
     if len(columns) == 1:
-        return _classes(read, kind, columns[0], parts)
+        return _classes(read, kind, columns[0])
     if kind == "classes":
         raise UserError(
             f"data.label_columns names {len(columns)} columns, but classes are in one; name one"
         )
     for name, cells in zip(names, columns, strict=True):
-        wrong = [cell not in ("0", "1", "0.0", "1.0") for cell in cells]
-        _refuse(read, wrong, cells, f"cells of {name} are neither 0 nor 1", "use 0 and 1")
+        wrong = [cell not in ZERO_OR_ONE for cell in cells]
+        read.refuse(wrong, cells, f"cells of {name} are neither 0 nor 1", "use 0 and 1")
     return MultiLabels(np.array(columns).T.astype(np.float32), names)
 
 
-def _classes(read: Table, kind: str, cells: Sequence[str], parts: Parts) -> Labels | MultiLabels:
+def _classes(read: Table, kind: str, cells: Sequence[str]) -> Labels | MultiLabels:
     """Return the class in each of the cells or, if `kind` is `several`, any number of them: those
-    of the lines in the first part."""
+    of the training lines, integers in the order of their values.
+
+    Where chance splits, which samples validate is chance, and so is which classes they have: all
+    lines are training lines then.
+    """
     named = [_names(cell) if kind == "several" else [cell] for cell in cells]
-    classes = _sorted({name for i in parts[0].tolist() for name in named[i]})
+    found = {name for i in np.flatnonzero(read.trains) for name in named[i]}
+    are_integers = all(map(INTEGER.fullmatch, found))
+    classes = tuple(sorted(found, key=lambda name: (int(name) if are_integers else 0, name)))
     number_of = {name: number for number, name in enumerate(classes)}
-    unknown = [""] * len(cells)
-    for i in parts[1].tolist():
-        unknown[i] = SEPARATOR.join(name for name in named[i] if name not in number_of)
+    unknown = [SEPARATOR.join(n for n in names if n not in number_of) for names in named]
     fault = "lines of the validation or test split have labels that no training line has"
-    _refuse(read, map(bool, unknown), unknown, fault, "correct them or add training lines")
+    read.refuse(map(bool, unknown), unknown, fault, "correct them or add training lines")
     needed = 2 if kind == "classes" else 1
     if len(classes) < needed:
         raise UserError(
             f"{read.name} has {len(classes)} classes ({', '.join(classes)}); use {needed} or more"
         )
-    if kind == "classes":  # -1: of a line that is in neither split
-        return Labels(np.array([number_of.get(cell, -1) for cell in cells]), classes)
+    if kind == "classes":
+        return Labels(np.array([number_of[cell] for cell in cells]), classes)
     values = np.zeros((len(cells), len(classes)), np.float32)
     for row, names in zip(values, named, strict=True):
-        row[[number_of[name] for name in names if name in number_of]] = 1
+        row[[number_of[name] for name in names]] = 1
     return MultiLabels(values, classes)
-
-
-def _kind(data: TableConfig, columns: list[Sequence[str]]) -> str:
-    """Return the kind of labels that `data.label_kind` names or that the cells look like."""
-    if data.label_kind != "auto":
-        return data.label_kind
-    cells = [cell for column in columns for cell in column]
-    if len(columns) > 1:
-        return "several" if set(cells) <= {"0", "1", "0.0", "1.0"} else "numbers"
-    if any(SEPARATOR in cell for cell in cells):
-        return "several"
-    are_numbers = [not math.isnan(_number(cell)) for cell in cells]
-    are_integers = all(map(INTEGER.fullmatch, cells))
-    return "numbers" if 2 * sum(are_numbers) > len(cells) and not are_integers else "classes"
 
 
 def _number(cell: str) -> float:
@@ -278,21 +291,6 @@ def _number(cell: str) -> float:
         return math.nan
 
 
-def _numbers(read: Table, columns: list[Sequence[str]]) -> np.ndarray:
-    fix = "correct them, or set data.label_kind=classes if labels are meant"
-    values = np.array([list(map(_number, cells)) for cells in columns], np.float32)
-    for cells, are_finite in zip(columns, np.isfinite(values), strict=True):
-        _refuse(read, ~are_finite, cells, "cells are no finite numbers", fix)
-    return values.T
-
-
 def _names(cell: str) -> list[str]:
     """Return the names between the separators."""
     return [name.strip() for name in cell.split(SEPARATOR) if name.strip()]
-
-
-def _sorted(names: set[str]) -> tuple[str, ...]:
-    """Sort integers by value, other names as text."""
-    if all(map(INTEGER.fullmatch, names)):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))

@@ -35,11 +35,9 @@ def huggingface(data: DataConfig) -> tuple[Dataset, Dataset, Labels]:
     """
     import datasets
 
+    given = [f"data.{key}={getattr(data, key)}" for key in ("crop", "resize", "mean", "std")]
     if not (data.crop and data.resize and data.mean and data.std):
-        given = f"data.crop={data.crop} data.resize={data.resize}"
-        raise UserError(
-            f"{given} data.mean={data.mean} data.std={data.std}: data=huggingface needs all four"
-        )
+        raise UserError(f"{' '.join(given)}: data=huggingface needs all four")
     on_disk = Path(data.root, "dataset_dict.json").is_file()
     try:
         splits = (datasets.load_from_disk if on_disk else datasets.load_dataset)(data.root)
@@ -62,11 +60,7 @@ def huggingface(data: DataConfig) -> tuple[Dataset, Dataset, Labels]:
         )
     image, label = kinds[datasets.Image], kinds[datasets.ClassLabel]
     size = data.crop if isinstance(data.crop, list) else [data.crop, data.crop]
-    as_input = [
-        v2.ToImage(),
-        v2.ToDtype(float32, scale=True),
-        v2.Normalize(data.mean, data.std),
-    ]
+    as_input = v2.ToImage(), v2.ToDtype(float32, scale=True), v2.Normalize(data.mean, data.std)
     augmented = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *as_input])
     centred = v2.Compose([v2.Resize(data.resize), v2.CenterCrop(size), *as_input])
     labels = Labels(np.array(train[label]), tuple(train.features[label].names))

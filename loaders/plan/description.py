@@ -52,10 +52,9 @@ def _some_of(index: Index, most: int) -> list[int]:
 
 def _are_grey(index: Index) -> bool:
     """Return True if photos become RGB although those that are looked at have no colours."""
-    if not index.files or index.channels != 3 or index.keep_channels:
-        return False
-    found = [is_grey(index.files[0][sample]) for sample in _some_of(index, NUM_PHOTOS)]
-    return bool(found) and all(found)
+    is_rgb = index.files and index.channels == 3 and not index.keep_channels
+    samples = _some_of(index, NUM_PHOTOS) if is_rgb else []
+    return bool(samples) and all(is_grey(index.files[0][sample]) for sample in samples)
 
 
 def warn(data: DataConfig, index: Index) -> None:
@@ -75,9 +74,8 @@ def warn(data: DataConfig, index: Index) -> None:
 def _warn_of_absent_classes(index: Index) -> None:
     """Warn if most classes do not occur, as where 128 stands for the second of two."""
     num_classes = len(index.target.classes)  # type: ignore[attr-defined]
-    found: set[int] = set()
-    if index.headers:
-        found |= {*index.headers[1]["highest"][:: 1 + len(index) // MOST_COUNTED].tolist()}
+    highest = index.headers[1]["highest"] if index.headers else np.zeros(0, int)
+    found = {*highest[:: 1 + len(index) // MOST_COUNTED].tolist()}
     samples = _some_of(index, NUM_MASKS) if 2 * len(found) < num_classes else []
     for sample in samples:
         with suppress(BadFileError):  # training will report it
@@ -116,9 +114,9 @@ def _describe_inputs(index: Index, data: DataConfig) -> str:
     if data.random_resized_crop is not None:
         low, high = (f"{share:.0%}" for share in data.random_resized_crop)
         steps.append(f"in training {low} to {high} of the area")
-    kind = f"{index.channels} channel{'s' * (index.channels > 1)}"
-    kind += " of 16 bits" if index.dtype == "uint16" else ""
-    return ": ".join([f"inputs: {height}x{width}, {kind}", ", ".join(steps)][: 1 + bool(steps)])
+    inputs = f"inputs: {height}x{width}, {index.channels} channel{'s' * (index.channels > 1)}"
+    inputs += " of 16 bits" if index.dtype == "uint16" else ""
+    return f"{inputs}: {', '.join(steps)}" if steps else inputs
 
 
 def _range(sizes: np.ndarray) -> str:

@@ -92,14 +92,13 @@ def distinct_shapes(index: Index, data: DataConfig) -> np.ndarray:
     """
     sizes = index.distinct_sizes
     shapes = crop_shapes(index, data, sizes)
-    too_small = np.flatnonzero((shapes > sizes).any(axis=1))
-    if len(too_small):
-        (height, width), (needed_height, needed_width) = sizes[too_small[0]], shapes[too_small[0]]
-        raise UserError(
-            f"images of {index.name} are smaller than the crop: one is {height}x{width} but "
-            f"data.crop needs {needed_height}x{needed_width} of it (height x width); use a smaller "
-            "data.crop or a larger data.resize"
-        )
+    for size, needed in zip(sizes.tolist(), shapes.tolist(), strict=True):
+        if needed[0] > size[0] or needed[1] > size[1]:
+            raise UserError(
+                f"images of {index.name} are smaller than the crop: one is {size[0]}x{size[1]} but "
+                f"data.crop needs {needed[0]}x{needed[1]} of it (height x width); use a smaller "
+                "data.crop or a larger data.resize"
+            )
     return shapes
 
 
@@ -120,24 +119,21 @@ class PlanSampler(EpochSampler):
     advice = "; python -m loaders.check lists all of them"
 
     def __init__(self, index: Index, cfg: Config, rank: int, world_size: int, train: bool) -> None:
-        super().__init__(index.name, len(index), cfg, rank, world_size, train)
-        data = cfg.data
+        if index.left_out and rank == 0:
+            log.warning(
+                "%s: %d files are left out (data.max_bad_samples=%d): %s",
+                *(index.name, len(index.left_out), cfg.data.max_bad_samples),
+                first_few(f"{path} ({reason})" for path, reason in index.left_out.items()),
+            )
+        super().__init__(index.name, len(index), cfg, rank, world_size, train, index.left_out)
+        self.index, data = index, cfg.data
         self.order_name = index.order_name(data) if train else ORDER
         self.augmentations = active_augmentations(data) if train else ()
         for augmentation in self.augmentations:
             augmentation.check(data, index.target, cfg.global_batch_size, world_size)
-        self.index = index
         self.output_size = output_size(data, index)
         is_random = train and data.random_resized_crop is not None
         self.distinct_shapes = None if is_random else distinct_shapes(index, data)
-        self.left_out = tuple(index.left_out)
-        if index.left_out and rank == 0:
-            log.warning(
-                "%s: %d files are left out (data.max_bad_samples=%d): %s",
-                *(index.name, len(index.left_out), data.max_bad_samples),
-                first_few(f"{path} ({reason})" for path, reason in index.left_out.items()),
-            )
-        self.check_limit()
 
     def plan(self, positions: np.ndarray) -> np.ndarray:
         """Return rows of the current epoch's plan, which all ranks share, (len(positions),) of

@@ -12,7 +12,8 @@ from conf.errors import UserError
 from conf.names import file_of
 from conf.schema import Config, DataConfig
 from loaders.backends import ImageLoader, backend
-from loaders.common import Loader, limits_explained
+from loaders.common import limits_explained
+from loaders.epoch import Loader
 from loaders.index import Index, file_index, holds_shards, images_below, read_headers
 from loaders.layouts import has_images, layout_of
 from loaders.plan import PlanSampler
@@ -70,16 +71,14 @@ def build_test_loader(
     """
     data, layout = cfg.data, layout_of(cfg.data)
     wanted = f"test_{data.layout}" if has_images(data) else "build_test_loader"
-    if not hasattr(layout, wanted):
+    build = getattr(layout, wanted, None)
+    if build is None:
         raise UserError(f"split=test: data.layout={data.layout} has no {wanted}; use split=val")
-    build = getattr(layout, wanted)
     if not has_images(data):
         loader: Loader = build(cfg, target, device, rank, world_size)
         return loader
-    reads_files = not hasattr(
-        file_of("loaders.backends", cfg.loader.name, "loader.name"), "open_indexes"
-    )
-    if holds_shards(data) or not reads_files:
+    reader = file_of("loaders.backends", cfg.loader.name, "loader.name")
+    if holds_shards(data) or hasattr(reader, "open_indexes"):
         raise UserError(
             f"split=test: loader.name={cfg.loader.name} data.root={without_credentials(data.root)} "
             "has training and validation alone; read the files: loader=pytorch data.root=FOLDER"
@@ -108,21 +107,21 @@ def _unlabelled_index(data: DataConfig, channels: int) -> Index:
         UserError: `data.root` is not a folder or has no image, or the images have other channels
             than the model takes.
     """
-    root = Path(data.root)
-    if not root.is_dir():
+    if not Path(data.root).is_dir():
         raise UserError(
-            f"data.root={root} is not a folder; set data.root to the folder of the images"
+            f"data.root={data.root} is not a folder; set data.root to the folder of the images"
         )
     keep_channels = data.layout == "cells"
     others: Counter[str] = Counter()
-    paths = images_below(root, others)
+    paths = images_below(Path(data.root), others)
     files = read_headers(paths, data, "stored" if keep_channels else "rgb", others)
     if not keep_channels and channels == 1:
         files.headers["channels"] = 1
-    index = file_index(f"data.root={root}", data.root, (files,), Unlabelled(), keep_channels)
+    name = f"data.root={data.root}"
+    index = file_index(name, data.root, (files,), Unlabelled(), keep_channels)
     if index.channels != channels:
         raise UserError(
-            f"the images of {index.name} have {index.channels} channels, but the model was "
-            f"trained on {channels}; use images of the kind that it was trained on"
+            f"the images of {name} have {index.channels} channels, but the model was trained on "
+            f"{channels}; use images of the kind that it was trained on"
         )
     return index

@@ -2,15 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from filelock import FileLock
 
 from conf.credentials import without_credentials
@@ -18,8 +15,8 @@ from conf.errors import UserError
 from conf.files import checksum
 from conf.schema import DataConfig
 from loaders.index import one_process_at_a_time, replaced_folder
-from loaders.shards.files import ShardFiles
-from loaders.storage import Storage, StorageError
+from loaders.shards.files import Shards, shard_name
+from loaders.shards.storage import Storage, StorageError
 
 PARTIAL, LOCK = ".partial", ".lock"
 """File name endings of copies that are not complete, and of locks."""
@@ -31,8 +28,9 @@ TAIL_BYTES = 16 << 10
 """Maximum bytes after the last image of a shard: its labels, and the end of the tar file."""
 
 
-def copy_columns(storage: Storage, columns: dict[str, dict[str, int]], folder: Path) -> None:
-    """Copy the files of the index into a folder, unless it exists."""
+def copy_columns(storage: Storage, columns: dict[str, object], folder: Path) -> None:
+    """Copy the files of the index, by name their size and checksum, into a folder, unless it
+    exists."""
     with one_process_at_a_time(folder):
         if folder.is_dir():
             return
@@ -48,79 +46,61 @@ def copy_columns(storage: Storage, columns: dict[str, dict[str, int]], folder: P
                     )
 
 
-def room_for_copies(sizes: np.ndarray, data: DataConfig, folder: Path) -> int:
-    """Return the maximum number of bytes of the copies in a folder, for shards of (S,) `sizes`.
+def room_for_copies(shard_sizes: list[int], data: DataConfig, folder: Path) -> int:
+    """Return the maximum number of bytes of the copies in a folder.
 
     Raises:
         UserError: the shards that are needed at a time do not fit.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = np.sort(sizes.astype(float) + TAIL_BYTES)
+    sizes = sorted(size + TAIL_BYTES for size in shard_sizes)
+    fix = "data.shuffle=window, which needs few shards at a time"
     if data.shuffle == "window":
         # The current window, the next one, and shards that batches of the previous one still use.
         sizes = sizes[-(2 * data.shuffle_window + 2) :]
-        fix = "use a smaller data.shuffle_window"
-    else:
-        fix = "use data.shuffle=window, which needs few shards at a time"
-    needed = sizes.sum()
-    found = f"copies of {len(sizes):,} shards need {needed / 1e9:.3g} GB"
-    if data.cache_gb is not None and 1e9 * data.cache_gb < needed:
-        raise UserError(f"data.cache_gb={data.cache_gb:g}, but {found}; increase it, or {fix}")
-    free = shutil.disk_usage(folder).free + sum(stat.st_size for _, stat in _files_in(folder))
-    if free < needed:
-        raise UserError(
-            f"data.cache_dir={data.cache_dir} has {free / 1e9:.3g} GB of free space, but {found}; "
-            f"use another folder, or {fix}"
-        )
-    return int(needed if data.cache_gb is None else 1e9 * data.cache_gb)
+        fix = "a smaller data.shuffle_window"
+    needed = sum(sizes)
+    free = shutil.disk_usage(folder).free + sum(num_bytes for _, num_bytes, _ in _copies_in(folder))
+    limits = {f"data.cache_dir={data.cache_dir} has {free / 1e9:.3g} GB of free space": float(free)}
+    if data.cache_gb is not None:
+        limits[f"data.cache_gb={data.cache_gb:g}"] = 1e9 * data.cache_gb
+    for limit, num_bytes in limits.items():
+        if num_bytes < needed:
+            raise UserError(
+                f"{limit}, but copies of {len(sizes):,} shards need {needed / 1e9:.3g} GB; "
+                f"increase it, or use {fix}"
+            )
+    return needed if data.cache_gb is None else int(1e9 * data.cache_gb)
 
 
-class Copies(ShardFiles):
+class Copies(Shards):
     """The shards of a split as files of this machine; each is copied whole when it is first needed.
 
     One process of the machine copies a shard, the others wait for it. When the copies exceed
     `max_bytes`, the least recently used ones are removed.
 
     Args:
-        storage: storage of the shards.
-        names: names of the S shards in the storage.
-        sizes: (S,) int64: minimum size of each shard in bytes.
+        storage, fingerprint, columns: as of `Shards`; names of copies begin with the fingerprint.
         folder: folder of the copies.
-        prefix: prefix of the copies' names, unique to the data set.
         max_bytes: maximum size of all copies in `folder`, including those of other data sets.
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        names: Sequence[str],
-        sizes: np.ndarray,
-        folder: Path,
-        prefix: str,
-        max_bytes: int,
+        self, storage: Storage, fingerprint: str, folder: Path, max_bytes: int, columns: Path
     ) -> None:
-        super().__init__(folder.absolute(), names)
-        self.storage, self.sizes, self.prefix, self.max_bytes = storage, sizes, prefix, max_bytes
+        super().__init__(storage, fingerprint, columns)
+        self.folder, self.max_bytes = folder, max_bytes
+        self._pool = ThreadPoolExecutor(SHARDS_AT_ONCE, "fetch")
         self._running: dict[int, Future[None]] = {}
         self._replaced: set[int] = set()
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__() | {"_running": {}}
-        state.pop("_pool", None)
-        return state
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="fetch")
-
     def path(self, number: int) -> Path:
-        return self.folder / f"{self.prefix}-{self.names[number].replace('/', '-')}"
+        return self.folder / f"{self.fingerprint}-{self.columns.name}-{number:06d}.tar"
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Start to copy shards, the first one first, up to `SHARDS_AT_ONCE`."""
-        running = list(self._running.items())  # other threads may change it
         # Failed copies are dropped, too: when their shard is needed, the server may be back.
-        self._running = {n: future for n, future in running if not future.done()}
+        self._running = {n: future for n, future in self._running.items() if not future.done()}
         for number in numbers:
             if len(self._running) == SHARDS_AT_ONCE:
                 break  # a queue would delay the end of the process
@@ -133,84 +113,70 @@ class Copies(ShardFiles):
         Raises:
             StorageError, UserError: one cannot be copied.
         """
-        numbers = list(numbers)
-        for position, number in enumerate(numbers):
-            if not self._touch(number):
-                self.prefetch(numbers[position:])
-                if future := self._running.get(number):
-                    future.result()
-                else:  # others are being copied
-                    self._fetch(number)
+        missing = [number for number in numbers if not self._touch(number)]
+        for _ in self._pool.map(self._fetch, missing):
+            pass
 
-    def reopen(self, number: int, damaged: FileIO) -> FileIO:
-        """Open a shard again; the first time, remove its copy and fetch it once more.
+    def open(self, number: int) -> FileIO:
+        """Open a copy, a new one if it was removed; anew each time, because a removed file that is
+        open takes up room on the disk."""
+        try:
+            return FileIO(self.path(number))
+        except FileNotFoundError:
+            self.fetch([number])
+            return FileIO(self.path(number))
 
-        Raises:
-            StorageError, UserError: it cannot be copied.
-        """
-        path = self.path(number)
-        with suppress(FileNotFoundError):  # another process or thread has removed it
-            is_same = os.path.samestat(path.stat(), os.fstat(damaged.fileno()))
-            if is_same and number not in self._replaced:
-                path.unlink()
-        self._replaced.add(number)
-        self._open.pop(number, None)
-        return self.open(number)
+    def drop(self, number: int) -> None:
+        if number not in self._replaced:  # else the server's is damaged, too
+            self._replaced.add(number)
+            self.path(number).unlink(missing_ok=True)
 
     def _touch(self, number: int) -> bool:
         """Mark a copy as used; return False if there is none."""
-        try:
+        with suppress(FileNotFoundError, PermissionError):  # another user's
             os.utime(self.path(number))
-        except FileNotFoundError:
-            return False
-        except PermissionError:  # another user's
-            pass
-        return True
+        return self.path(number).exists()
 
     def _fetch(self, number: int) -> None:
         """Copy a shard, unless another process has copied it meanwhile."""
-        path, name = self.path(number), self.names[number]
+        path, name = self.path(number), shard_name(self.columns.name, number)
+        # An index from elsewhere may name shards that are not there.
+        size = self.sizes[number] if number in range(len(self.sizes)) else 0
         partial = path.with_name(path.name + PARTIAL)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{path}{LOCK}"):
                 if path.exists():
                     return
-                self._make_room(int(self.sizes[number]))
-                try:
-                    self.storage.fetch(name, partial)
-                    if (size := partial.stat().st_size) < self.sizes[number]:
-                        raise StorageError(
-                            f"{name} has {size:,} bytes, but its index needs "
-                            f"{self.sizes[number]:,}; pack it again"
-                        )
-                    partial.rename(path)
-                finally:
-                    partial.unlink(missing_ok=True)
+                self._make_room(size)
+                self.storage.fetch(name, partial)
+                if (found := partial.stat().st_size) < size:
+                    raise StorageError(
+                        f"{self.root}/{name} has {found:,} bytes, but its index needs {size:,}; "
+                        "pack it again"
+                    )
+                partial.rename(path)
         except OSError as error:
-            free = shutil.disk_usage(self.folder.parent).free
             raise UserError(
                 f"data.cache_dir={self.folder.parent}: {name} cannot be copied "
-                f"({error.strerror or error}; {free / 1e9:.3g} GB are free); free some space, or "
-                "use another data.cache_dir"
+                f"({error.strerror or error}); free some space, or use another data.cache_dir"
             ) from error
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used copies until one of this size fits."""
         with FileLock(self.folder / f"room{LOCK}"):
-            copies = [(path, stat) for path, stat in _files_in(self.folder) if path.suffix != LOCK]
+            copies = sorted(_copies_in(self.folder))
             room = self.max_bytes - size
-            for path, stat in copies:
-                room -= max(stat.st_size, size) if path.suffix == PARTIAL else stat.st_size
-            for path, stat in sorted(copies, key=lambda copy: copy[1].st_mtime_ns):
+            for _, num_bytes, path in copies:
+                room -= max(num_bytes, size) if path.suffix == PARTIAL else num_bytes
+            for _, num_bytes, path in copies:
                 if room < 0:
                     path.unlink(missing_ok=True)
-                    room += stat.st_size
+                    room += num_bytes
 
 
-def _files_in(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    found = []
+def _copies_in(folder: Path) -> Iterator[tuple[int, int, Path]]:
+    """Yield when each copy was used last (in ns), its bytes and its path."""
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # another process has removed it
-            found.append((path, path.stat()))
-    return found
+            if path.suffix != LOCK:
+                yield path.stat().st_mtime_ns, path.stat().st_size, path

@@ -2,14 +2,18 @@
 
 import os
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 
 import numpy as np
 
+from conf.credentials import without_credentials
 from conf.errors import UserError
+from loaders.index import open_column
+from loaders.shards.storage import Storage
 
 SPAN = np.dtype([("shard", "i4"), ("start", "i8"), ("length", "u4"), ("crc32", "u4")])
 """Place of a file's content: number of the shard, first byte, number of bytes, their checksum."""
@@ -18,24 +22,47 @@ MAX_OPEN = 64
 """Shards of a split that a process keeps open."""
 
 
-class ShardFiles:
-    """The S tar files of a split, in a folder of this machine.
+class Shards:
+    """The N samples of a split in S shards, tar files in a folder of this machine.
 
     Args:
-        folder: folder of the tar files.
-        names: names of the tar files.
+        storage: storage of the shards.
+        fingerprint: hash of their description, which holds the checksums of their columns.
+        columns: folder of the split's index, of the split's name.
+
+    Attributes:
+        spans: (N,) of dtype `SPAN` for each side.
+        order: (N,) int64: the samples in the order of the shards and of the places in them.
+        starts: (S + 1,) int64: positions in `order` where each shard begins, and the end.
+        sizes: number of bytes of each shard up to the end of its last image.
+
+    Raises:
+        UserError: a column is not as it was written.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self.folder, self.names = folder, names
-        self._open: dict[int, FileIO] = {}
-
-    def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_open": {}}
+    def __init__(self, storage: Storage, fingerprint: str, columns: Path) -> None:
+        self.storage, self.fingerprint, self.columns = storage, fingerprint, columns
+        self.root = without_credentials(storage.root).rstrip("/")
+        self._opened = lru_cache(MAX_OPEN)(FileIO)
+        count = len(open_column(columns / "sizes.npy", np.int32, (None, 2)))
+        sides = range(1 + (columns / "headers-1.npy").exists())
+        self.spans = [open_column(columns / f"spans-{n}.npy", SPAN, (count,)) for n in sides]
+        self.order = open_column(columns / "order.npy", np.int64, (count,))
+        self.starts = starts = open_column(columns / "starts.npy", np.int64, (None,))
+        fits = len(starts) > 1 and starts[0] == 0 and starts[-1] == count
+        last = self.order[starts[1:] - 1] if fits and (np.diff(starts) > 0).all() else [-1]
+        if np.min(last) < 0 or np.max(last) >= count:
+            raise UserError(
+                f"{columns}: order.npy and starts.npy do not divide {count:,} samples among "
+                "shards; pack again into another place"
+            )
+        self.sizes: list[int] = np.max(
+            [side["start"][last] + side["length"][last] for side in self.spans], axis=0
+        ).tolist()
 
     def path(self, number: int) -> Path:
         """Return the path of a shard."""
-        return self.folder / self.names[number]
+        return Path(self.storage.root, shard_name(self.columns.name, number))
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Begin to fetch shards, the first one first. Nothing to do for files of this machine."""
@@ -47,54 +74,24 @@ class ShardFiles:
             UserError: there is no such shard.
         """
         for number in numbers:
-            if not self.path(number).is_file():
-                raise UserError(
-                    f"{self.path(number)} does not exist; set data.root to the folder that holds it"
-                )
+            self.open(number)
 
-    def open(self, number: int) -> FileIO:
-        """Open a shard; it stays open and can be read even if it is removed meanwhile.
+    def open(self, number: int) -> AbstractContextManager[FileIO]:
+        """Open a shard.
 
-        It is closed when no thread uses it any more.
+        Raises:
+            UserError: there is no such shard.
         """
-        file = self._open.get(number)
-        if file is None:
-            try:
-                file = FileIO(self.path(number))
-            except FileNotFoundError:
-                self.fetch([number])
-                file = FileIO(self.path(number))
-            # Removed files that are open still take up room on the disk.
-            opened = list(self._open.items())
-            there = [(n, other) for n, other in opened if os.fstat(other.fileno()).st_nlink]
-            self._open = dict([*there, (number, file)][-MAX_OPEN:])
-        return file
+        path = self.path(number)
+        try:
+            return nullcontext(self._opened(path))
+        except FileNotFoundError:
+            raise UserError(
+                f"{path} does not exist; set data.root to the folder that holds it"
+            ) from None
 
-    def reopen(self, number: int, damaged: FileIO) -> FileIO:
-        """Open a shard again in which damaged bytes were found; a copy may be replaced before."""
-        return damaged
-
-
-@dataclass(frozen=True, eq=False)
-class Shards:
-    """The N samples of a split in S shards."""
-
-    files: ShardFiles
-
-    root: str
-    """Address of the shards, for messages."""
-
-    spans: tuple[np.ndarray, ...]
-    """(N,) of dtype `SPAN` for each side."""
-
-    order: np.ndarray
-    """(N,) int64: the samples in the order of the shards and of the places in them."""
-
-    starts: np.ndarray
-    """(S + 1,) int64: positions in `order` where each shard begins, and the end."""
-
-    fingerprint: str = ""
-    """Hash of the description of all shards, which holds the checksums of their columns."""
+    def drop(self, number: int) -> None:
+        """Have a shard fetched again in which damaged bytes were found, if it is a copy."""
 
     def read(self, sample: int, side: int) -> bytes:
         """Return the content of a file.
@@ -104,38 +101,25 @@ class Shards:
             UserError: there is no such shard.
         """
         shard, start, length, crc32 = self.spans[side][sample].item()
-        file = self.files.open(self._existing(shard))
-        content = _read(file, start, length)
-        if zlib.crc32(content) != crc32:
-            content = _read(self.files.reopen(shard, file), start, length)
-            if zlib.crc32(content) != crc32:
-                raise OSError(f"in {self.files.path(shard)}, its bytes are not those packed")
-        return content
-
-    def fetch(self, samples: np.ndarray) -> None:
-        """Wait until the shards of these samples can be read."""
-        numbers = np.unique(self.spans[0]["shard"][samples]).tolist()
-        self.files.fetch([self._existing(number) for number in numbers])
+        for _ in range(2):
+            with self.open(shard) as file:
+                # A length that is not possible must not ask for so much memory.
+                is_inside = start + length <= os.fstat(file.fileno()).st_size
+                content = os.pread(file.fileno(), length, start) if is_inside else b""
+            if zlib.crc32(content) == crc32:
+                return content
+            self.drop(shard)
+        raise OSError(f"in {self.path(shard)}, its bytes are not those packed")
 
     def place(self, sample: int, side: int) -> str:
         """Return the place of a file, for messages."""
-        shard = self.files.names[self.spans[side]["shard"][sample]]
-        return f"{self.root.rstrip('/')}/{shard}: {key_in_shard(sample)}"
-
-    def _existing(self, number: int) -> int:
-        if not 0 <= number < len(self.files.names):
-            raise UserError(
-                f"{self.root}: the index refers to shard {number}, but lists "
-                f"{len(self.files.names)} shards; restore it, or pack again into another folder"
-            )
-        return number
+        name = shard_name(self.columns.name, self.spans[side]["shard"][sample])
+        return f"{self.root}/{name}: {key_in_shard(sample)}"
 
 
-def _read(file: FileIO, start: int, length: int) -> bytes:
-    """Return bytes of a file; none if it is too short, before so much memory is asked for."""
-    if not 0 <= start <= os.fstat(file.fileno()).st_size - length:
-        return b""
-    return os.pread(file.fileno(), length, start)
+def shard_name(split: str, number: int) -> str:
+    """Return the path of a shard below the root."""
+    return f"{split}/{number:06d}.tar"
 
 
 def key_in_shard(sample: int) -> str:

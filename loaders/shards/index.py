@@ -58,11 +58,10 @@ class ShardIndex(StoredIndex):
         """Wait until the shards of a batch can be read, and start to fetch the following ones."""
         shards, count = self.shards, sampler.data.shuffle_window
         # First, because this marks them as used: the following ones do not replace them.
-        shards.fetch(rows["sample"])
+        shards.fetch(np.unique(shards.spans[0]["shard"][rows["sample"]]).tolist())
         position = int(rows["position"][0])
         if not sampler.train:
             first = int(np.searchsorted(shards.starts, position, side="right"))
-            shards.files.prefetch(range(first, len(shards.starts) - 1)[:count])
+            shards.prefetch(range(first, len(shards.starts) - 1)[:count])
         elif sampler.data.shuffle == "window":
-            following = next_shards(position, shards, count, sampler.seed, sampler.epoch)
-            shards.files.prefetch(following)
+            shards.prefetch(next_shards(position, shards, count, sampler.seed, sampler.epoch))

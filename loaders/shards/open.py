@@ -12,33 +12,25 @@ Remote columns are copied into `data.cache_dir` at the start, remote shards when
 
 import hashlib
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from conf.credentials import without_credentials
 from conf.errors import UserError
 from conf.facts import check_kind
 from conf.schema import DataConfig
-from loaders.index import SPLITS, Index, open_column, open_columns, read_description
+from loaders.index import SPLITS, Index, open_columns, read_description
 from loaders.shards.copies import Copies, copy_columns, room_for_copies
-from loaders.shards.files import SPAN, ShardFiles, Shards
+from loaders.shards.files import Shards
 from loaders.shards.index import ShardIndex
-from loaders.storage import MissingError, open_storage
+from loaders.shards.storage import MissingError, Storage
 
 FORMAT = 2  # increased when the index or the pieces change
 DESCRIPTION = "shards.json"
 COLUMN_FILE = re.compile(r"index/(train|val)/([a-z]+(_[a-z]+)*(-[01])?\.npy|facts\.json)")
 """Names of the files of the index."""
-
-Spans = tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
-"""`spans`, `order` and `starts` of `Shards`."""
-
-
-def shard_name(split: str, number: int) -> str:
-    """Return the path of a shard below the root."""
-    return f"{split}/{number:06d}.tar"
 
 
 def open_shards(data: DataConfig) -> tuple[Index, Index]:
@@ -49,7 +41,7 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
             another version, or there is no space for their copies.
         StorageError: their storage cannot be used.
     """
-    storage, shown = open_storage(data.root, data), without_credentials(data.root)
+    storage, shown = Storage(data.root, data.retry_s), without_credentials(data.root)
     try:
         text = storage.read(DESCRIPTION)
     except MissingError as error:
@@ -57,80 +49,38 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
             f"data.root={shown} holds no complete shards: {DESCRIPTION} is missing; write them by "
             f"python -m loaders.pack data={data.layout} data.root=FOLDER format=shards out={shown}"
         ) from error
-    columns = _columns_of(text, data, shown)
+    columns = _columns_of(text, data, f"data.root={shown}: {DESCRIPTION}")
     fingerprint = hashlib.sha256(text).hexdigest()[:16]
-    cache = Path(data.cache_dir)
-    local = None if "://" in data.root else Path(data.root)
-    folder = local or cache / f"index-{fingerprint}"
-    if local is None:
-        copy_columns(storage, columns, folder)
-    sizes = {split: _sizes_of(*_open_spans(folder / "index" / split)) for split in SPLITS}
-    if local is None:
-        room = room_for_copies(np.concatenate(list(sizes.values())), data, cache / "shards")
-
-    def open_split(split: str) -> Index:
-        names = [shard_name(split, number) for number in range(len(sizes[split]))]
-        files = (
-            ShardFiles(local, names)
-            if local is not None
-            else Copies(storage, names, sizes[split], cache / "shards", fingerprint, room)
-        )
-        return _open_split(folder / "index" / split, data.max_pixels, files, shown, fingerprint)
-
-    train, val = map(open_split, SPLITS)
+    new_shards: Callable[[Path], Shards]
+    new_shards, folder = partial(Shards, storage, fingerprint), Path(data.root, "index")
+    if storage.scheme:
+        cache = Path(data.cache_dir).absolute()
+        folder = cache / f"index-{fingerprint}" / "index"
+        copy_columns(storage, columns, folder.parent)
+        sizes = [size for split in SPLITS for size in new_shards(folder / split).sizes]
+        room = room_for_copies(sizes, data, cache / "shards")
+        new_shards = partial(Copies, storage, fingerprint, cache / "shards", room)
+    train, val = (_open_split(folder / split, data.max_pixels, new_shards) for split in SPLITS)
     return train, val
 
 
-def _open_split(
-    folder: Path, max_pixels: int, files: ShardFiles, root: str, fingerprint: str
-) -> Index:
-    shards = Shards(files, root, *_open_spans(folder), fingerprint)
-    reopen = partial(_open_split, folder, max_pixels, files, root, fingerprint)
-    index = open_columns(folder, max_pixels, "", ShardIndex, shards=shards, reopen=reopen)
-    if (len(shards.order), len(shards.spans)) != (len(index), len(index.sides)):
-        raise UserError(
-            f"{folder}: the spans do not fit {len(index):,} samples of {len(index.sides)} images; "
-            "pack again into another place"
-        )
-    return index
+def _open_split(columns: Path, max_pixels: int, new_shards: Callable[[Path], Shards]) -> Index:
+    return open_columns(
+        columns,
+        max_pixels,
+        kind=ShardIndex,
+        shards=new_shards(columns),
+        reopen=partial(_open_split, columns, max_pixels, new_shards),
+    )
 
 
-def _columns_of(text: bytes, data: DataConfig, shown: str) -> dict[str, dict[str, int]]:
+def _columns_of(text: bytes, data: DataConfig, where: str) -> dict[str, Any]:
     """Return the files of the index that `shards.json` lists, by name, with their sizes and
     checksums."""
-    where = f"data.root={shown}: {DESCRIPTION}"
     fix = "pack again into another place, or check data.root, and whether it asks for a login"
     about = read_description(text, FORMAT, data, where, fix)
     check_kind(about, {"columns": {}}, where, fix)
-    for name, facts in about["columns"].items():
+    for name in about["columns"]:
         if not COLUMN_FILE.fullmatch(name):
             raise UserError(f"{where} names {name!r} as a file of the index; {fix}")
-        kind = {"size": range(1 << 62), "crc32": range(1 << 32)}
-        check_kind(facts, kind, f"{where}: {name}", fix)
     return dict(about["columns"])
-
-
-def _sizes_of(sides: tuple[np.ndarray, ...], order: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the number of bytes of each shard up to the end of its last image, (S,) int64."""
-    last = order[starts[1:] - 1]
-    return np.max([side["start"][last] + side["length"][last] for side in sides], axis=0)
-
-
-def _open_spans(columns: Path) -> Spans:
-    order, starts = (
-        open_column(columns / f"{name}.npy", np.int64, (None,)) for name in ("order", "starts")
-    )
-    paths = sorted(columns.glob("spans-*.npy"))
-    spans = tuple(open_column(path, SPAN, (len(order),)) for path in paths)
-    fits = len(starts) > 1 and starts[0] == 0 and starts[-1] == len(order)
-    if not (paths and fits and (np.diff(starts) > 0).all()):
-        raise UserError(
-            f"{columns}: starts.npy does not divide {len(order):,} samples among shards; pack "
-            "again into another place"
-        )
-    last = order[starts[1:] - 1]
-    if (last < 0).any() or (last >= len(order)).any():
-        raise UserError(
-            f"{columns}: order.npy names samples that are not there; pack again into another place"
-        )
-    return spans, order, starts

@@ -1,9 +1,7 @@
 """The kinds of targets: labels, several labels, numbers, images, masks."""
 
-from loaders.targets.facts import describe_missing, describe_target, target_of
 from loaders.targets.kinds import (
     ImageSpec,
-    ImageTarget,
     Labels,
     Masks,
     MultiLabels,
@@ -11,4 +9,6 @@ from loaders.targets.kinds import (
     Target,
     TargetImages,
     Unlabelled,
+    describe_target,
+    target_of,
 )

@@ -1,14 +1,18 @@
-"""The kinds of targets, one class each."""
+"""The kinds of targets, one class each, and facts about them as stored with an index or a run."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+
+from conf.facts import CHANNELS, check_kind
 
 
 @dataclass(frozen=True)
 class Target:
     """The targets of a split.
+
+    Subclasses have the names of their classes or numbers as `classes` or `names`.
 
     Attributes:
         kind: name of the kind, for `Task.target_kind` and messages.
@@ -30,6 +34,14 @@ class Target:
         own = getattr(self, "values", None)
         return self if own is None else replace(self, values=own[samples])  # type: ignore[call-arg]
 
+    def class_counts(self) -> np.ndarray | None:
+        """Count the samples of each class, (K,) float64; None without labels."""
+        return None
+
+    def spec(self, inputs: "ImageSpec") -> "ImageSpec | None":
+        """Return the specification of the target images of such inputs; None: targets are none."""
+        return None
+
     def describe(self) -> str:
         """Return a description for the log."""
         return f"targets are {self.kind}"
@@ -46,7 +58,9 @@ class Labels(Target):
     """(N,) int64: the class of each sample, in [0, len(classes))."""
 
     classes: tuple[str, ...]
-    """Their names."""
+
+    def class_counts(self) -> np.ndarray:
+        return np.bincount(self.values, minlength=len(self.classes)).astype(float)
 
     def describe(self) -> str:
         return _listed("classes", self.classes)
@@ -62,11 +76,13 @@ class MultiLabels(Target):
     """(N, len(classes)) float32: 1 for the classes of each sample, else 0."""
 
     classes: tuple[str, ...]
-    """Their names."""
 
     @property
     def channels(self) -> int:
         return len(self.classes)
+
+    def class_counts(self) -> np.ndarray:
+        return self.values.sum(axis=0, dtype=float)
 
     def describe(self) -> str:
         return f"any of {_listed('classes', self.classes)} each"
@@ -82,7 +98,6 @@ class RegressionTargets(Target):
     """(N, len(names)) float32."""
 
     names: tuple[str, ...]
-    """Names of the numbers."""
 
     @property
     def channels(self) -> int:
@@ -120,16 +135,7 @@ class ImageSpec(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageTarget(Target):
-    """The base class of targets that are images."""
-
-    def spec(self, inputs: ImageSpec) -> ImageSpec:
-        """Return the specification of the target images of such inputs."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class TargetImages(ImageTarget):
+class TargetImages(Target):
     """Images of the inputs' dtype: the second side of a pair; in a batch (B, C, f * H, f * W)."""
 
     kind = "images"
@@ -150,7 +156,7 @@ class TargetImages(ImageTarget):
 
 
 @dataclass(frozen=True)
-class Masks(ImageTarget):
+class Masks(Target):
     """The class of each pixel of the input; in a batch (B, H, W)."""
 
     kind = "masks"
@@ -158,7 +164,6 @@ class Masks(ImageTarget):
     interpolation = "nearest"
 
     classes: tuple[str, ...]
-    """Their names."""
 
     ignore_index: int = -100
     """Index of pixels without a class; no mask holds -100, PyTorch's own default."""
@@ -180,11 +185,37 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
 
 
 TARGETS: dict[str, type[Target]] = {
-    "labels": Labels,
-    "several labels": MultiLabels,
-    "numbers": RegressionTargets,
-    "unknown": Unlabelled,
-    "images": TargetImages,
-    "masks": Masks,
+    target.kind: target
+    for target in (Labels, MultiLabels, RegressionTargets, Unlabelled, TargetImages, Masks)
 }
 """The class of each kind."""
+FACTS = {
+    "classes": [str],
+    "names": [str],
+    "size_factor": CHANNELS,
+    "num_channels": CHANNELS,
+    "ignore_index": int,
+    "stored_dtype": ("uint8", "uint16"),
+}
+"""Kinds of the attributes of targets, see `conf.facts.check_kind`."""
+
+
+def describe_target(target: Target) -> dict[str, Any]:
+    """Return facts about a target without its values, which are a column."""
+    facts = {name: value for name, value in vars(target).items() if name != "values"}
+    return {"kind": target.kind} | facts
+
+
+def target_of(facts: dict[str, Any], where: str = "the target") -> Target:
+    """Return the target that `describe_target` described, without values.
+
+    Raises:
+        UserError: the facts, from the file `where`, describe none.
+    """
+    fix = "write the folder that it belongs to again"
+    check_kind(facts, {"kind": tuple(TARGETS)}, where, fix)
+    target_class = TARGETS[facts["kind"]]
+    names = [field.name for field in fields(target_class)]
+    check_kind(facts, {name: FACTS[name] for name in names if name in FACTS}, where, fix)
+    values = {"values": np.zeros(0)} | facts
+    return target_class(**{n: tuple(v) if isinstance(v := values[n], list) else v for n in names})

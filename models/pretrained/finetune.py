@@ -25,21 +25,16 @@ def fitting_weights(
     Args:
         model: model on any device.
         cfg: configuration of the model, for messages.
-        saved: tensors by name, as `read_weights()` returns them.
-        with_head: load the head, too; False where the file's head is for other outputs.
+        saved: tensors by name.
+        with_head: False where the file's head is for other outputs.
 
     Raises:
         UserError: nothing fits.
     """
-    own, head = model.state_dict(), head_of(model)
+    own, head = model.state_dict(), () if with_head else head_of(model)
     parameters = {name: own[name] for name, _ in model.named_parameters()}
-    fitting = {
-        name: saved[name]
-        for name in own
-        if name in saved
-        and saved[name].shape == own[name].shape
-        and (with_head or not is_in(name, head))
-    }
+    wanted = [name for name in own if name in saved and not is_in(name, head)]
+    fitting = {name: saved[name] for name in wanted if saved[name].shape == own[name].shape}
     first, note = first_convolution(model), ""
     if first in saved and first not in fitting:
         old, new = saved[first], own[first]
@@ -51,15 +46,13 @@ def fitting_weights(
     if all(own[name].ndim < 2 for name in loaded):  # a bias of the right size is no fit
         raise UserError(
             f"model.weights={cfg.weights}: nothing fits model={cfg.name}; the file has "
-            f"{_shapes(dict(sorted(saved.items())))}, the model {_shapes(parameters)}; use "
+            f"{_shapes(saved) or 'no tensors'}, the model {_shapes(parameters)}; use "
             "the weights of such a model, with the same model.kwargs"
         )
-    fresh = {name: own[name] for name in parameters if name not in fitting}
+    fresh = _shapes({name: own[name] for name in parameters if name not in fitting}) or "nothing"
     num_loaded = f"{len(loaded)} of {len(parameters)} parameter tensors are loaded"
     log.info("model.weights=%s: %s%s", cfg.weights, num_loaded, note)
-    log.info(
-        "model.weights=%s: %s starts fresh", cfg.weights, _shapes(fresh) if fresh else "nothing"
-    )
+    log.info("model.weights=%s: %s starts fresh", cfg.weights, fresh)
     return fitting
 
 
@@ -85,12 +78,8 @@ def head_of(model: nn.Module) -> tuple[str, ...]:
     its last layer with parameters."""
     if named := getattr(model, "head_name", ""):
         return (named,) if isinstance(named, str) else tuple(named)
-    with_parameters = (
-        name
-        for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-    )
-    return tuple(with_parameters)[-1:]
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return tuple(name.rpartition(".")[0] for name in parameters[-1:])
 
 
 def is_in(name: str, modules: Iterable[str]) -> bool:
@@ -117,6 +106,11 @@ def freeze_as(cfg: ModelConfig, model: nn.Module) -> None:
     head = head_of(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_in(name, head))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(
+            f"model.freeze=backbone leaves nothing to train: model={cfg.name} has no layer with "
+            "weights that is its head; use model.freeze=null"
+        )
     for name, module in model.named_modules():
         # The modules around the head keep the mode: a model may ask for it, as `self.training`.
         is_around = any(is_in(part, [name]) for part in head)
@@ -132,5 +126,4 @@ def _stay_in_evaluation(module: nn.Module, inputs: Any) -> None:
 
 def _shapes(tensors: dict[str, Tensor]) -> str:
     """Return names and shapes of tensors, such as `fc.weight (5x512), fc.bias (5)`."""
-    shapes = {name: "x".join(map(str, tensor.shape)) for name, tensor in tensors.items()}
-    return first_few(f"{name} ({shape})" for name, shape in shapes.items()) or "no tensors"
+    return first_few(f"{name} ({'x'.join(map(str, x.shape))})" for name, x in tensors.items())

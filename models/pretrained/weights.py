@@ -49,21 +49,20 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"model.weights={source}: {path} cannot be read ({reason}); give a .safetensors file, "
             "or a .pt file that holds tensors by name"
         ) from error
-    if isinstance(saved, dict) and "shards" in saved:
+    saved = saved if isinstance(saved, dict) else {}
+    if "shards" in saved:
         raise UserError(
             f"{path} is in shards; make whole files of the checkpoints "
             "of its run: python -m runtime.whole run=DIR"
         )
-    if isinstance(saved, dict) and isinstance(saved.get("facts"), dict):
-        facts = saved["facts"]
+    facts = saved.get("facts", facts)
     for key in ("model", "state_dict"):  # of a checkpoint
-        if isinstance(saved, dict) and isinstance(saved.get(key), dict):
+        if isinstance(saved.get(key), dict):
             saved = saved[key]
-    tensors = saved.items() if isinstance(saved, dict) else ()
     # Wrappers of other scripts leave their names in front.
     named = {
         str(name).removeprefix("module.").removeprefix("_orig_mod."): value
-        for name, value in tensors
+        for name, value in saved.items()
         if isinstance(value, Tensor)
     }
     return named, facts

@@ -8,7 +8,7 @@ Only the entry points use torch.distributed besides.
 import torch.distributed.nn.functional
 
 from runtime.distributed.group import ProcessGroup
-from runtime.distributed.heartbeat import FLIGHT_RECORD, Heartbeat
+from runtime.distributed.heartbeat import Heartbeat
 from runtime.distributed.launch import (
     end_rank,
     init_process_group,
@@ -19,4 +19,4 @@ from runtime.distributed.launch import (
 )
 from runtime.distributed.models import convert_sync_batchnorm, sync_buffers
 from runtime.distributed.private import backend_name
-from runtime.distributed.slow_ranks import SlowRanks, slowest
+from runtime.distributed.slow_ranks import SlowRanks

@@ -1,7 +1,6 @@
 """Exchange of small values between the ranks of a run."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,14 +50,25 @@ class ProcessGroup(SingleProcess):
         if self.rank == 0:
             try:
                 value = read()
-                answer[0] = map_leaves(_without_content, value)
+                answer[0] = map_leaves(
+                    lambda x: x.to("meta") if isinstance(x, Tensor) else x, value
+                )
             except Exception as error:
                 answer[1] = error
         dist.broadcast_object_list(answer, src=0, group=self.handle)
         if answer[1] is not None:
             raise answer[1]
-        send = partial(_broadcast, handle=self.handle)
-        return map_leaves(send, value if self.rank == 0 else answer[0])
+        return map_leaves(self._broadcast, value if self.rank == 0 else answer[0])
+
+    def _broadcast(self, value: Any) -> Any:
+        """Return rank 0's tensor in place of its shape and dtype. It is sent by itself, without a
+        copy in a pickle."""
+        if not isinstance(value, Tensor):
+            return value
+        is_sent = not value.is_meta
+        tensor = value.contiguous() if is_sent else torch.empty(value.shape, dtype=value.dtype)
+        dist.broadcast(tensor, src=0, group=self.handle)
+        return tensor
 
     def mean(self, tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor, group=self.handle)
@@ -85,24 +95,8 @@ class ProcessGroup(SingleProcess):
     def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
         if not any(isinstance(value, DTensor) for value in state.get("model", {}).values()):
             return state
-        return import_module("runtime.fsdp").write_shards(state, folder, self, self.handle)
+        return import_module("runtime.fsdp").write_shards(state, folder, self)
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _without_content(value: Any) -> Any:
-    """Return a tensor's shape and dtype, as a tensor on the meta device; other values unchanged."""
-    return value.to("meta") if isinstance(value, Tensor) else value
-
-
-def _broadcast(value: Any, handle: Any) -> Any:
-    """Return rank 0's tensor in place of its shape and dtype. It is sent by itself, without a copy
-    in a pickle."""
-    if not isinstance(value, Tensor):
-        return value
-    is_sent = not value.is_meta
-    tensor = value.contiguous() if is_sent else torch.empty(value.shape, dtype=value.dtype)
-    dist.broadcast(tensor, src=0, group=handle)
-    return tensor

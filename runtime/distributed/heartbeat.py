@@ -14,9 +14,6 @@ import torch.distributed as dist
 
 from runtime.distributed import private
 
-LONGEST_CALL_S = 10.0
-"""Seconds for which a call of the store may last."""
-
 WAIT_FOR_FAILED_S = 10.0
 """Seconds for which a device may be busy with the same work once another rank has failed."""
 
@@ -25,6 +22,9 @@ FLIGHT_RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 NCCL_EXTRA_S = 60.0
 """Seconds by which NCCL's watchdog, which ends a process without naming a rank, waits longer."""
+
+GONE = (RuntimeError, ValueError)
+"""Errors of a store that is gone, and with it the rank that kept it."""
 
 
 class Heartbeat:
@@ -44,16 +44,7 @@ class Heartbeat:
         timeout_s: float,
         interval_s: float = 2.0,
     ) -> None:
-        """Start the thread.
-
-        Args:
-            store: store that all ranks share.
-            rank: rank of this process.
-            world_size: number of ranks.
-            device: device of this process.
-            timeout_s: maximum duration of a collective in seconds.
-            interval_s: seconds between two heartbeats.
-        """
+        """Start the thread; a collective may take `timeout_s`, a beat comes every `interval_s`."""
         self.store, self.rank, self.world_size = store, rank, world_size
         self.device, self.timeout_s, self.interval_s = device, timeout_s, interval_s
         self.mark: torch.cuda.Event | None = None
@@ -67,7 +58,7 @@ class Heartbeat:
         """Stop the thread; to be called before the store is gone."""
         self.stopped.set()
         # Python aborts if it ends while a thread is about to return from the store.
-        self.thread.join(LONGEST_CALL_S)
+        self.thread.join(10.0)
 
     def _run(self) -> None:
         while not self.stopped.is_set():
@@ -76,14 +67,13 @@ class Heartbeat:
             place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
             self._put(f"place{self.rank}", f"{time.time()} {place}")
             overdue_s = self.overdue_s()
+            is_left = overdue_s > WAIT_FOR_FAILED_S and self._read("failed") != ""
             if overdue_s > self.timeout_s and self.is_ending.acquire(blocking=False):
                 self._announce()
                 # Another rank may have marked its work so much later.
                 time.sleep(2 * self.interval_s)
                 self.report_timeout()
-                sys.stderr.flush()
                 os._exit(1)
-            is_left = overdue_s > WAIT_FOR_FAILED_S and self._another_failed()
             if is_left and self.is_ending.acquire(blocking=False):
                 text = "stops, because another rank has, for which its device waits"
                 print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
@@ -100,10 +90,6 @@ class Heartbeat:
             self.mark.record(torch.cuda.default_stream(self.device))
         return time.monotonic() - self.marked_at
 
-    def flight_record(self) -> bytes:
-        """Return torch's record of the collectives of this process, pickled, or nothing."""
-        return private.flight_record(self.device)
-
     def announce_failure(self) -> None:
         """Let the other ranks know that this one has noticed a failure, and stop."""
         self.is_ending.acquire()
@@ -111,58 +97,43 @@ class Heartbeat:
         self._announce()
 
     def _announce(self) -> None:
-        self._put(f"failed{self.rank}")
-        self._put("failed")
-
-    def _another_failed(self) -> bool:
-        try:
-            return bool(self.store.check(["failed"]))
-        except (RuntimeError, ValueError):
-            return True  # the store is gone, and the rank that kept it
+        self._put(f"failed{self.rank}", "yes")
+        self._put("failed", "yes")
 
     def report_timeout(self) -> None:
         """Print which ranks are missing, where all stood, and the path of this rank's record."""
         time.sleep(self.interval_s)  # other ranks that waited notice at about the same time
-        lines = self._places()
+        ranks = range(self.world_size)
+        missing = ", ".join(str(rank) for rank in ranks if not self._read(f"failed{rank}"))
+        lines = [f"a collective timed out; missing: rank {missing or 'unknown'}."]
+        lines[0] += " Where each rank stood:"
+        for rank in ranks:
+            when, _, place = self._read(f"place{rank}").partition(" ")
+            since = f"{max(0.0, time.time() - float(when)):.0f} s ago at" if place else "unknown"
+            lines.append(f"  rank {rank}: {since} {place}")
         path = Path(f"{os.environ.get(FLIGHT_RECORD, '')}{self.rank}")
         try:
-            if record := self.flight_record():
+            if record := private.flight_record(self.device):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(record)
                 lines.append(f"  this rank's collectives: {path} (torchfrtrace reads it)")
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, *GONE) as error:
             lines.append(f"  this rank's collectives could not be written: {error}")
-        print(f"[rank {self.rank}]", "\n".join(lines), file=sys.stderr)
+        print(f"[rank {self.rank}]", "\n".join(lines), file=sys.stderr, flush=True)
 
-    def _places(self) -> list[str]:
-        lines, missing = [], []
-        try:
-            for rank in range(self.world_size):
-                if not self.store.check([f"failed{rank}"]):
-                    missing.append(str(rank))
-                place = "unknown"
-                if self.store.check([f"place{rank}"]):
-                    when, _, place = self.store.get(f"place{rank}").decode().partition(" ")
-                    place = f"{max(0.0, time.time() - float(when)):.0f} s ago at {place}"
-                lines.append(f"  rank {rank}: {place}")
-        except (RuntimeError, ValueError):
-            lines.append("  the store with the other places is gone")
-        head = f"a collective timed out; missing: rank {', '.join(missing) or 'unknown'}."
-        return [f"{head} Where each rank stood:", *lines]
-
-    def _put(self, key: str, value: str = "") -> None:
-        """Set a value of the store, unless the store is gone, and with it the rank that kept it."""
-        with suppress(RuntimeError, ValueError):
+    def _put(self, key: str, value: str) -> None:
+        with suppress(*GONE):
             self.store.set(key, value)
+
+    def _read(self, key: str) -> str:
+        """Return a value of the store: empty if there is none, `gone` if there is no store."""
+        try:
+            return self.store.get(key).decode() if self.store.check([key]) else ""
+        except GONE:
+            return "gone"
 
 
 _heartbeat: Heartbeat | None = None
-
-
-def record_collectives(folder: Path) -> None:
-    """Let torch record its collectives; to be called before there is a process group."""
-    os.environ.setdefault(FLIGHT_RECORD, f"{folder.absolute()}/flight_record_rank_")
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives
 
 
 def start(store: Any, device: torch.device, timeout_s: float) -> None:

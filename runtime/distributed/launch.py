@@ -33,10 +33,8 @@ WAIT_S = 5.0
 OUTSIDE = "198.51.100.1"
 """Address that no machine has, to which the default route leads."""
 
-PARTNER_ERRORS = (
-    *("connection closed by peer", "connection reset by peer"),
-    *("timed out waiting", "gloo/transport"),
-)
+PARTNER_ERRORS = ["connection closed by peer", "connection reset by peer", "timed out waiting"]
+PARTNER_ERRORS += ["gloo/transport"]
 """Words of errors on a rank whose partner has failed."""
 
 
@@ -71,23 +69,27 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     backend = cfg.distributed.backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend == "nccl" and device.type != "cuda":
+    elif backend == "nccl" and device.type != "cuda":
         raise UserError(f"distributed.backend=nccl does not work with device={device}; use gloo")
     faulthandler.enable()
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store, timeout = open_store(), timedelta(seconds=cfg.distributed.timeout_s)
-    heartbeat.record_collectives(Path(cfg.output_dir))
-    if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size:  # several machines
-        interface = interface_to(os.environ["MASTER_ADDR"]) or interface_to(OUTSIDE)
-        if interface:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    # torchrun's store has the addresses of earlier attempts, too. The one of rank 0, which
+    # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 asks for where nodes count attempts differently, is new.
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = dist.PrefixStore(f"attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    record = f"{Path(cfg.output_dir).absolute()}/flight_record_rank_"
+    os.environ.setdefault(heartbeat.FLIGHT_RECORD, record)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives in it
+    has_others = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size  # machines
+    if has_others and (name := interface_to(os.environ["MASTER_ADDR"]) or interface_to(OUTSIDE)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     dist.init_process_group(
         # With NCCL, gloo carries the small messages that lie on the host.
         "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
         store=store,
         rank=rank,
         world_size=world_size,
-        timeout=timeout,
+        timeout=timedelta(seconds=cfg.distributed.timeout_s),
         device_id=device if backend == "nccl" else None,
     )
     if dist.get_debug_level() == dist.DebugLevel.OFF:
@@ -95,7 +97,9 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     atexit.register(leave_process_group)
     heartbeat.start(store, device, cfg.distributed.timeout_s)
     if rank != 0:
-        _only_warn(rank)
+        console = logging.StreamHandler(sys.stderr)
+        console.setFormatter(MaskingFormatter(f"[rank {rank}] %(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[console], force=True)
     return ProcessGroup()
 
 
@@ -112,35 +116,9 @@ def interface_to(address: str) -> str:
             ours = datagrams.getsockname()[0]
     except OSError:
         return ""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address == ours for known in addresses) and not ours.startswith("127."):
-            return name
-    return ""
-
-
-def _only_warn(rank: int) -> None:
-    console = logging.StreamHandler(sys.stderr)
-    console.setFormatter(MaskingFormatter(f"[rank {rank}] %(message)s"))
-    root = logging.getLogger()
-    root.handlers = [console]
-    root.setLevel(logging.WARNING)
-
-
-def open_store() -> dist.Store:
-    """Open the key-value store of torchrun, with another key prefix after each restart.
-
-    A restarted rank would otherwise read the addresses of processes that are gone. On several
-    nodes, where agents may count restarts differently, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives
-    each attempt another store, and rank 0 has to open it.
-    """
-    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=not is_shared and os.environ["RANK"] == "0",
-    )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "0"
-    return dist.PrefixStore(f"attempt{attempt}", store)
+    found = psutil.net_if_addrs().items()
+    names = [name for name, addresses in found if any(x.address == ours for x in addresses)]
+    return "" if ours.startswith("127.") else "".join(names[:1])
 
 
 def leave_process_group() -> None:
@@ -155,34 +133,25 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
 
     Args:
         error: error that ends the process.
-        message: message for the user, if the user can fix the error; None: it is a bug. Rank 0
-            prints the message, and then torchrun ends the others; each first waits for that.
+        message: message for the user, if the user can fix the error. Rank 0 prints it, and then
+            torchrun ends the others; each first waits for that. None: it is a bug, which each rank
+            prints, in one line if its partner has failed.
     """
-    if message is None:
-        end_failed_rank(error)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # The first rank of another machine prints it, too, before the others there.
-        time.sleep(WAIT_S * sum(os.environ[key] != "0" for key in ("RANK", "LOCAL_RANK")))
-    print(message, file=sys.stderr, flush=True)
-    os._exit(EXIT_CODE)
-
-
-def end_failed_rank(error: Exception) -> NoReturn:
-    """Print an error with its rank, and end this process with 1, without waiting for other ranks.
-
-    A rank whose partner failed prints that in one line.
-    """
-    rank = os.environ["RANK"]
-    text = str(error).lower()
+    if message is not None:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # The first rank of another machine prints it, too, before the others there.
+            time.sleep(WAIT_S * sum(os.environ[key] != "0" for key in ("RANK", "LOCAL_RANK")))
+        print(message, file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE)
     heartbeat.announce(error)
-    if isinstance(error, DistError) or any(words in text for words in PARTNER_ERRORS):
+    text = "".join(traceback.format_exception(error))
+    is_partners = any(words in str(error).lower() for words in PARTNER_ERRORS)
+    if is_partners or isinstance(error, DistError):
         reason = masked(str(error).partition("\n")[0])[:200]
-        print(f"[rank {rank}] stops, because another rank has: {reason}", file=sys.stderr)
-    else:
-        lines = masked("".join(traceback.format_exception(error))).splitlines()
-        print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)
-    sys.stderr.flush()
+        text = f"stops, because another rank has: {reason}"
+    lines = [f"[rank {os.environ['RANK']}] {line}" for line in masked(text).splitlines()]
+    print("\n".join(lines), file=sys.stderr, flush=True)
     os._exit(1)
 
 
@@ -194,10 +163,5 @@ def run_stamp() -> str:
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return os.environ["TORCHELASTIC_RUN_ID"]
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        timeout=timedelta(seconds=60),
-    )
+    store, _, _ = next(dist.rendezvous("env://"))
     return store.compare_set("run_stamp", "", schema.run_stamp()).decode()

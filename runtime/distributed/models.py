@@ -15,13 +15,11 @@ log = logging.getLogger(__name__)
 
 def convert_sync_batchnorm(cfg: Config, model: nn.Module, device: torch.device) -> nn.Module:
     """Return the model with SyncBatchNorm on CUDA, unless `distributed.sync_batchnorm` is off."""
-    has_any = any(isinstance(m, BATCH_NORMS) for m in model.modules())
-    if not cfg.distributed.sync_batchnorm or not has_any:
-        return model
-    if device.type != "cuda":
+    if cfg.distributed.sync_batchnorm and device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if cfg.distributed.sync_batchnorm and any(isinstance(m, BATCH_NORMS) for m in model.modules()):
         log.info("SyncBatchNorm needs CUDA: on the CPU each rank normalises by its own share")
-        return model
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model
 
 
 def sync_buffers(state: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
 """The only file with private names of torch and Python; checked with torch 2.15 and Python 3.11."""
+# ruff: noqa: SLF001
 
 import sys
 import threading

@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 CAUSES = ("data", "host", "compute")
 """What a rank's own time is spent with: waiting for data, being late on the CPU, and computing."""
 
-SLOW, WINDOW_S = 0.1, 1.0
-"""Share by which a rank is slower than the others to be named; log points that come faster than
-these seconds are judged together."""
+SLOW, WINDOW_S = 0.1, 2.0
+"""A rank is slow if it makes the steps longer by this share, in two windows in a row; log points
+that come faster than a window are judged together, since less is noise."""
 
 
 class SlowRank(NamedTuple):
@@ -58,10 +58,11 @@ class SlowRanks:
         self.timing, self.host_s, self.compute_s = timing, 0.0, 0.0
         self.begun: Any = None
         self.spans: list[tuple[Any, Any]] = []
-        self.current: SlowRank | None = None  # in the last log window
-        self.whole: SlowRank | None = None  # in the whole run
         self.judged: Any = (0.0, 0.0)  # own seconds of all ranks, and seconds of the training
-        self.named: set[tuple[int, str]] = set()
+        self.suspect: SlowRank | None = None  # in the last window
+        self.current: SlowRank | None = None  # in the last two
+        self.whole: SlowRank | None = None  # in the whole run
+        self.named: set[tuple[Any, ...]] = set()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         exchanges = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
         if trained and not exchanges and not hasattr(trained[0], "to_local"):  # FSDP's shards
@@ -98,9 +99,12 @@ class SlowRanks:
         total_s = sum(self.timing.seconds.get(name, 0.0) for name in ("data_wait", "compute"))
         if "first_step" not in self.timing.seconds or total_s - before_s < WINDOW_S:
             return
-        self.whole = slowest(hosts, seconds, total_s)
-        self.current = slowest(hosts, seconds - before, total_s - before_s)
         self.judged = seconds, total_s
-        if self.current and (place := (self.current.rank, self.current.cause)) not in self.named:
-            self.named.add(place)
+        last, self.suspect = self.suspect, slowest(hosts, seconds - before, total_s - before_s)
+        is_again = last and self.suspect and last[:3] == self.suspect[:3]  # but for `slower_by`
+        self.current = self.suspect if is_again else None
+        if self.current and self.current[:3] not in self.named:
+            self.named.add(self.current[:3])
             log.warning(str(self.current))
+        whole = slowest(hosts, seconds, total_s)
+        self.whole = whole if whole and whole[:3] in self.named else None

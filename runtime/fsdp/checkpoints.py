@@ -33,14 +33,12 @@ OF_TABLES = {
 """What a table of contents names besides dtypes and the classes of torch.distributed.checkpoint."""
 
 
-def write_shards(
-    state: dict[str, Any], folder: Path, group: SingleProcess, handle: Any
-) -> dict[str, Any]:
+def write_shards(state: dict[str, Any], folder: Path, group: Any) -> dict[str, Any]:
     """Write the sharded tensors of nested values to a new folder in `folder`; every rank calls it.
 
     Returns:
-        The values as they are if no tensor is sharded; else with None in place of these tensors,
-        and `shards`: the name of the folder, and the checksums of the files in it.
+        The values with None in place of these tensors, and `shards`: the name of the folder, and
+        the checksums of the files in it.
 
     Raises:
         OSError: a rank could not write.
@@ -54,13 +52,10 @@ def write_shards(
         return None
 
     state = map_named(without_shards, state)
-    if not tensors:
-        return state
-
     path = group.broadcast_from_rank0(lambda: folder / f"shards-{uuid4().hex[:8]}")
     writer = dcp.FileSystemWriter(path)
     try:
-        dcp.save(tensors, storage_writer=writer, process_group=handle)
+        dcp.save(tensors, storage_writer=writer, process_group=group.handle)
     except dcp.CheckpointException as error:  # a BaseException, on all ranks
         rank, (reason, _) = next(iter(error.failures.items()))
         raise OSError(f"{path} could not be written on rank {rank} ({reason!r})") from error
@@ -93,11 +88,8 @@ def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
 
 
 def read_shards(saved: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
-    """Return a checkpoint with this rank's shards of its sharded tensors; every rank calls it.
-
-    Args:
-        saved: checkpoint with its `path`; fewer or more ranks may have written it.
-        mesh: devices of all ranks, over which the parameters are sharded.
+    """Return a checkpoint, which has its `path`, with this rank's shards of its sharded tensors;
+    fewer or more ranks than those of the mesh may have written it. Every rank calls it.
 
     Raises:
         UserError: a rank cannot read the files.
@@ -117,12 +109,9 @@ def read_whole(state: dict[str, Any], path: Path) -> dict[str, Any]:
     """Read the checkpoint `path` in one process: its state, with whole tensors in place of shards.
 
     Raises:
-        UserError: the shards are damaged.
+        OSError, ValueError: the shards are damaged.
     """
-    try:
-        check_shards(state, path.parent)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); remove it to continue without it") from error
+    check_shards(state, path.parent)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that torch.distributed is not in use
         return _read(state, path, torch.empty, is_alone=True)
@@ -133,7 +122,6 @@ def _read(
 ) -> dict[str, Any]:
     """Read the sharded tensors of the checkpoint `path` into `new` ones, and put these into its
     state."""
-    others = {key: value for key, value in state.items() if key != "shards"}
     folder = path.parent / state["shards"]["folder"]
     _check_table(folder / ".metadata")
     reader = dcp.FileSystemReader(folder)
@@ -143,6 +131,7 @@ def _read(
         if isinstance(about, dcp.TensorStorageMetadata)
     }
     dcp.load(tensors, storage_reader=reader, no_dist=is_alone)
+    others = {key: value for key, value in state.items() if key != "shards"}
     return map_named(lambda name, value: tensors.get(name, value), others)
 
 

@@ -39,7 +39,8 @@ def shard(model: nn.Module, device: torch.device, dtype: torch.dtype | None = No
             stays as it is; gradients are added in float32.
 
     Raises:
-        UserError: a parameter is a scalar, or belongs to two blocks.
+        UserError: a parameter belongs to two blocks.
+        ValueError: a parameter is a scalar.
     """
     large_enough = SMALL * num_parameters(model)
     blocks = [x for x in blocks_of(model, with_layers=True) if num_parameters(x) > large_enough]
@@ -58,19 +59,14 @@ def shard(model: nn.Module, device: torch.device, dtype: torch.dtype | None = No
 
 
 def _check_parameters(model: nn.Module, blocks: list[nn.Module]) -> None:
+    """Raise UserError for a weight of several blocks: FSDP would leave each of them its own."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    for parameter, (name, *_) in names.items():
-        if parameter.ndim == 0:
-            raise UserError(
-                f"{name} is a parameter without dimensions, which FSDP cannot divide; "
-                "use torch.ones(1) in place of torch.ones(()), or train_ddp.py"
-            )
     for block in blocks:
         here = Counter(parameter for _, parameter in block.named_parameters(remove_duplicate=False))
         for parameter, count in here.items():
-            if count < len(names[parameter]):  # FSDP would leave each of them weights of its own
+            if count < len(names[parameter]):
                 raise UserError(
                     f"{first_few(names[parameter])} are one weight in several blocks of the model, "
                     "which FSDP cannot divide; use train_ddp.py"
@@ -78,30 +74,37 @@ def _check_parameters(model: nn.Module, blocks: list[nn.Module]) -> None:
 
 
 class Exchange:
-    """FSDP's exchange of weights or gradients, as PyTorch's own, which can be left out."""
+    """FSDP's exchange of weights or gradients by one of PyTorch's collectives, or none."""
 
-    def __init__(self, collective: Any) -> None:
-        self.collective, self.is_off = collective, False
+    def __init__(self, collective: Any = None) -> None:
+        self.collective = collective
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
-        return None if self.is_off else self.collective(output_tensor, input_tensor, **options)
+        return self.collective and self.collective(output_tensor, input_tensor, **options)
 
 
 @contextmanager
 def without_exchange(model: Any) -> Iterator[None]:
     """Let a sharded model compute in a block with the memory that it needs, but with any values of
-    the other ranks' shards, and alone; an error in the block does no harm to later steps."""
-    exchanges: list[Any] = [Exchange(dist.all_gather_single), Exchange(dist.reduce_scatter_single)]
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(exchanges[0])
-            module.set_custom_reduce_scatter(exchanges[1])
-    for exchange in exchanges:
-        exchange.is_off = True
+    the other ranks' shards, and alone; an error in the block does no harm to later steps.
+
+    Raises:
+        UserError: this PyTorch cannot do so.
+    """
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise UserError(
+            f"accumulate_steps=auto with FSDP needs a newer PyTorch than {torch.__version__}; set "
+            "accumulate_steps=NUMBER"
+        )
+    sharded: list[Any] = [m for m in model.modules() if isinstance(m, FSDPModule)]
+    for module in sharded:
+        module.set_custom_all_gather(Exchange())
+        module.set_custom_reduce_scatter(Exchange())
     yield
-    for exchange in exchanges:
-        exchange.is_off = False
+    for module in sharded:
+        module.set_custom_all_gather(Exchange(dist.all_gather_into_tensor))
+        module.set_custom_reduce_scatter(Exchange(dist.reduce_scatter_tensor))
     model.reset_iter_state()

@@ -53,20 +53,24 @@ class Loggers:
     """
 
     def __init__(self, names: Sequence[str], run_dir: Path) -> None:
-        self.run_dir = run_dir
         self.classes: dict[str, type[Logger]] = {
             name: find("runtime.loggers", name, "log.to", "{}Logger") for name in names
         }
-        self.loggers: dict[str, Logger] = {}
+        self.run_dir, self.loggers = run_dir, dict[str, Logger]()
+        self.closed: list[str] = []
 
     def open(self, settings: Settings, step: int) -> None:
-        """Open loggers that are not open; arguments as for `Logger`."""
-        for name, logger in self.classes.items():
-            if name not in self.loggers:
-                with self._leave_out(name):
-                    self.loggers[name] = logger(self.run_dir, settings, step)
+        """Let loggers that are not open begin with the next value; arguments as for `Logger`.
+
+        A run that fails before its first step has thus no log.
+        """
+        self.closed = [name for name in self.classes if name not in self.loggers]
+        self.settings, self.step = settings, step
 
     def log(self, values: Values, step: int) -> None:
+        while self.closed:
+            with self._leave_out(name := self.closed.pop(0)):
+                self.loggers[name] = self.classes[name](self.run_dir, self.settings, self.step)
         self._call(lambda logger: logger.log(values, step))
 
     def flush(self) -> None:

@@ -16,14 +16,10 @@ class TensorBoardLogger(Logger):
     """Numbers and images as events, and a row in TensorBoard's table of runs (`hparams`)."""
 
     def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
-        self.run_dir, self.settings = run_dir, settings
-        self.purge_step = step + 1 if step else None
-        self.metrics: set[str] = set()
-        self.writer: SummaryWriter | None = None
+        self.settings, self.metrics = dict(settings), set[str]()
+        self.writer = SummaryWriter(str(run_dir), purge_step=step + 1 if step else None)
 
     def log(self, values: Values, step: int) -> None:
-        if self.writer is None:  # a run that fails before its first step leaves no events
-            self.writer = SummaryWriter(str(self.run_dir), purge_step=self.purge_step)
         for name, value in values.items():
             if isinstance(value, Tensor):
                 framed = F.pad(value, (GAP,) * 4, value=0.5)
@@ -33,13 +29,10 @@ class TensorBoardLogger(Logger):
                 self.metrics |= {name} if name.startswith("val/") else set()
 
     def flush(self) -> None:
-        if self.writer is not None:
-            self.writer.flush()
+        self.writer.flush()
 
     def close(self) -> None:
-        if self.writer is None:
-            return
         # add_hparams() would write to a run of its own.
-        for summary in hparams(dict(self.settings), dict.fromkeys(sorted(self.metrics))):
+        for summary in hparams(self.settings, dict.fromkeys(sorted(self.metrics))):
             self.writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
         self.writer.close()

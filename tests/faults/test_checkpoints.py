@@ -8,18 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.checkpoint import Best, CheckpointWriter
+from runtime.checkpoint import CheckpointWriter
 from tests.faults import NUM_STEPS, assert_same, assert_same_state, step_file, steps_saved
-from tests.helpers import (
-    answers_to,
-    checkpoint_of,
-    folder_with,
-    make_config,
-    run_to_end,
-    scalars_of,
-    summary_of,
-    train,
-)
+from tests.helpers import answers_to, checkpoint_of, make_config, run_to_end
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options, tmp_path) -> None:
@@ -89,11 +80,10 @@ def test_checkpoints_are_kept_as_configured(finished) -> None:
 
 
 def test_equal_weights_make_equal_files(tmp_path) -> None:
+    facts = dict.fromkeys(("classes", "target", "in_channels", "dtype", "precision"), "x")
     for run in "abcd":
         writer = CheckpointWriter(make_config().checkpoint, tmp_path / run)
-        facts = dict.fromkeys(("classes", "target", "in_channels", "dtype", "precision"), "x")
-        model = {"weight": torch.ones(2)}
-        writer.write({"step": 1, "model": model, "facts": facts}, Best(0.5))
+        writer.write({"step": 1, "model": {"weight": torch.ones(2)}, "facts": facts}, True)
         writer.wait()
     contents = {path.read_bytes() for path in tmp_path.glob("*/model.safetensors")}
     assert len(contents) == 1
@@ -106,37 +96,3 @@ def test_steps_that_a_run_has_left_go_before_older_ones(tmp_path) -> None:
         writer.write({"step": step})
         writer.wait()
         assert steps_saved(tmp_path) == kept
-
-
-FULL = """
-from runtime.loggers.tensorboard import TensorBoardLogger
-
-class FullLogger(TensorBoardLogger):
-    def log(self, values, step):
-        if 4 <= step <= 8:
-            raise OSError(28, "No space left on device")
-        super().log(values, step)
-"""
-SERVICE = """
-from runtime.loggers import Logger
-
-class ServiceLogger(Logger):
-    def __init__(self, run_dir, settings, step):
-        raise RuntimeError("a bug")
-"""
-
-
-def test_training_goes_on_while_a_logger_cannot_write(options, tmp_path) -> None:
-    folder, run = folder_with(tmp_path / "s", "train.py"), tmp_path / "run"
-    for name, text in (("full", FULL), ("service", SERVICE)):
-        (folder / f"{name}.py").write_text(text)
-    script = folder / "train.py"
-    found = f"import runtime.loggers\n\nruntime.loggers.__path__.append({str(folder)!r})\n"
-    script.write_text(script.read_text().replace("@hydra", f"{found}@hydra"))
-    printed = train("train.py", run, *options, "log.to=[full,service]", folder=folder)
-    assert printed.count("log.to=full: values are lost until the next epoch") == 1
-    assert "log.to=service: values are lost until the next epoch" in printed
-    assert "RuntimeError: a bug" in printed
-    steps = [step for step, _ in scalars_of(run, "train/loss")]
-    assert steps == [1, 2, 3, *range(9, NUM_STEPS + 1)]
-    assert summary_of(run)["steps"] == NUM_STEPS

@@ -6,23 +6,24 @@ import signal
 import pytest
 
 from runtime.preemption import REQUEUE_MARKER
-from tests.faults import NUM_STEPS, WORKERS, assert_same_state, hit, script_with, steps_saved
+from tests.faults import NUM_STEPS, assert_same_state, hit, script_with, steps_saved
 from tests.helpers import checkpoint_of, needs_torchrun, run_to_end, summary_of, train
 
 
 @pytest.mark.skipif(needs_torchrun("train.py"), reason="ranks agree a step later, if on two")
 def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished, tmp_path) -> None:
-    """One in step 3, 6 and the last, validated later; workers ignore those that all get in 4."""
+    """One in step 3, 7 and the last, validated later. Its other processes get all of them in step
+    4, after which they load another batch."""
     run, options = tmp_path / "run", [*options, "resume=auto"]
-    signals = {3: signal.SIGTERM, 6: signal.SIGUSR1, NUM_STEPS: signal.SIGINT}
+    signals = {3: signal.SIGTERM, 7: signal.SIGUSR1, NUM_STEPS: signal.SIGINT}
     more = {step: list[str]() for step in signals}
-    more[6] = ["loader.num_workers=1"]
+    more[7] = ["loader.num_workers=1", "loader.prefetch_factor=1"]
     lines = list[str]()
     for step, number in signals.items():
         lines += hit(step, 0, f"os.kill(os.getpid(), {number:d})")
-    kills = "; ".join(f"kill -{number:d} {{w.pid}}" for number in signals.values())
-    send = f"{WORKERS}[w] = workers; os.system(f'{kills}')"  # a SIGTERM of its own would end it
-    lines += hit(4, 0, send)
+    kills = "; ".join(f"kill -{number:d} {{pids}}" for number in signals.values())
+    pids = "pids = ' '.join(str(p.pid) for p in psutil.Process().children(recursive=True))"
+    lines += hit(4, 0, f"import psutil; {pids}; os.system(f'{kills}')")
 
     folder = script_with(tmp_path / "s", "train.py", *lines)
     for step in signals:

@@ -1,5 +1,8 @@
 """Own data sets."""
 
 MISTAKES = [
-    ("train.py data=own data.name=digits data.fold=0", "fold_digits in loaders/own/digits.py"),
+    (
+        "train.py data=own data.name=digits data.fold=0",
+        "loaders/own/digits.py has no class FoldDigits and no function fold_digits",
+    ),
 ]

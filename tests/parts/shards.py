@@ -21,7 +21,7 @@ def sharded(root: Path, write: Callable[[Path], Data], *options: str) -> Data:
 def spoil(index: Any, sample: int) -> None:
     """Damage the bytes of the target of a sample, or of its image."""
     shard, start, length, _ = index.shards.spans[-1][sample].item()
-    path = index.shards.files.path(shard)
+    path = index.shards.path(shard)
     damaged = bytearray(path.read_bytes())
     damaged[start + length - 10] ^= 1
     path.write_bytes(damaged)

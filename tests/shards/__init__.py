@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from conf.schema import DataConfig
-from loaders.shards import Part, pack_shards
+from loaders.shards import pack_shards
 
 
 def shard(data: DataConfig, out: Path) -> None:
     """Pack data in shards of a few samples."""
-    pack_shards(data, str(out), 0.02, Part(1, 1))
+    pack_shards(data, str(out), 0.02)

@@ -17,14 +17,16 @@ import pytest
 from conf.errors import UserError
 from loaders.index import BadFileError
 from loaders.pack import pack
-from loaders.storage import StorageError
+from loaders.shards import StorageError
 from tests.helpers import make_config, refused
 from tests.images import loaders_of, make_photos, photos_in, save_index
-from tests.servers import bytes_in
+from tests.servers import WebServer, bytes_in
 from tests.shards import shard
 
 EVIL: list[Any] = [None, True, -1, 0, 7, 4_000_000_000, 10**30, 1e300, "", "x", "../../victim"]
 EVIL += ["é" * 5000, [], [[]], {}, {"": None}, ["../.."], [-1], ["/"]]
+MOST_MEMORY = 30_000_000
+"""Bytes, to read 20 photos of 3 KB."""
 DATA_START = 128
 """Bytes of the headers of these NumPy files."""
 
@@ -44,9 +46,8 @@ READS = {
 }
 
 
-def options_for(folder: Path) -> list[str]:
-    options = ["data.val_count=4", "data.resize=30", "data.crop=[24,24]", "loader.num_threads=1"]
-    return photos_in(folder / "photos", "data.retry_s=0", *options)
+OPTIONS = ["data.val_count=4", "data.resize=30", "data.crop=[24,24]", "loader.num_threads=1"]
+OPTIONS += ["data.retry_s=0"]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def folder(tmp_path_factory) -> Path:
     """Photos in shards, as an index and as a pack, beside a file that nobody may change."""
     folder = tmp_path_factory.mktemp("data")
     make_photos(folder / "photos", 20)
-    data = make_config(*options_for(folder)).data
+    data = make_config(*photos_in(folder / "photos", *OPTIONS)).data
     shard(data, folder / "shards")
     pack(data, folder / "pack")
     save_index(data, folder / "index")
@@ -62,14 +63,10 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def copy_of(folder: Path, kind: str) -> Path:
-    shutil.rmtree(folder / "copy", ignore_errors=True)
-    return shutil.copytree(folder / kind, folder / "copy")
-
-
 def read(folder: Path, kind: str, root: object) -> None:
     """Read an epoch of both splits."""
-    for loader in loaders_of(*options_for(folder), *(x.format(root) for x in READS[kind])):
+    more = [override.format(root) for override in READS[kind]]
+    for loader in loaders_of(*photos_in(folder / "photos", *OPTIONS, *more)):
         list(loader)
 
 
@@ -123,6 +120,41 @@ def damage(folder: Path, random: Random) -> Path:
     return path
 
 
+def serve(copy: Path, changed: Path, web: WebServer) -> str:
+    """Serve shards with a changed file of the index, whose checksum fits; their address."""
+    web.files, content = bytes_in(copy), changed.read_bytes()
+    if changed.name != "shards.json":
+        about = json.loads(web.files["shards.json"])
+        facts = {"size": len(content), "crc32": zlib.crc32(content)}
+        about["columns"][str(changed.relative_to(copy))] = facts
+        web.files["shards.json"] = json.dumps(about).encode()
+    return web.url
+
+
+IMPOSSIBLE: list[Any] = [("order", ..., -1), ("order", ..., 10**6), ("starts", ..., -3)]
+IMPOSSIBLE += [("spans-0", *span) for span in (("shard", -1), ("shard", 10**6), ("start", -5))]
+IMPOSSIBLE += [("spans-0", "length", 2**32 - 1)]
+
+
+@pytest.mark.parametrize(("name", "field", "value"), IMPOSSIBLE)
+def test_an_impossible_place_is_refused_before_memory_is_asked_for(
+    name: str, field: Any, value: int, folder: Path, web: WebServer
+) -> None:
+    shutil.rmtree(copy := folder / "copy", ignore_errors=True)
+    shutil.copytree(folder / "shards", copy)
+    path = copy / "index/train" / f"{name}.npy"
+    column = np.load(path)
+    column[field][...] = value
+    np.save(path, column)
+    for root in (copy, serve(copy, path, web)):
+        tracemalloc.start(1)
+        with pytest.raises((UserError, StorageError, BadFileError), match=f"{folder}|{web.url}"):
+            read(folder, "shards", root)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < MOST_MEMORY
+
+
 @pytest.mark.parametrize("kind", ["shards", "served shards", "index", "pack"])
 def test_no_damage_writes_elsewhere_or_runs_code(kind: str, folder, web, monkeypatch) -> None:
     """Nor does it take much memory or end in a traceback."""
@@ -132,23 +164,18 @@ def test_no_damage_writes_elsewhere_or_runs_code(kind: str, folder, web, monkeyp
     monkeypatch.chdir(folder)
     outside = {copy, folder / "cache", *folder.glob("*")}
     for _ in range(20):
-        path = damage(copy_of(folder, kind), random)
-        if is_served:
-            web.files = bytes_in(copy)
-            if path.name != "shards.json":  # or the checksum would tell
-                about, content = json.loads(web.files["shards.json"]), path.read_bytes()
-                facts = {"size": len(content), "crc32": zlib.crc32(content)}
-                about["columns"][str(path.relative_to(copy))] = facts
-                web.files["shards.json"] = json.dumps(about).encode()
+        shutil.rmtree(copy, ignore_errors=True)
+        path = damage(shutil.copytree(folder / kind, copy), random)
+        root = serve(copy, path, web) if is_served else copy
         tracemalloc.start(1)
         try:
-            read(folder, kind, web.url if is_served else copy)
+            read(folder, kind, root)
         except (UserError, StorageError, BadFileError) as error:
             refusals.append(str(error))
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-        assert peak < 30_000_000, path  # bytes, to read 20 photos of 3 KB
+        assert peak < MOST_MEMORY, path
         assert set(folder.glob("*")) <= outside
         shutil.rmtree(folder / "cache", ignore_errors=True)
         assert (folder / "victim").read_text() == "mine"

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from loaders.pack import pack
-from loaders.shards import LOSSLESS, Part, open_shards, pack_shards, part_of
-from loaders.storage import StorageError
+from loaders.shards import LOSSLESS, StorageError, open_shards, pack_shards, part_of
 from tests import images
 from tests.helpers import (
     checkpoint_of,
@@ -118,13 +117,13 @@ def test_which_part_a_process_writes() -> None:
     rank_2 = {"RANK": "1", "WORLD_SIZE": "2"}
     of_array = {"ID": "7", "MIN": "3", "STEP": "2", "COUNT": "4"}
     task = {f"SLURM_ARRAY_TASK_{name}": value for name, value in of_array.items()}
-    assert part_of(None, {}) == Part(1, 1)
-    assert part_of(None, rank_2) == Part(2, 2)
-    assert part_of(None, {"WORLD_SIZE": "2"}) == Part(1, 1)
-    assert part_of("3/64", rank_2 | task) == Part(3, 64)
-    assert part_of(None, rank_2 | task) == Part(3, 4)
+    assert part_of("", {}) == (1, 1)
+    assert part_of("", rank_2) == (2, 2)
+    assert part_of("", {"WORLD_SIZE": "2"}) == (1, 1)
+    assert part_of("3/64", rank_2 | task) == (3, 64)
+    assert part_of("", rank_2 | task) == (3, 4)
     with refused("part=3/2"):  # an array with gaps
-        part_of(None, task | {"SLURM_ARRAY_TASK_COUNT": "2"})
+        part_of("", task | {"SLURM_ARRAY_TASK_COUNT": "2"})
     for text in ("0/3", "4/3", "3", "a/b"):
         with refused(f"part={text} "):
             part_of(text, {})
@@ -133,6 +132,7 @@ def test_which_part_a_process_writes() -> None:
 # kind of data -> quality of its resized images in shards (None: all of it), endings of their names
 ENCODED: dict[str, tuple[str | None, set[str]]] = {
     "cells of 16 bits": (None, {"tif", "cls"}),
+    "cells of one channel": (None, {"tif", "cls"}),
     "photos": ("95", {"jpg", "cls"}),
     **dict(rows_of("RESIZED_IN_SHARDS")),
 }
@@ -170,17 +170,17 @@ def test_a_window_has_the_samples_of_few_shards(window: int, options, shards: Pa
     orders = []
     for seed in (0, 1):
         loader: Any = loaders_of(*options, f"data.shuffle_window={window}", f"seed={seed}")[0]
-        orders.append(loader.sampler.plan(np.arange(34))["sample"].tolist())
-    shard_of = loader.index.shards.spans[0]["shard"]
-    assert shard_of[orders[0]].tolist() != shard_of[orders[1]].tolist()
-    for left in orders:
+        left = loader.sampler.plan(np.arange(34))["sample"].tolist()
         assert sorted(left) == list(range(34))
+        shard_of = loader.index.shards.spans[0]["shard"]
+        orders.append(shard_of[left].tolist())
         # Runs of positions, as long as the shards in them, which no two windows share.
         while left:
             inside = list(dict.fromkeys(shard_of[left].tolist()))[:window]
             size = int(np.isin(shard_of, inside).sum())
             assert {*shard_of[left[:size]].tolist()} == {*inside}
             left = left[size:]
+    assert orders[0] != orders[1]
 
 
 def test_windows_are_of_shards_and_their_size_is_part_of_the_plan(options, shards: Path) -> None:

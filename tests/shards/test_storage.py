@@ -5,50 +5,31 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import closing
-from http.client import HTTPConnection
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from conf.errors import UserError
-from conf.schema import DataConfig
-from loaders.storage import MissingError, StorageError, open_storage
+from loaders.shards import MissingError, Storage, StorageError
 from tests.servers import WebServer
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
-PATIENT, IMPATIENT = DataConfig(retry_s=60), DataConfig(retry_s=0.1)
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """An S3-compatible server with an empty bucket; its address."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    # Not `urlopen`, which asks the proxy of the environment.
-    with closing(HTTPConnection(host, port)) as connection:
-        connection.request("PUT", "/bucket")
-        assert connection.getresponse().status == 200
-    yield f"http://{host}:{port}"
-    server.stop()
+PATIENT, IMPATIENT = 60.0, 0.1  # seconds
 
 
 @pytest.mark.parametrize(
     "root", ["{tmp_path}/a folder", "{web.url}/prefix/", "s3://bucket/prefix", "gs://bucket/prefix"]
 )
-def test_what_was_written_is_read(root: str, tmp_path: Path, web, s3, monkeypatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+def test_what_was_written_is_read(root: str, tmp_path: Path, web, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     account = {"gcs_base_url": web.url, "disable_oauth": True}
     account |= dict.fromkeys(("private_key", "private_key_id", "client_email"), "")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
-    storage = open_storage(root.format(tmp_path=tmp_path, web=web), PATIENT)
+    storage = Storage(root.format(tmp_path=tmp_path, web=web), PATIENT)
     name, local, fetched = "shards/a b.tar", tmp_path / "local", tmp_path / "copy"
     assert not storage.exists(name)
     for content in (b"old", CONTENT, b""):
@@ -69,7 +50,7 @@ def test_what_was_written_is_read(root: str, tmp_path: Path, web, s3, monkeypatc
 def test_what_may_pass_is_tried_again(fault: str, web: WebServer, tmp_path: Path) -> None:
     web.fault = lambda path: fault if len(web.requests) in (1, 3, 4) else None
     web.files["a"] = CONTENT
-    storage = open_storage(web.url, PATIENT, stall_s=0.2)
+    storage = Storage(web.url, PATIENT, stall_s=0.2)
     storage.fetch("a", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == CONTENT
     assert len(web.requests) == 2
@@ -80,7 +61,7 @@ def test_what_may_pass_is_tried_again(fault: str, web: WebServer, tmp_path: Path
 def test_a_server_that_fails_is_named_without_credentials(web: WebServer, caplog) -> None:
     root = web.url.replace("//", "//who:secret@") + "/folder?signature=secret"
     web.files["folder/a"] = CONTENT
-    assert open_storage(root, IMPATIENT).read("a") == CONTENT
+    assert Storage(root, IMPATIENT).read("a") == CONTENT
     assert web.requests == [("GET", "/folder/a?signature=secret", "Basic d2hvOnNlY3JldA==")]
     denied = {"400": "data.root", "403": "USER:PASSWORD", "404": "data.root"}
     passing = ("reset", "503", "cut", "408", "429", "closed")
@@ -89,14 +70,14 @@ def test_a_server_that_fails_is_named_without_credentials(web: WebServer, caplog
         if fault == "closed":
             web.close()
         with pytest.raises(UserError if fault in denied else StorageError, match=named) as away:
-            open_storage(root, IMPATIENT).read("a")
+            Storage(root, IMPATIENT).read("a")
         assert str(away.value).startswith(f"{web.url}/folder/a")
         assert len(str(away.value).splitlines()) == 1
         assert fault in str(away.value) or not fault.isdigit()
         shown = "".join(traceback.format_exception(away.value)) + caplog.text
         assert not any(word in shown for word in ("secret", "who"))
     threading.Timer(0.2, web.open).start()
-    assert open_storage(root, PATIENT).read("a") == CONTENT  # it came back in time
+    assert Storage(root, PATIENT).read("a") == CONTENT  # it came back in time
 
 
 def test_a_root_that_cannot_be_read_is_refused_at_once(web: WebServer, monkeypatch) -> None:
@@ -104,11 +85,11 @@ def test_a_root_that_cannot_be_read_is_refused_at_once(web: WebServer, monkeypat
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     web.fault = lambda path: "301"  # the bucket is in another region
     with pytest.raises(UserError, match="AWS_REGION"):
-        open_storage("s3://bucket/x", PATIENT).exists("a")
+        Storage("s3://bucket/x", PATIENT).exists("a")
     assert len(web.requests) == 1
     with pytest.raises(UserError, match="^ftp://host: "):
-        open_storage("ftp://user:secret@host", PATIENT)
-    monkeypatch.delitem(sys.modules, "loaders.storage.bucket")
+        Storage("ftp://user:secret@host", PATIENT)
+    monkeypatch.delitem(sys.modules, "loaders.shards.storage")
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(UserError, match="pip install obstore"):
-        open_storage("s3://bucket", PATIENT)
+        import_module("loaders.shards.storage")

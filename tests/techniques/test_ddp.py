@@ -17,11 +17,8 @@ pytestmark = pytest.mark.slow
 def test_a_layer_that_is_not_used_is_named_under_ddp(data, tmp_path) -> None:
     script = "train_ddp.py"
     folder = folder_with(tmp_path / "s", script)
-    replace(
-        folder / script,
-        "    # optimizer\n",
-        "    model.extra = nn.Linear(3, 3)\n\n    # optimizer\n",
-    )
+    place = "    # optimizer\n"
+    replace(folder / script, place, f"    model.extra = nn.Linear(3, 3)\n\n{place}")
     codes, prints = run_to_end(script, tmp_path / "run", *data, *PLAIN, folder=folder)
     for code, text in zip(codes, prints, strict=True):
         assert code == 2, text

@@ -6,5 +6,7 @@ from runtime.parallel import visible_gpus
 from tests.helpers import make_config
 
 
-def test_data_parallel_gathers_on_the_configured_gpu() -> None:
-    assert visible_gpus(make_config(), torch.device("cuda", 1), num_gpus=3) == [1, 0, 2]
+def test_data_parallel_gathers_on_the_configured_gpu(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert visible_gpus(make_config(), torch.device("cuda", 1)) == [1, 0, 2]

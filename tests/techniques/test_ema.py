@@ -21,10 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 OPTIONS = ["ema.decay=0.3", "checkpoint.every_steps=1", "checkpoint.keep=99", "max_steps=9"]
-OPTIONS += [
-    "global_batch_size=16",
-    "optimizer.lr=0.02",
-]  # so that the average differs from the weights
+OPTIONS += ["global_batch_size=16", "optimizer.lr=0.02"]  # the average differs from the weights
 
 
 def average_of(state: dict) -> dict[str, Tensor]:

@@ -2,6 +2,5 @@
 
 from loaders.backends.common.dataset import PlanDataset, movable
 from loaders.backends.common.loader import ImageLoader
-from loaders.backends.common.shared import SharedBatches, default_workers
 from loaders.backends.common.transform import Batch, RawBatch
-from loaders.backends.common.tune import with_fastest_parallelism
+from loaders.backends.common.workers import MIN_ROWS, default_workers, with_fastest_parallelism

@@ -1,25 +1,24 @@
 """The base class of all backends."""
 
-from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
 
 from conf.schema import Config
-from loaders.backends.common.transform import Batch, BatchTransform, RawBatch
+from loaders.backends.common.transform import BatchTransform
 from loaders.common import DataInfo
-from loaders.epoch import EpochLoader, prefetched, transformed
+from loaders.epoch import Loader
 from loaders.index import class_counts
 from loaders.plan import PlanSampler
 
 
-class ImageLoader(EpochLoader):
+class ImageLoader(Loader):
     """Iterates over this rank's batches of one split.
 
     A batch is `(inputs, targets)` on `device`: float32 inputs of shape (B, C, H, W), and targets as
     `info.target` says, see `loaders.targets.Target`; with `data.mixup` or `data.cutmix`, labels of
     training batches are (B, classes) float32 probabilities. A backend implements
-    `finished_batches()`, by `finish()` of its images.
+    `finished_batches()`, by `transform.finish()` of its images.
 
     Attributes:
         index: index of the split.
@@ -41,29 +40,21 @@ class ImageLoader(EpochLoader):
             and (shapes <= self.output_size).all()
         ):
             self.read_size = int(shapes[0, 0]), int(shapes[0, 1])
-        self.transform = BatchTransform(sampler, cfg, device)
+        self.transform = BatchTransform(sampler, cfg, device, self.read_size != self.output_size)
+        index = self.index
         info = DataInfo(
-            target=self.index.target,
-            in_channels=self.index.channels,
-            dtype=self.index.dtype,
-            num_samples=len(self.index),
-            num_dropped=len(self.index) - sampler.num_rows,
-            example=torch.zeros(1, self.index.channels, *self.output_size),
-            name_of=self.index.name_of,
+            target=index.target,
+            in_channels=index.channels,
+            dtype=index.dtype,
+            num_samples=len(index),
+            num_dropped=len(index) - sampler.num_rows,
+            example=torch.zeros(1, index.channels, *self.output_size),
+            name_of=index.name_of,
             pictures=self.transform.denormalize,
             # Not a lambda, which would keep this loader alive.
-            class_counts=partial(class_counts, self.index),
+            class_counts=partial(class_counts, index),
         )
         super().__init__(sampler, info)
-
-    def finish(self, batches: Iterable[RawBatch]) -> Iterator[Batch]:
-        """Yield the rows of each batch, and its inputs and targets, one batch in advance."""
-        if self.device.type == "cpu":
-            # Only enlarging is worth all cores, which are busy with the following batches.
-            enlarges = self.read_size != self.output_size
-            num_threads = torch.get_num_threads() if enlarges else 1
-            return transformed(batches, self.transform, num_threads)
-        return prefetched(batches, self.transform, self.device)
 
     def read_sizes(self) -> dict[int, tuple[int, int]]:
         """Return (height, width) of the images that the backend delivers, by side."""

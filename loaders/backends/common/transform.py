@@ -1,8 +1,9 @@
-"""Turn a backend's uint8 or uint16 images into the model's float32 batch, on the device."""
+"""Turns a backend's uint8 or uint16 images into the model's float32 batch, on the device."""
 
 import math
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from conf.errors import UserError
 from conf.schema import Config
 from loaders.augment import Augmentation, parts, to_device
+from loaders.epoch import prefetched, transformed
 from loaders.plan import PlanSampler
 
 RawBatch = tuple[np.ndarray, tuple[Tensor, ...]]
@@ -24,13 +26,23 @@ Batch = tuple[np.ndarray, tuple[Tensor, Tensor]]
 class BatchTransform:
     """Converts images to float32 NCHW, enlarged, normalised and augmented as their rows say.
 
+    Args:
+        sampler: sampler of the rows.
+        cfg: `cfg.data` and `cfg.loader` are used.
+        device: device of the batches.
+        enlarges: the images are smaller than the model's inputs.
+
     Raises:
         UserError: `data.mean` or `data.std` does not fit the number of channels.
     """
 
-    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
+    def __init__(
+        self, sampler: PlanSampler, cfg: Config, device: torch.device, enlarges: bool
+    ) -> None:
         index, self.augmentations = sampler.index, sampler.augmentations
         self.index, self.output_size, self.device = index, sampler.output_size, device
+        # Only enlarging is worth all cores, which are busy with the following batches.
+        self.num_threads = torch.get_num_threads() if enlarges else 1
         last = cfg.loader.channels_last
         self.memory_format = torch.channels_last if last else torch.contiguous_format
         # For the batches in use, next and ahead, each of two tensors.
@@ -55,17 +67,22 @@ class BatchTransform:
         """Return the rows, and the inputs and targets that the model sees."""
         augmentations = [a for a in self.augmentations if not a.is_neutral(rows)]
         on_images = [a for a in augmentations if a.changes_images]
-        finished = [self._side(number, side, rows, on_images) for number, side in enumerate(images)]
-        # Targets that are not images; without any, the samples' numbers.
-        if len(self.index.sides) == 1:
+        inputs, *rest = (self._side(n, side, rows, on_images) for n, side in enumerate(images))
+        if rest:
+            targets = rest[0]
+        else:  # not images; without any, the samples' numbers
             values = getattr(self.index.target, "values", None)
             targets_of = rows["sample"].copy() if values is None else values[rows["sample"]]
-            finished.append(to_device(torch.from_numpy(targets_of), self.device))
-        inputs, targets = finished
+            targets = to_device(torch.from_numpy(targets_of), self.device)
         for augmentation in augmentations:
-            both = inputs, targets, rows, self.index.target
-            inputs, targets = augmentation.apply_to_both(*both)
+            inputs, targets = augmentation.apply_to_both(inputs, targets, rows, self.index.target)
         return rows, (inputs, targets)
+
+    def finish(self, batches: Iterable[RawBatch]) -> Iterator[Batch]:
+        """Yield the rows of each batch, and its inputs and targets, one batch in advance."""
+        if self.device.type == "cpu":
+            return transformed(batches, self, self.num_threads)
+        return prefetched(batches, self, self.device)
 
     def denormalize(self, inputs: Tensor) -> Tensor:
         """Convert inputs (B, C, H, W) to pictures: 1 or 3 channels with values in [0, 1]."""
@@ -88,11 +105,9 @@ class BatchTransform:
             if not augmentations:  # before enlarging, while there are fewer pixels
                 _scale_and_shift(pictures, scale / full_intensity, shift, out=pictures)
         if batch.shape[2:] != (height, width):
-            enlarged = self._empty((*batch.shape[:2], height, width))
+            size, enlarged = (height, width), self._empty((*batch.shape[:2], height, width))
             # interpolate(mode="bilinear"), which has no `out`
-            batch = torch.ops.aten.upsample_bilinear2d.out(
-                batch, (height, width), False, out=enlarged
-            )
+            batch = torch.ops.aten.upsample_bilinear2d.out(batch, size, False, out=enlarged)
         if augmentations:
             for part in parts(batch):
                 pictures = batch[part].div_(full_intensity)
@@ -111,12 +126,8 @@ class BatchTransform:
 def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor, out: Tensor) -> None:
     """Write batch * scale + shift to `out`, maybe `batch`; scale, shift: (1, C or 1, 1, 1)."""
     # Factors for a whole line of pixels: broadcasting fewer values is several times slower.
-    line = (1, batch.shape[1], 1, batch.shape[3])
-    is_channels_last = batch.is_contiguous(memory_format=torch.channels_last)
-    memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
-    scale, shift = (
-        factor.expand(line).contiguous(memory_format=memory_format) for factor in (scale, shift)
-    )
+    line = batch[:1, :, :1]
+    scale, shift = (torch.empty_like(line).copy_(factor) for factor in (scale, shift))
     torch.addcmul(shift, batch, scale, out=out)
 
 
@@ -144,7 +155,5 @@ class BatchMemory:
             piece = np.empty(count, np.float32)  # unlike torch, NumPy asks Linux for huge pages
         lent = piece.view()
         weakref.finalize(lent, self.unused[count].append, piece).atexit = False
-        if memory_format == torch.contiguous_format:
-            return torch.from_numpy(lent).view(shape)
-        batch, channels, height, width = shape
-        return torch.from_numpy(lent).view(batch, height, width, channels).permute(0, 3, 1, 2)
+        strides = torch.empty(shape, memory_format=memory_format, device="meta").stride()
+        return torch.from_numpy(lent).as_strided(shape, strides)

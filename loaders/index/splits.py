@@ -1,0 +1,125 @@
+"""Which samples train and which are held out: by folders, by names or by seed."""
+
+import logging
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.index.folders import folders_in
+
+log = logging.getLogger(__name__)
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+Parts = tuple[np.ndarray, np.ndarray]
+"""Sorted positions of the training samples, and of those that are held out."""
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a folder is named after, such as `train` for `Training` or `train_set`;
+    None if it is named after none."""
+    word = re.sub(r"[ _-]?(set|split)$", "", name.casefold())
+    return next((split for split, names in SPLIT_NAMES.items() if word in names), None)
+
+
+def held_out_split(wanted: str, found: Collection[str], data: DataConfig, where: str) -> str | None:
+    """Return the split that a data set with the splits `found` holds out from training: `wanted`,
+    `val` or `test`. Without `val`, `test` validates or, with `data.fold`, a part of training: None.
+
+    Raises:
+        UserError: there is no test split, or it validates.
+    """
+    test_validates = "val" not in found and data.fold is None
+    if wanted == "test" and ("test" not in found or test_validates):
+        why = "chose the best epoch, as there is no val" if "test" in found else "does not exist"
+        raise UserError(f"split=test: test of {where} {why}; use split=val (docs/splits.md)")
+    if wanted in found:
+        return wanted
+    if "test" in found and test_validates:
+        log.info(
+            "test of %s is used for validation, as there is no val: nothing is left to test", where
+        )
+    return "test" if test_validates else None
+
+
+def split_folders(root: Path, data: DataConfig, wanted: str = "val") -> list[Path]:
+    """Return the folders of training and of `wanted`, `val` or `test`; a single one, the root or
+    that of training, if its samples are to be split by seed.
+
+    Folders named after splits are classes if they hold no folders and are not of both splits.
+
+    Raises:
+        UserError: there is no such folder, or not one folder of each split.
+    """
+    if not root.is_dir():
+        raise UserError(f"data.root={root} is not a folder; set data.root to the data set's folder")
+    named: dict[str, list[Path]] = {}
+    for name in sorted(folders_in(root)):
+        if split := split_of(name):
+            named.setdefault(split, []).append(root / name)
+    folders = [folder for several in named.values() for folder in several]
+    is_both = "train" in named and len(named) > 1
+    is_split = is_both or any(any(folders_in(folder)) for folder in folders)
+    held_out = held_out_split(wanted, named if is_split else (), data, str(root))
+    if not is_split:
+        return [root]
+    train, others = named.get("train", []), named.get(held_out or "", [])
+    if len(train) == 1 and (held_out is None or len(others) == 1):
+        return train + others
+    raise UserError(
+        f"{root} has {' and '.join(folder.name for folder in folders)}; it needs one folder for "
+        f"training and one for validation or tests, such as train and {wanted}: add, rename or "
+        "remove folders"
+    )
+
+
+def parts_of(
+    counts: list[int], data: DataConfig, held_out: str = "val", labels: np.ndarray | None = None
+) -> Parts:
+    """Return the positions of the samples of each split, from the number of samples in each of
+    `split_folders`; see `split_by_seed` for `labels`."""
+    if len(counts) == 1:
+        return split_by_seed(counts[0], data, labels)
+    if held_out == "val":
+        check_no_split(data, f"data.root={data.root}")
+    positions = np.arange(sum(counts))
+    return positions[: counts[0]], positions[counts[0] :]
+
+
+def split_by_seed(count: int, data: DataConfig, labels: np.ndarray | None = None) -> Parts:
+    """Split `count` samples by `data.split_seed`.
+
+    With `data.fold`, all folds have the same number of samples of each of the `labels`, (count,)
+    ints, up to one.
+    """
+    num_val = data.val_count if data.val_count is not None else round(count * data.val_fraction)
+    order = np.random.Generator(np.random.Philox(key=data.split_seed)).permutation(count)
+    val = order[:num_val]
+    if data.fold is not None:
+        if labels is not None:
+            order = order[np.argsort(labels[order], kind="stable")]
+        val = order[data.fold :: data.num_folds]
+    if not 0 < len(val) < count:
+        raise UserError(
+            f"a validation split of {len(val)} of {count} samples leaves one split empty; set "
+            "data.val_fraction, data.val_count or data.num_folds"
+        )
+    return np.setdiff1d(order, val), np.sort(val)
+
+
+def check_no_split(data: DataConfig, where: str) -> None:
+    """Raise UserError if keys of `split_by_seed` are set for data that is split already."""
+    given = [
+        f"data.{key}={getattr(data, key)}"
+        for key in ("val_fraction", "val_count", "split_seed", "fold")
+        if getattr(data, key) != getattr(DataConfig, key)
+    ]
+    if given:
+        raise UserError(f"{where} has a validation split of its own; leave out {', '.join(given)}")
