@@ -21,10 +21,11 @@ from benchmarks.run import SPEED, STEP_TIME, format_interval, format_number
 from benchmarks.scale import FIRST_BATCH, GROWTH, RESUME
 from benchmarks.shuffle import CLASSES, MOVED, ORIGINS
 from benchmarks.simulate import EFFICIENCY, ERROR
+from benchmarks.worker_costs import MEMORY, OPERATION, START
 
 PICTURED = (
     *(SPEED, STEP_TIME, WAIT, PACKING, FIRST_BATCH, RESUME, GROWTH, PEAK),
-    *(CLASSES, ORIGINS, MOVED, EFFICIENCY, ERROR),
+    *(CLASSES, ORIGINS, MOVED, EFFICIENCY, ERROR, START, MEMORY, OPERATION),
 )
 Rows = list[Measurement]
 Line = dict[str, Measurement]
@@ -37,6 +38,7 @@ TITLES = {
     "alternatives": "Loaders compared",
     "loaders": "Loaders",  # earlier results only
     "workers": "Workers and threads",
+    "worker_costs": "Worker processes",
     "out_of_band": "Decoding in advance",
     "entry_points": "Entry points",
     "bottleneck": "Bottleneck",
