@@ -23,7 +23,7 @@ from pathlib import Path
 BENCHMARKS = {
     "alternatives": "the template's loaders against others, on each experiment's data",
     "workers": "images/s by number of workers and threads",
-    "worker_costs": "start and memory of worker processes, and how long operations wait for them",
+    "worker_costs": "start, memory and speed of worker processes, and how operations wait for them",
     "out_of_band": "training from images that were decoded in advance",
     "entry_points": "every training script with every loader on 1 to N devices",
     "bottleneck": "time of a training step by part, and settings that make it faster",

@@ -26,7 +26,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 RUNS: dict[str, tuple[Sequence[str], Sequence[str], Any]] = {
     "alternatives": (["global_batch_size=2"], ["pairs"], None),
     "workers": ([], [], 1),
-    "worker_costs": (["global_batch_size=2"], ["caltech256"], None),
+    "worker_costs": (["global_batch_size=2"], ["caltech256"], 20),
     "out_of_band": (["global_batch_size=2", "data.resize=[32,32]"], ["lowlight"], None),
     "entry_points": (LIGHT, [], ["train.py"]),
     "bottleneck": (LIGHT, [], [("model.channels_last=true",)]),
