@@ -21,7 +21,7 @@ setup: .venv/ready  ## create .venv with the pinned dependencies
 	@touch $@
 
 train: setup  ## train the default model on the embedded digits
-	$(BIN)/python train.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(or $(shell sed -n 's/^Start with `\(.*\)`.*/\1/p' train.py),python train.py)
 
 test: setup  ## run the tests, in as many processes as there are CPUs; SLOW=1: the slow ones too
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder \

@@ -14,12 +14,13 @@ import ast
 import difflib
 import itertools
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from conf.errors import UserError
 
 HERE = Path(__file__).parent
 BASELINE = "train.py"
@@ -35,21 +36,9 @@ CONFLICT = re.compile(
 )
 
 
-class MergeError(ValueError):
-    """Error of scripts that cannot be merged; its message gives the reason and the fix."""
-
-
-def split_docstring(source: str, name: str = "the script") -> tuple[str, str]:
-    """Split a script into its docstring and the text after the docstring.
-
-    Raises:
-        MergeError: the script, of this name, holds conflicts or is no Python.
-    """
-    refuse_conflicts(name, source)
-    try:
-        module = ast.parse(source)
-    except SyntaxError as error:
-        raise MergeError(f"{name}, line {error.lineno}: {error.msg}; correct it") from error
+def split_docstring(source: str) -> tuple[str, str]:
+    """Split a script into its docstring and the text after the docstring."""
+    module = ast.parse(source)
     docstring = ast.get_docstring(module)
     if docstring is None:
         return "", source
@@ -57,11 +46,17 @@ def split_docstring(source: str, name: str = "the script") -> tuple[str, str]:
 
 
 def read(path: Path) -> tuple[str, str]:
-    """Read a script's docstring and the text after it; each line ends with a line feed alone."""
+    """Read a script's docstring and the text after it; each line ends with a line feed alone.
+
+    Raises:
+        UserError: the script holds conflicts, or is no Python.
+    """
     try:
-        return split_docstring(path.read_text(encoding="utf-8"), path.name)
-    except UnicodeDecodeError as error:
-        raise MergeError(f"{path} is not encoded in UTF-8; save it so") from error
+        text = path.read_text(encoding="utf-8")
+        refuse_conflicts(path.name, text)
+        return split_docstring(text)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {error}; correct it") from error
 
 
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
@@ -86,14 +81,14 @@ def allowed_sets(folder: Path = HERE) -> list[tuple[str, ...]]:
 
 
 def refuse_unmarked(baseline: str, script: str, name: str) -> None:
-    """Raise MergeError if a script's changes lack the marker; both are texts after docstrings."""
+    """Raise UserError if a script's changes lack the marker; both are texts after docstrings."""
     old, new = baseline.splitlines(), script.splitlines()
     for kind, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
         removed = [f"- {line.strip()}" for line in old[i1:i2] if line.strip()]
         added = [f"+ {line.strip()}" for line in new[j1:j2] if line.strip()]
         is_marked = added and added[0].startswith(f"+ {MARKER}")
         if kind != "equal" and (removed or added) and not is_marked:
-            raise MergeError(
+            raise UserError(
                 f"{name} has an unmarked difference from {BASELINE}; put a comment "
                 f"`{MARKER.strip()} why` above it, or take the lines of {BASELINE}:\n"
                 + "\n".join(removed + added)
@@ -115,31 +110,31 @@ def compose(
         Text of the script, with conflict markers if the techniques and `onto` edit the same lines.
 
     Raises:
-        MergeError: the techniques do not combine, `onto` is another script, or `train.py` was
+        UserError: the techniques do not combine, `onto` is another script, or `train.py` was
             edited since they were made.
     """
     excluded = find_techniques(folder)
     for name in names:
         if name not in excluded:
             known = ", ".join(excluded)
-            raise MergeError(f"unknown technique {name}; use some of {known}: no train_{name}.py")
+            raise UserError(f"unknown technique {name}; use some of {known}: no train_{name}.py")
         if names.count(name) > 1:
-            raise MergeError(f"{' '.join(names)} names {name} twice; name each technique once")
+            raise UserError(f"{' '.join(names)} names {name} twice; name each technique once")
         if others := excluded[name] & set(names):
-            raise MergeError(f"{name} does not combine with {', '.join(others)}; leave one out")
+            raise UserError(f"{name} does not combine with {', '.join(others)}; leave one out")
     onto_path = onto or folder / BASELINE
     docstring, merged = read(onto_path)
-    if "\n@entry_point\n" not in merged:
-        raise MergeError(
-            f"--onto {onto_path}: it has no @entry_point, and so is not made from {BASELINE}; "
-            f"start with a copy of {BASELINE}, and move your code into it"
-        )
     lines = onto_path.read_text(encoding="utf-8").splitlines(keepends=True)
     comments = "".join(itertools.takewhile(lambda line: line[0] == "#", lines))
     merged = merged.removeprefix(comments)
+    if "\n@entry_point\n" not in merged:
+        raise UserError(
+            f"--onto {onto_path}: it has no @entry_point, and so is not made from {BASELINE}; "
+            f"start with a copy of {BASELINE}, and move your code into it"
+        )
     _, baseline = read(folder / BASELINE)
     if read(folder / BASE)[1] != baseline:
-        raise MergeError(
+        raise UserError(
             f"{BASELINE} has changed since the scripts were updated; run python compose.py --update"
         )
     titles, launcher = [], "python "
@@ -165,17 +160,18 @@ def compose(
 def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> str:
     """Merge three ways with git, which marks conflicts; insertions of both at the same place are
     kept, and those of ours directly above an edit of theirs."""
-    if shutil.which("git") is None:
-        raise MergeError("git is not installed, which merges scripts; install it")
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, name) for name in ("ours", "base", "theirs")]
         for path, text in zip(paths, (ours, base, theirs), strict=True):
             path.write_text(text)
         labels = [option for name in (our_name, BASELINE, their_name) for option in ("-L", name)]
         command = ["git", "merge-file", "-p", "--diff3", *labels, *map(str, paths)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            raise UserError("scripts are merged by git, which is not installed") from error
     if done.returncode > 127:  # up to there it is the number of conflicts
-        raise MergeError(f"{our_name}: git merge-file failed: {done.stderr.strip()}")
+        raise UserError(f"{our_name}: git merge-file failed: {done.stderr.strip()}")
 
     def resolved(conflict: re.Match[str]) -> str:
         ours, base, theirs = conflict["ours"], conflict["base"], conflict["theirs"]
@@ -195,9 +191,9 @@ def sort_imports(text: str) -> str:
 
 
 def refuse_conflicts(name: str, text: str) -> None:
-    """Raise MergeError, which shows the lines, if there are conflicts in a script of this name."""
+    """Raise UserError, which shows the lines, if there are conflicts in a script of this name."""
     if conflicts := [match[0] for match in CONFLICT.finditer(text)]:
-        raise MergeError(
+        raise UserError(
             f"{name}: both sides edit the same lines (conflicts: {len(conflicts)}); edit between "
             f"the markers:\n{conflicts[0]}"
         )
@@ -207,7 +203,7 @@ def update(folder: Path = HERE) -> None:
     """Bring an edit of `train.py` to the scripts of all techniques and to those composed of them.
 
     Raises:
-        MergeError: a script holds conflicts from an earlier merge; no script is written. Or both
+        UserError: a script holds conflicts from an earlier merge; no script is written. Or both
             sides edit the same lines, or a technique is gone; the other scripts are written.
     """
     techniques = find_techniques(folder).keys()
@@ -233,13 +229,13 @@ def update(folder: Path = HERE) -> None:
         try:
             own = read(path)[1]
             refuse_unmarked(baseline, own, path.name)
-            if names and own != split_docstring(compose(names, folder=folder))[1]:
+            if names and not compose(names, folder=folder).endswith(own):
                 command = f"python compose.py {' '.join(names)} -o {path.name} --force"
                 print(f"{path.name} is not what its techniques give; to write it again: {command}")
-        except MergeError as error:
+        except UserError as error:
             problems.append(str(error) if path.name in str(error) else f"{path.name}: {error}")
     if problems:
-        raise MergeError("\n".join(problems))
+        raise UserError("\n".join(problems))
 
 
 def main() -> None:
@@ -260,7 +256,7 @@ def main() -> None:
             for name in find_techniques():
                 print(f"{name:10} {read(HERE / f'train_{name}.py')[0].splitlines()[0]}")
         elif output and output.exists() and not options.force:
-            raise MergeError(f"{output} already exists; use another name, or --force to replace it")
+            raise UserError(f"{output} already exists; use another name, or --force to replace it")
         else:
             script = compose(options.techniques, options.onto, output.name if output else None)
             if options.diff:
@@ -272,7 +268,7 @@ def main() -> None:
             elif not options.diff:
                 print(script, end="")
             refuse_conflicts(str(output or "the printed script"), script)
-    except (MergeError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"compose.py: {error}", file=sys.stderr)
         sys.exit(2)
 

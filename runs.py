@@ -6,14 +6,14 @@ changed settings, which are below if the line would be too long. What all runs o
 is above it. The best run is on top; `sort=` takes `best`, `images/s`, `name` or a metric of
 `summary.json`, such as `val/loss` (smallest on top). Runs that differ in nothing but `data.fold`
 have one more line, above all runs, with means and the metric's standard deviation over the folds.
-Runs that did not end show no values; damaged folders come last.
+Runs that did not end show no values.
 """
 
 import json
 import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -50,8 +50,6 @@ class Row:
     fold: int | None = None
     deviation: dict[str, float] = field(default_factory=dict)
     """Of the metrics over the folds, if they are means."""
-    damage: str = ""
-    """The damaged file and what is wrong with it; empty if nothing is."""
 
     def score(self, metric: str) -> float | None:
         """Return the value of a metric, by which higher is better; None if the run has none."""
@@ -62,15 +60,8 @@ class Row:
 
 def read_run(folder: Path, root: Path) -> Row:
     """Read the row of the run in this folder."""
-    name, found = str(folder.relative_to(root)), []
-    for file in ("config.yaml", "run.json", "summary.json"):
-        path, load = folder / file, json.loads if file.endswith("json") else yaml.safe_load
-        try:
-            found.append(dict(load(path.read_text())) if path.exists() else {})
-        except (ValueError, TypeError, yaml.YAMLError) as error:
-            damage = f"{file} cannot be read: {' '.join(str(error).split())}"
-            return Row(name, damage=masked(damage))
-    config, start, summary = found
+    config = read_file(folder / "config.yaml", yaml.safe_load)
+    start, summary = (read_file(folder / f"{name}.json", json.loads) for name in ("run", "summary"))
     data, task = config.get("data", {}), config.get("task", {})
     about = {"data": data.get("layout"), "data.root": data.get("root"), "task": task.get("name")}
     about |= {"data.table": data.get("table")}
@@ -80,7 +71,7 @@ def read_run(folder: Path, root: Path) -> Row:
         about["loader"] = "synthetic"
     best = summary.get("best", {})
     return Row(
-        folder=name,
+        folder=str(folder.relative_to(root)),
         data=" ".join(as_overrides({key: value for key, value in about.items() if value})),
         num_val_samples=start.get("val_samples", 0) if fold is None else 0,  # folds differ by one
         metric=summary.get("best_metric", "") if best else "",
@@ -92,26 +83,43 @@ def read_run(folder: Path, root: Path) -> Row:
     )
 
 
+def read_runs(folders: Iterable[Path], root: Path) -> list[Row]:
+    """Read the rows of runs, but for those whose files are damaged, which are named."""
+    rows = []
+    for folder in folders:
+        try:
+            rows.append(read_run(folder, root))
+        except UserError as error:
+            print(error, file=sys.stderr)
+    return rows
+
+
+def read_file(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
+    """Read a file of a run; an empty dictionary if it is not there yet."""
+    try:
+        return dict(load(path.read_text())) if path.exists() else {}
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged: {reason}; move the run elsewhere") from error
+
+
 def as_overrides(settings: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key}={masked(value)}" for key, value in settings.items())
 
 
 def listing(rows: list[Row], key: str) -> str:
-    """Return the rows in order, a table for all that can be compared, then the damaged folders."""
+    """Return the rows in order, a table for all that can be compared."""
 
     def group(row: Row) -> tuple[bool, str, int]:
         return row.data.endswith("loader=synthetic"), row.data, row.num_val_samples
 
     tables = []
-    sound = [row for row in rows if not row.damage]
-    for (_, data, count), some in groupby(sorted(sound, key=group), group):
+    for (_, data, count), some in groupby(sorted(rows, key=group), group):
         title = f"{data}: {count:,} validation samples" if count else data
         found = list(some)
         ordered = in_order(means_over_folds(found), key) + in_order(found, key)
-        tables.append([title] * bool(title) + table(ordered, key))
-    if damaged := [row for row in rows if row.damage]:
-        tables.append(["damaged:", *(f"{row.folder}: {row.damage}" for row in damaged)])
-    return "\n\n".join("\n".join(lines) for lines in tables)
+        tables.append("\n".join([title] * bool(title) + table(ordered, key)))
+    return "\n\n".join(tables)
 
 
 def means_over_folds(rows: list[Row]) -> list[Row]:
@@ -182,7 +190,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"runs.py takes a folder and sort=KEY, not {' '.join(arguments)}")
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds the runs")
-    rows = [read_run(file.parent, root) for file in root.rglob("config.yaml")]
+    rows = read_runs([file.parent for file in root.rglob("config.yaml")], root)
     if not rows:
         raise UserError(f"there are no runs below {root}; give the folder that holds the runs")
     known = {"best", "images/s", "name"}.union(*(row.best for row in rows))

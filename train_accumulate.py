@@ -17,7 +17,7 @@ from models import build_model
 from runtime import entry_point, run_main, seed_everything, setup
 
 # new #: the number of parts, and models that are spread over ranks
-from runtime.accumulate import micro_batches, set_gradient_sync
+from runtime.accumulate import MicroBatches, set_gradient_sync
 from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
@@ -49,6 +49,8 @@ def main(cfg: Config) -> None:
         cfg,
         device,
         state,
+        # new #: a step has several parts
+        accumulates=True,
     )
     run.resume()
 
@@ -58,11 +60,12 @@ def main(cfg: Config) -> None:
         train_loader.set_epoch(epoch)
         model.train()
         # new #: every batch comes in parts; with accumulate_steps=auto, in the fewest that fit
-        for inputs, targets in run.batches(train_loader, micro_batches(run, model, task)):
+        parts = MicroBatches(run, model, task)
+        for inputs, targets in parts.of(run.batches(train_loader)):
             # your own: changes of inputs and targets
 
             # new #: ranks exchange gradients once per step
-            set_gradient_sync(model, run.is_last_micro_batch)
+            set_gradient_sync(model, parts.is_last)
 
             # forward
             outputs = model(inputs)
@@ -71,13 +74,13 @@ def main(cfg: Config) -> None:
             loss = task.loss(outputs, targets)
 
             # new #: of the mean over the whole batch, each part has its share
-            loss = loss / run.num_micro_batches
+            loss = loss / parts.number
 
             # backward
             loss.backward()
 
             # new #: gradients add up until the last part
-            if not run.is_last_micro_batch:
+            if not parts.is_last:
                 run.record_micro_batch(loss)
                 continue
 

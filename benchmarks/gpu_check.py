@@ -30,8 +30,7 @@ from benchmarks.fresh import run_limited
 from benchmarks.gpu_loaders import ALONE, DRY, MODELS, Sizes, photos, prepare
 from benchmarks.records import cores, machine, machine_name
 from benchmarks.run import Run
-from runtime.distributed import backend_name
-from runtime.setup import NVIDIA_DRIVER, resolve_device
+from runtime.setup import NVIDIA_DRIVER
 
 Job = tuple[str, Callable[[Path, str], None], int]  # name, function(results, name), ranks or 0
 IS_DRY = not torch.cuda.is_available()
@@ -58,16 +57,12 @@ def record(folder: Path, what: str, outcome: str, value: object = "", note: str 
 
 
 def versions(folder: Path, what: str) -> None:
-    dist, backend = torch.distributed, "gloo" if IS_DRY else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     facts = machine() | {"CUDA": torch.version.cuda, "git": shutil.which("git") or "no merges"}
-    facts["collectives"] = backend_name(resolve_device("auto"))
     if not IS_DRY:
         facts |= {"driver": NVIDIA_DRIVER.read_text(), "NCCL": torch.cuda.nccl.version()}
         facts |= {f"GPU {n}": torch.cuda.get_device_properties(n) for n in range(NUM_GPUS)}
     for name, value in facts.items():
         record(folder, f"{what}, {name}", "measured", value)
-    dist.destroy_process_group()
 
 
 def tests(folder: Path, what: str) -> None:

@@ -10,6 +10,7 @@ import multiprocessing
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +23,17 @@ from benchmarks.records import Subject
 from benchmarks.run import Run
 from benchmarks.template import make_config
 from loaders.backends import backend
-from loaders.index import SPLITS, Index, Paths, build_index, file_index, read_headers, write_index
+from loaders.index import (
+    SPLITS,
+    Index,
+    MemoryIndex,
+    Paths,
+    Stored,
+    file_index,
+    open_splits,
+    read_headers,
+    write_index,
+)
 from loaders.plan import PlanSampler
 from loaders.targets import Labels
 
@@ -62,7 +73,7 @@ def measure(count: int, options: list[str] | None) -> dict[tuple[str, str], floa
     before, found = private_bytes(), {}
     for what, position in ((FIRST_BATCH, 0), (RESUME, count * 7 // 10 // BATCH_SIZE * BATCH_SIZE)):
         start = time.perf_counter()
-        index = sparse_index(count) if options is None else build_index(cfg.data)[0]
+        index = sparse_index(count) if options is None else open_splits(cfg.data)[0]
         sampler = PlanSampler(index, cfg, 0, 1, train=True)
         loader = backend("pytorch")(sampler, cfg, torch.device("cpu"))
         loader.load_state_dict({"epoch": 0, "position": position})
@@ -81,13 +92,15 @@ def private_bytes() -> int:
 
 def sparse_index(count: int) -> Index:
     """Index of `count` identical images of 28x28 pixels."""
-    return Index(
+    size = np.array([[28, 28]], np.int32)
+    return MemoryIndex(
         name="sparse/train",
-        sizes=np.broadcast_to(np.array([28, 28], np.int32), (count, 2)),
+        sizes=np.broadcast_to(size, (count, 2)),
         channels=1,
         target=Labels(np.broadcast_to(np.int64(0), count), ("all",)),
         pixels=(np.zeros(28 * 28, np.uint8),),
         offsets=np.broadcast_to(np.int64(0), count),
+        stored=Stored(partial(sparse_index, count), "", size),
     )
 
 

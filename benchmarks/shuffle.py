@@ -30,7 +30,6 @@ def main(run: Run) -> None:
     samples, sizes = np.arange(COUNT), np.full((COUNT, 2), 28, np.int32)
     starts = np.arange(0, COUNT + 1, SHARD_SIZE)
     columns: dict[str, np.ndarray] = {
-        "sizes": sizes,
         "order": samples,
         "starts": starts,
         "spans-0": np.zeros(COUNT, SPAN),

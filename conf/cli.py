@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -156,22 +155,3 @@ def _explain_config(error: Exception) -> str:
         return f"{key} is not a key of the configuration{nearest(key, keys)}"
     said = str(cause).splitlines()[0].rstrip(".")
     return f"{key + ': ' if key else ''}{said}; docs/configuration.md describes all keys"
-
-
-class RefuseCredentials(Callback):
-    """Hook of Hydra that keeps credentials in overrides out of the files that Hydra writes."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        if config.hydra.output_subdir is not None:
-            self.on_multirun_start(config)
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        for override in config.hydra.overrides.task:
-            if masked(override) != override:
-                key = override.partition("=")[0]
-                # Hydra only warns of errors in its hooks.
-                with user_errors():
-                    raise UserError(
-                        f"{override}: Hydra would store its credentials (-m, hydra.output_subdir); "
-                        f"put it into an environment variable: {key}='${{oc.env:NAME}}'"
-                    )

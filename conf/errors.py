@@ -83,10 +83,9 @@ def check_utf8(what: str, text: str) -> None:
 
 
 def told(error: Exception) -> str:
-    """Return an error with its place, such as `ValueError: too small, mine.py:12`."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    """Return an error with its place, such as `ValueError: too small (mine.py:12)`."""
     reason = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {reason}, {Path(last.filename).name}:{last.lineno}"
+    return f"{type(error).__name__}: {reason}{place_of(error)}"
 
 
 def shown(value: object, most: int = 60) -> str:

@@ -82,7 +82,8 @@ class DistributedConfig:
     waits for the GPU; false: ranks normalise by their own parts, rank 0's statistics are kept."""
 
     timeout_s: float = key(600.0, ABOVE_0)
-    """Seconds after which a collective that some rank has not joined fails on the other ranks."""
+    """Seconds after which a collective that some rank has not joined fails on the other ranks; on
+    GPUs, they name that rank then, and end 30 s later."""
 
 
 @dataclass

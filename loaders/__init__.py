@@ -3,7 +3,6 @@
 train_loader, val_loader = build_loaders(cfg, device)
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,12 +28,9 @@ def build_loaders(
         UserError: the data is missing, or a value of the configuration does not fit it.
         LimitError: the machine has run out of file handles; the message names a setting to change.
     """
-    build: Any = getattr(layout_of(cfg.data), "build_loaders", None)
+    builder: Any = layout_of(cfg.data)
     if has_images(cfg.data):
-        from loaders.backends import build_loaders as of_images  # own data need none of it
-
-        build = of_images
-    train_loader, val_loader = build(cfg, device, rank, world_size)
-    num_val_samples = val_loader.info.num_samples
-    train_loader.info = replace(train_loader.info, num_val_samples=num_val_samples)
+        import loaders.backends as builder  # own data need none of it
+    train_loader, val_loader = builder.build_loaders(cfg, device, rank, world_size)
+    train_loader.info.num_val_samples = val_loader.info.num_samples
     return train_loader, val_loader

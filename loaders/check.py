@@ -20,7 +20,7 @@ from conf.options import parse_options
 from conf.schema import DataConfig
 from loaders.common import cpus_per_rank
 from loaders.images import reason_of
-from loaders.index import BadFileError, Index, open_splits, read_image
+from loaders.index import BadFileError, Index, open_splits
 
 
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:
@@ -30,7 +30,7 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
         The number of files, and the reasons by place why files are broken.
 
     Raises:
-        UserError: as `build_index`, for what does not concern single files.
+        UserError: as `open_splits`, for what does not concern single files.
     """
     indexes = open_splits(replace(data, on_error="skip"))
     for line in indexes[0].notes:
@@ -52,7 +52,7 @@ def _problem_of(image: tuple[Index, int, int]) -> tuple[str, str] | None:
     """Return the place of a broken image (index, sample, side) and the reason."""
     index, sample, side = image
     try:
-        read_image(*image)
+        index.read_image(sample, side)
     except BadFileError as error:
         place = index.place_of(sample, side)
         return place, reason_of(error.__cause__ or error, place)  # type: ignore[arg-type]

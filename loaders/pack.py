@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,9 @@ from loaders.common import cpus_per_rank
 from loaders.index import (
     SPLITS,
     Index,
+    MemoryIndex,
     import_shards,
     open_splits,
-    read_whole,
     settings_of,
     write_columns,
 )
@@ -84,8 +84,9 @@ def _pack_split(data: DataConfig, index: Index, folder: Path, chunk: int) -> Non
     sizes = resized_sizes(data, index.sizes)
     lengths = sizes.prod(axis=1, dtype=np.int64)
     offsets = np.cumsum(lengths) - lengths
-    memory = {"pixels": (), "offsets": offsets, "files": (), "headers": ()}
-    write_columns(replace(index, sizes=sizes, resized=True, **memory), folder)
+    own = {field.name: getattr(index, field.name) for field in fields(Index)}
+    own |= {"sizes": sizes, "resized": True, "files": (), "headers": (), "stored": None}
+    write_columns(MemoryIndex(**own, pixels=(), offsets=offsets), folder)
     arrays = {
         folder / f"pixels-{number}.npy": (int(lengths.sum()) * side.per_pixel, side.dtype)
         for number, side in enumerate(index.sides)
@@ -96,7 +97,7 @@ def _pack_split(data: DataConfig, index: Index, folder: Path, chunk: int) -> Non
 
     def write(sample: int) -> None:
         for number, side in enumerate(index.sides):
-            image = read_whole(index, sample, number, sizes[sample], data.reduced_decoding)
+            image = index.read_whole(sample, number, sizes[sample], data.reduced_decoding)
             start = offsets[sample] * side.per_pixel
             pixels[number][start : start + image.size] = image.ravel()
 

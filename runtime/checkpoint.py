@@ -26,7 +26,7 @@ from conf.files import sync_folder, write_atomically
 from conf.schema import CheckpointConfig
 from loaders.common import tensors_of
 from runtime.group import SingleProcess
-from runtime.shards import check_shards, remove_shards
+from runtime.shards import check_shards, remove_shards, write_shards
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class CheckpointWriter:
     def _write(self, state: dict[str, Any], is_best: bool) -> None:
         path = self.folder / f"step-{state['step']:08d}.pt"
         try:
-            state = self.group.write_shards(state, self.folder)
+            state = write_shards(state, self.folder, self.group)
             if self.group.rank == 0:
                 self._write_files(path, state, is_best and self.options.best)
         except Exception as error:

@@ -67,7 +67,8 @@ def evaluate(
             due = min((number + 1) * NUM_SHOWN // len(loader) - len(shown), size)
             for place in [size * n // due for n in range(due)]:
                 one = part((inputs, outputs, targets), place, place + 1)
-                shown.append(map_leaves(copied, one))
+                # Copies, which do not keep the whole batch in memory.
+                shown.append(map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, one))
         if inputs is None and num_batches > 0:
             example = loader.info.example
             inputs = map_leaves(lambda x: x.to(device) if isinstance(x, Tensor) else x, example)
@@ -94,8 +95,3 @@ def worst_of(samples: Kept) -> Kept:
     """Return the samples with the highest losses, the highest first."""
     order = samples[0].topk(min(NUM_SHOWN, len(samples[0]))).indices
     return [values[order] for values in samples]
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of a tensor, which does not keep the whole batch in memory."""
-    return value.clone() if isinstance(value, Tensor) else value

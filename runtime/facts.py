@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import UserError, first_few
-from conf.facts import CHANNELS, check_kind
 from loaders import Loader
-from loaders.targets import describe_target, target_of
-
-PRECISIONS = ("float32", "float16", "bfloat16")
+from loaders.targets import describe_target
 
 
 def facts_of(loader: Loader) -> dict[str, Any]:
@@ -22,17 +19,21 @@ def facts_of(loader: Loader) -> dict[str, Any]:
     }
 
 
-def check_facts(facts: Any, file: str | Path) -> None:
+def check_facts(facts: dict[str, Any], file: str | Path) -> None:
     """Raise UserError if facts from a file are not those of `facts_of()` with a precision."""
-    kinds = {"in_channels": CHANNELS, "dtype": str, "target": {}, "precision": PRECISIONS}
-    check_kind(facts, kinds, str(file), "take it from a copy of the run, or train again")
-    if facts["target"]:  # else nothing was known of them
-        target_of(facts["target"], f"{file}: target")
+    for key in ("target", "in_channels", "dtype", "precision"):
+        if key not in facts:
+            raise UserError(
+                f"{file} has no {key!r}; take it from a copy of the run, or train again"
+            )
 
 
-def differences(then: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
-    """Describe, by name, how the data differs from that of the run whose weights are used on it,
-    such as `output 0: cat then, cow now`."""
+Differences = dict[str, tuple[Any, Any]]
+"""What was and what is, by name, such as `{"output 0": ("cat", "cow")}`."""
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> Differences:
+    """Return how the data differs from that of the run whose weights are used on it."""
     pairs = {"in_channels": (then["in_channels"], now["in_channels"])}
     targets = then["target"], now["target"]
     for key in ("kind", "num_channels", "size_factor"):
@@ -40,10 +41,9 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
     names = [target.get("classes") or target.get("names") or () for target in targets]
     for number, pair in enumerate(zip_longest(*names, fillvalue="none")):
         pairs[f"output {number}"] = pair
-    return {key: f"{key}: {a} then, {b} now" for key, (a, b) in pairs.items() if a != b}
+    return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
 
 
-def refuse_differences(then: dict[str, Any], now: dict[str, Any], weights: str, fix: str) -> None:
-    """Raise UserError if the facts differ: these weights are for other data."""
-    if found := differences(then, now).values():
-        raise UserError(f"{weights} was trained on other data ({first_few(found, 3)}); {fix}")
+def listed(differing: Differences, most: int = 6) -> str:
+    """Return the first ones as text, such as `output 0: cat then, cow now`."""
+    return first_few((f"{key}: {a} then, {b} now" for key, (a, b) in differing.items()), most)

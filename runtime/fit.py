@@ -4,7 +4,7 @@ import gc
 import logging
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -29,21 +29,17 @@ def find(run: Run, model: nn.Module, task: Task, place: dict[str, Any], batch: A
     Raises:
         UserError: not even the smallest fit.
     """
-    whole, num_ranks, tried = run.cfg.global_batch_size, run.group.world_size, 1
-    share = whole // num_ranks
+    batch_size = run.cfg.global_batch_size
+    share = batch_size // run.group.world_size
     for number in (n for n in range(1, share + 1) if share % n == 0):
         fits = run.group.gather(trial(run, model, task, batch, number))
         if all(fits):
-            log.info("accumulate_steps=auto: %d, of %d samples a rank", number, share // number)
-            if number > 2 * tried and run.group.rank == 0:
-                why = f"global_batch_size={whole} on {num_ranks} ranks has no part between"
-                sizes = f"{share // tried} and {share // number} samples; a power of 2 has more"
-                log.warning("accumulate_steps=auto: %s %s", why, sizes)
+            parts = f"{share // number} of {share} samples a rank (global_batch_size={batch_size})"
+            log.info("accumulate_steps=auto: %d parts with %s", number, parts)
             run.progress.micro_batches = {"number": number, "place": place}
             run.timing.lap("fitting")
             return number
         log.info("accumulate_steps=%d does not fit on rank %d", number, fits.index(False))
-        tried = number
     raise UserError(
         f"accumulate_steps=auto: the smallest parts of a batch do not fit into the memory of "
         f"{run.device}, with accumulate_margin={run.cfg.accumulate_margin}; see docs/cost.md"
@@ -52,7 +48,9 @@ def find(run: Run, model: nn.Module, task: Task, place: dict[str, Any], batch: A
 
 def trial(run: Run, model: nn.Module, task: Task, batch: Any, number: int) -> bool:
     """Return True if so many micro-batches fit into this rank's memory; undo their steps."""
-    with undone(run, model), limited(run.device, run.cfg.accumulate_margin):
+    if isinstance(model, DistributedDataParallel):
+        model = model.module  # which exchanges nothing
+    with undone(run, model), alone(model), limited(run.device, run.cfg.accumulate_margin):
         try:
             train(run, model, task, batch, number)
         except Exception as error:
@@ -68,9 +66,10 @@ def train(run: Run, model: nn.Module, task: Task, batch: Any, number: int) -> No
     second micro-batch the gradients of the first. Further ones need no more."""
     size, is_low = num_samples(batch) // number, run.precision is not torch.float32
     set_sync: Any = getattr(model, "set_requires_gradient_sync", lambda is_last: None)  # FSDP's
+    places = range(min(number, 2))
     for _ in range(2):
-        for place in range(min(number, 2)):
-            set_sync(number == 1 or place == 1)
+        for place in places:
+            set_sync(place == places[-1])
             inputs, targets = part(batch, place * size, (place + 1) * size)
             with torch.autocast(run.device.type, run.precision, enabled=is_low):
                 outputs = model(inputs)
@@ -87,7 +86,7 @@ def undone(run: Run, model: nn.Module) -> Iterator[None]:
     changed = [*model.parameters(), *model.buffers(), *tensors_of([*states.values()])]
     copies = [(local(tensor), local(tensor).to("cpu", copy=True)) for tensor in changed]
     of_python, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices), alone(model):
+    with torch.random.fork_rng(devices):
         yield
     random.setstate(of_python)
     np.random.set_state(of_numpy)
@@ -104,16 +103,12 @@ def undone(run: Run, model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Let a model that is spread over ranks exchange nothing in a block."""
-    exchange: AbstractContextManager[None] = nullcontext()
-    if isinstance(model, DistributedDataParallel):
-        exchange = model.no_sync()
-    elif hasattr(model, "set_requires_gradient_sync"):
-        exchange = import_module("runtime.fsdp").without_exchange(model)
+    """Let the layers of a model that is spread over ranks exchange nothing in a block."""
     synced = [m for m in model.modules() if isinstance(m, nn.SyncBatchNorm) and m.training]
     for layer in synced:
         layer.eval()
-    with exchange:
+    is_sharded = hasattr(model, "set_requires_gradient_sync")
+    with import_module("runtime.fsdp").without_exchange(model) if is_sharded else nullcontext():
         yield
     for layer in synced:
         layer.train()

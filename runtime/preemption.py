@@ -22,7 +22,7 @@ _torchruns: list[int] = []
 
 
 def is_requested() -> bool:
-    """Return True if the main thread has handled such a signal."""
+    """Return True if the main thread has handled such a signal, or torchrun has ended."""
     if _torchruns and _torchruns[-1] != os.getppid():
         _requested.set()
     return _requested.is_set()

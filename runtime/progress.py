@@ -69,3 +69,7 @@ def steps_done(loader: Loader) -> int:
 def is_finished(loader: Loader) -> bool:
     """Return True if all batches of the epoch have been used."""
     return loader.batches_done >= len(loader)
+
+
+def metrics_text(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

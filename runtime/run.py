@@ -12,16 +12,16 @@ from torch import Tensor
 
 from conf.schema import Config
 from loaders import Loader
-from loaders.common import num_samples, part
 from runtime import memory, preemption
 from runtime.checkpoint import RESERVED_KEYS, CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
 from runtime.group import SingleProcess
 from runtime.guard import NonFiniteGuard
-from runtime.notices import log_that_nothing_is_left, warn_of_unused_settings
 from runtime.progress import Progress, is_finished, steps_done
 from runtime.recorder import Recorder
+from runtime.report import Report, log_that_nothing_is_left
 from runtime.run_dir import acquire_run_dir
+from runtime.shards import group_for_writing
 from runtime.state import collect, restore, start_from_weights
 from runtime.timing import Timing
 from tasks import Task
@@ -37,7 +37,6 @@ class Run:
     Attributes:
         step_number: optimizer steps since the start of the run, over all resumes.
         guard: makes the optimizer's steps, but for those whose gradients are not finite.
-        num_micro_batches, is_last_micro_batch: in a step, and if the last batch ends one.
     """
 
     def __init__(
@@ -49,6 +48,7 @@ class Run:
         clock: Callable[[], float] = time.monotonic,
         precision: torch.dtype | None = None,
         weights: Callable[[], dict[str, Tensor]] | None = None,
+        accumulates: bool = False,
     ) -> None:
         """Make `cfg.output_dir` this run's folder.
 
@@ -61,6 +61,7 @@ class Run:
             precision: dtype that the model computes in; default: that of its weights.
             weights: function that returns the weights, by name, that are evaluated and, of the best
                 epoch, become `model.safetensors`; default: the model's.
+            accumulates: whether the script splits batches into `cfg.accumulate_steps` parts.
 
         Raises:
             UserError: another run writes to the folder.
@@ -76,7 +77,6 @@ class Run:
         self.precision, self.weights = precision or torch.float32, weights
         self.step_number, self.progress = 0, Progress()
         self.rest: Iterator[Any] | None = None  # of an epoch, after a validation within it
-        self.num_micro_batches, self.is_last_micro_batch = 1, True
         self.run_dir = Path(
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
@@ -88,10 +88,17 @@ class Run:
             self.profiler = profiler_of(
                 cfg.profile.steps, cfg.profile.memory, self.run_dir, self.group.rank, device
             )
-        self.recorder = Recorder(
-            cfg, self.loader, self.run_dir, self.group, self.timing, self.precision
-        )
-        writers = self.group.for_writing(self.model)
+        # Settings by name, and whether the script uses them.
+        techniques = {
+            "accumulate_steps": accumulates,
+            "amp": self.precision is not torch.float32 or cfg.amp.dtype == "float32",
+            "distributed": group is not None,
+            "ema": weights is not None,
+        }
+        world_size = self.group.world_size
+        self.report = Report(cfg, self.loader, self.run_dir, world_size, self.precision, techniques)
+        self.recorder = Recorder(cfg, self.loader, self.run_dir, self.group, self.timing)
+        writers = group_for_writing(self.model, self.group)
         checkpoints = self.run_dir / "checkpoints"
         self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
@@ -125,15 +132,15 @@ class Run:
 
         An epoch that is validated several times is yielded once for each validation.
         """
-        self.recorder.open_run(self.model)
-        if self.group.rank == 0:
-            warn_of_unused_settings(self.cfg, self.precision, self.weights, self.group)
         progress = self.progress
         epochs = range(max(self.loader.epoch, progress.num_epochs), self.cfg.epochs)
         lacks_validation = self._is_at_max_steps() and self.step_number != progress.validated_step
         if not epochs or (self._has_ended() and not lacks_validation):
             log_that_nothing_is_left(self.cfg, progress.num_epochs, self.step_number)
             return
+        self.recorder.speed.open_run(self.model)
+        if self.group.rank == 0:
+            self.report.open(self.model, self.device)
         if self.profiler is not None:
             self.profiler.start()
         epoch = epochs[0]
@@ -143,18 +150,14 @@ class Run:
                 break
             epoch += self.rest is None  # else the epoch goes on
 
-    def batches(self, loader: Loader, parts: int | Callable[[Any], int] = 1) -> Iterator[Any]:
+    def batches(self, loader: Loader) -> Iterator[Any]:
         """Yield the training batches of the epoch until the next validation, and time each step.
 
-        After a validation within the epoch, its iterator goes on, with the batches read ahead.
-        Each batch is yielded as so many of equal size; a function finds their number for the first
-        one. The wait for a batch is measured, too.
+        After a validation within the epoch, its iterator goes on, with the batches read ahead. The
+        wait for a batch is measured, too.
         """
         self.step_number = steps_done(loader)
-        num_steps = self.cfg.accumulate_steps
-        if self.step_number == 0 and self.group.rank == 0 and parts == 1 != num_steps:
-            log.warning("accumulate_steps=%s has no effect in this script", num_steps)
-        self.recorder.open_epoch(self.step_number)
+        self.recorder.open_epoch(self.report.process | self.report.changed, self.step_number)
         self.timing.lap("other")
         batches, self.rest = self.rest, None
         # After a resume, a validation that was not reached is still due.
@@ -167,14 +170,9 @@ class Run:
                 batch = next(batches, None)
             if batch is None:
                 break
-            count = num_samples(batch)
             self.recorder.speed.begin_step(batch)
             self.recorder.lr = float(self.scheduler.get_last_lr()[0])
-            parts = self.num_micro_batches = parts if isinstance(parts, int) else parts(batch)
-            for number in range(parts):
-                size = count // parts  # a divisor, see check_batch_size()
-                self.is_last_micro_batch = number == parts - 1
-                yield part(batch, number * size, (number + 1) * size) if size < count else batch
+            yield batch
             if self.step_number == 1:
                 self.recorder.log_inputs(batch, self.step_number)
             self.timing.end_step()
@@ -231,7 +229,14 @@ class Run:
         if self.profiler is not None:
             self.profiler.stop()
         self.timing.end()
-        self.recorder.close_run(self.progress, self.step_number, self.guard.num_bad_steps)
+        self.recorder.loggers.close()
+        if self.group.rank == 0:
+            counts = {
+                "steps": self.step_number,
+                "bad_steps": self.guard.num_bad_steps,
+                "bad_samples": self.recorder.num_bad_samples,
+            }
+            self.report.close(self.progress, counts, self.recorder.speed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the run, and the sums of its losses."""
@@ -278,7 +283,6 @@ class Run:
         self.timing.finished()  # what follows, such as the wait for the previous write, is no step
         self.recorder.count_bad_samples()
         self.writer.wait()
-        self.recorder.loggers.flush()  # the log reaches at least as far as the checkpoint
         state = collect(self.state, self.weights if is_best else None, self.group)
-        self.writer.write(state | self.recorder.about | {"step": self.step_number}, is_best)
+        self.writer.write(state | self.report.about | {"step": self.step_number}, is_best)
         self.timing.lap("saving")

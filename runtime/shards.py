@@ -1,16 +1,69 @@
-"""Files of tensors that `train_fsdp.py` leaves sharded: a folder `shards-*` per checkpoint."""
+"""Tensors of which each rank has a shard, by `train_fsdp.py`, and their files: a folder `shards-*`
+per checkpoint. Without such tensors, nothing here needs other ranks."""
 
 import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from conf.errors import UserError
 from conf.files import checksum
+from runtime.group import SingleProcess
 
 log = logging.getLogger(__name__)
+
+
+def is_sharded(value: Any) -> bool:
+    """Return True for a tensor of which each rank has a shard."""
+    return hasattr(value, "to_local")
+
+
+def shard_like(tensor: Tensor, example: Any) -> Tensor:
+    """Return this rank's shard of a whole tensor if `example` is sharded, else the tensor."""
+    if is_sharded(tensor) or not is_sharded(example):
+        return tensor
+    return fsdp().shard_like(tensor, example)
+
+
+def group_for_writing(model: nn.Module, group: SingleProcess) -> SingleProcess:
+    """Return the ranks of the thread that writes checkpoints: with a sharded model, its messages to
+    other ranks must not mix with those of the training."""
+    has_shards = any(map(is_sharded, model.parameters()))
+    return fsdp().group_for_writing() if has_shards else group
+
+
+def write_shards(state: dict[str, Any], folder: Path, group: SingleProcess) -> dict[str, Any]:
+    """Write the sharded tensors to a new folder in `folder`; return the rest of the state and, if
+    there are any, facts about them as `shards`. Raises OSError on all ranks."""
+    has_shards = any(map(is_sharded, state.get("model", {}).values()))
+    return fsdp().write_shards(state, folder, group) if has_shards else state
+
+
+def read_shards(saved: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return a checkpoint, with its `path`, with this rank's shards of its sharded tensors.
+
+    Raises:
+        UserError: a rank cannot read them, or the model is not sharded.
+    """
+    if "shards" not in saved:
+        return saved
+    parameter: Any = next(model.parameters())
+    if not is_sharded(parameter):
+        raise UserError(
+            f"{saved['path']} is in shards, which train_fsdp.py alone resumes from; make whole "
+            "files of the checkpoints of its run: python -m runtime.whole run=DIR"
+        )
+    return fsdp().read_shards(saved, parameter.device_mesh)
+
+
+def fsdp() -> Any:
+    """Return `runtime.fsdp`, which no other models need."""
+    return import_module("runtime.fsdp")
 
 
 def check_shards(state: dict[str, Any], folder: Path) -> None:

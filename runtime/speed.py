@@ -47,24 +47,28 @@ data sheets and architecture white papers, without sparsity, for which they show
 
 
 class Speed:
-    """Measures a run; every rank calls its methods. Of several, `ranks` compares them."""
+    """Measures a run; every rank calls its methods.
 
-    def __init__(
-        self, cfg: Config, loader: Loader, group: SingleProcess, timing: Timing, device: Any
-    ) -> None:
+    Attributes:
+        slow: `SlowRank` that makes the steps longer, if there are several ranks and one does.
+    """
+
+    def __init__(self, cfg: Config, loader: Loader, group: SingleProcess, timing: Timing) -> None:
         self.cfg, self.loader, self.group, self.timing = cfg, loader, group, timing
+        device = timing.device
         self.gpu, self.peak_memory = GpuMonitor(device), 0.0
         self.peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         self.uncounted: nn.Module | None = None
         self.flops: float | None = None
         self.ranks: Any = None
+        self.slow: Any = None
 
     def open_run(self, model: nn.Module) -> None:
         """Watch a model before it is wrapped."""
         self.uncounted = model if self.group.rank == 0 else None
         if self.group.world_size > 1:
-            slow_ranks = import_module("runtime.distributed").SlowRanks  # one process has none
-            self.ranks = slow_ranks(model, self.timing)
+            distributed = import_module("runtime.distributed")  # which one process may not have
+            self.ranks = distributed.SlowRanks(model, self.timing)
 
     def begin_step(self, batch: tuple[Any, Any]) -> None:
         """Begin a step with a batch of this rank."""
@@ -83,10 +87,10 @@ class Speed:
             hosts, seconds, memories = zip(*all_ranks, strict=True)
             self.peak_memory = max(memories)
             if self.group.rank == 0:
-                self.ranks.judge(hosts, np.array(seconds))
+                self.slow = self.ranks.judge(hosts, np.array(seconds))
 
-    def values(self, slow: Any = None) -> dict[str, float]:
-        """Return what is known, by the names that loggers show, with a rank that is slow."""
+    def values(self) -> dict[str, float]:
+        """Return what is known, by the names that loggers show."""
         values, timing = self.gpu.values(), self.timing
         if MEMORY in values:
             values[MEMORY] = max(values[MEMORY], self.peak_memory)
@@ -97,7 +101,7 @@ class Speed:
             tflops = self.flops * timing.images_per_s / self.group.world_size / 1e12
             values["perf/tflops_per_s"] = tflops
             values |= {"perf/mfu": tflops / self.peak} if self.peak else {}
-        return values | ({"perf/slowest_rank": slow.rank} if slow else {})
+        return values | ({"perf/slowest_rank": self.slow.rank} if self.slow else {})
 
 
 def peak_of(name: str) -> float | None:

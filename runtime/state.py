@@ -15,9 +15,10 @@ from conf.schema import Config, DataConfig
 from loaders import Loader
 from loaders.common import map_leaves
 from models.pretrained import fitting_weights, initial_weights
-from runtime.facts import check_facts, differences, facts_of, refuse_differences
+from runtime.facts import Differences, check_facts, differences, facts_of, listed
 from runtime.group import SingleProcess
 from runtime.progress import steps_done
+from runtime.shards import is_sharded, read_shards, shard_like
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ MUST_MATCH = (
 """Prefixes of those that a resume must not change."""
 
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
-"""Keys that decide what inputs the weights are for; `checkpoint.fresh_epoch` may change them."""
+"""Keys that change the inputs; with `checkpoint.fresh_epoch`, they and the plan may differ."""
 
 
 def settings(cfg: Config) -> Any:
@@ -56,7 +57,7 @@ def collect(
     """
 
     def copied(value: Any) -> Any:
-        is_written = isinstance(value, Tensor) and (group.rank == 0 or hasattr(value, "to_local"))
+        is_written = isinstance(value, Tensor) and (group.rank == 0 or is_sharded(value))
         return value.detach().to("cpu", copy=True) if is_written else value
 
     saved = {name: owner.state_dict() for name, owner in state.items()}
@@ -64,7 +65,7 @@ def collect(
     return map_leaves(copied, saved) | {"rng": group.gather(rng_state())}
 
 
-def load_into(owner: Any, saved: Any, group: SingleProcess) -> None:
+def load_into(owner: Any, saved: Any) -> None:
     """Load a `state_dict()` that any number of ranks have saved into the owner of such a state.
 
     Raises:
@@ -72,11 +73,11 @@ def load_into(owner: Any, saved: Any, group: SingleProcess) -> None:
     """
     own = owner.state_dict()
     if not isinstance(owner, Optimizer):
-        saved = {name: group.shard_like(value, own.get(name)) for name, value in saved.items()}
+        saved = {name: shard_like(value, own.get(name)) for name, value in saved.items()}
     else:
         parameters = [p for options in owner.param_groups for p in options["params"]]
         values = {
-            number: {name: _laid_out(parameters[number], x, group) for name, x in each.items()}
+            number: {name: _laid_out(parameters[number], x) for name, x in each.items()}
             for number, each in saved["state"].items()
         }
         # The configuration decides its options, the script its kernels, the schedule the rate.
@@ -84,15 +85,14 @@ def load_into(owner: Any, saved: Any, group: SingleProcess) -> None:
     owner.load_state_dict(saved)
 
 
-def _laid_out(parameter: Tensor, value: Any, group: SingleProcess) -> Any:
+def _laid_out(parameter: Tensor, value: Any) -> Any:
     """Shard an optimizer's value like its parameter, and lay it out in memory like it.
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
     """
-    is_shard = hasattr(value, "to_local")  # which has that layout already
-    if is_shard or not isinstance(value, Tensor) or value.shape != parameter.shape:
-        return value
-    value = group.shard_like(value, parameter)
+    if is_sharded(value) or not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value  # a shard has that layout already
+    value = shard_like(value, parameter)
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
@@ -104,36 +104,30 @@ def restore(
     An object that the checkpoint lacks keeps its first state.
 
     Raises:
-        UserError: the checkpoint is of another model, optimizer, task or inputs or of other
-            classes, its plan differs, or other weights of the model were learning.
+        UserError: the checkpoint is of another model, optimizer, task, data or plan, or other
+            weights of the model were learning.
     """
     path, loader = saved["path"], state["loader"]
-    refuse_differences(
-        saved["facts"],
-        facts_of(loader),
-        path,
-        "use that data again, or start another run from its weights, whose head starts fresh then",
-    )
-    saved = group.read_shards(saved, state["model"])
+    changed = _changed_settings(cfg, saved)
+    position = _fitting_position(cfg, loader, saved, changed)
+    saved = read_shards(saved, state["model"])
     try:
-        load_into(state["model"], saved["model"], group)
+        load_into(state["model"], saved["model"])
     except RuntimeError as error:
-        differing = _differing(cfg, saved)
-        keys = [f"{key}={then}" for key, then, _ in differing if key.startswith("model.")]
+        keys = [f"{key}={then}" for key, (then, _) in changed.items() if key.startswith("model.")]
         raise UserError(
             f"{path} holds another model than model={cfg.model.name} "
             f"({str(error).splitlines()[-1].strip()}); resume with "
             f"{' '.join(keys) or 'the code of its run'}"
         ) from error
-    _compare_settings(cfg, saved)
-    loader.load_state_dict(_fitting_position(cfg, loader, saved))
+    loader.load_state_dict(position)
     # The schedule follows from the rows, also where their number per step has changed.
     schedule = saved["scheduler"] | {"last_epoch": steps_done(loader)}
     for name, owner in state.items():
         if name in ("model", "loader"):
             continue
         if saved.get(name):
-            load_into(owner, schedule if name == "scheduler" else saved[name], group)
+            load_into(owner, schedule if name == "scheduler" else saved[name])
         elif owner.state_dict():
             log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
     if group.rank < len(saved["rng"]):
@@ -153,30 +147,16 @@ def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: Sin
         check_facts(facts, str(cfg.model.weights))
     differing = differences(facts, facts_of(loader)).keys() if facts else set()
     fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
-    load_into(model, model.state_dict() | fitting, group)
+    load_into(model, model.state_dict() | fitting)
 
 
-def _compare_settings(cfg: Config, saved: dict[str, Any]) -> None:
-    """Refuse settings that the checkpoint does not fit, and log the others that have changed."""
-    differing = {key: f"{key}: {a} then, {b} now" for key, a, b in _differing(cfg, saved)}
-    refused = MUST_MATCH + (() if cfg.checkpoint.fresh_epoch else INPUT_KEYS)
-    if wrong := [text for key, text in differing.items() if key.startswith(refused)]:
-        raise UserError(
-            f"{saved['path']} was made with other settings ({'; '.join(wrong)}); undo these "
-            "changes, start another run from its weights or, with other inputs alone "
-            f"({', '.join(INPUT_KEYS)}), set checkpoint.fresh_epoch=true"
-        )
-    if differing:
-        log.warning("settings that have changed: %s", "; ".join(differing.values()))
-
-
-def _differing(cfg: Config, saved: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the compared keys that differ, with the values of the checkpoint and of this run."""
+def _changed_settings(cfg: Config, saved: dict[str, Any]) -> Differences:
+    """Return the compared keys whose values differ from those of the checkpoint."""
     then, now = _by_key(saved["config"]), _by_key(settings(cfg))
     # A key that one of them lacks is one of another version, if it is not an argument.
     keys = [key for key in now | then if key.startswith(COMPARED)]
     keys = [k for k in keys if k.startswith("optimizer.kwargs.") or (k in now and k in then)]
-    return [(k, then.get(k), now.get(k)) for k in keys if then.get(k) != now.get(k)]
+    return {k: (then.get(k), now.get(k)) for k in keys if then.get(k) != now.get(k)}
 
 
 def _by_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -188,22 +168,28 @@ def _by_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _fitting_position(cfg: Config, loader: Loader, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint's state of the loader; if it is of another plan of the data, refuse it
-    or, with `fresh_epoch`, return the start of its epoch."""
+def _fitting_position(
+    cfg: Config, loader: Loader, saved: dict[str, Any], changed: Differences
+) -> dict[str, Any]:
+    """Return the loader's state in a checkpoint that fits this run; if inputs or the plan of the
+    data have changed, which `fresh_epoch` allows, the start of its epoch."""
     then, now = (state.get("plan", {}) for state in (saved["loader"], loader.state_dict()))
     # A setting that the script did not have then was as if it had its default.
     then = {f"data.{key}": str(default) for key, default in vars(DataConfig()).items()} | then
-    differing = [
-        f"{key}: {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key]
-    ]
-    if not differing:
-        return saved["loader"]
-    if not cfg.checkpoint.fresh_epoch:
+    plan = {key: (then.get(key), now[key]) for key in now if then.get(key) != now[key]}
+    restarting = plan | {key: changed[key] for key in changed if key.startswith(INPUT_KEYS)}
+    never = {key: changed[key] for key in changed if key.startswith(MUST_MATCH)}
+    never |= differences(saved["facts"], facts_of(loader))
+    if never or (restarting and not cfg.checkpoint.fresh_epoch):
+        fix = "set checkpoint.fresh_epoch=true to restart the epoch with them"
         raise UserError(
-            f"{saved['path']} was made with another plan of the data ({'; '.join(differing)}); "
-            "undo these changes, or set checkpoint.fresh_epoch=true to restart the epoch with them"
+            f"{saved['path']} was made with other data or settings ({listed(never or restarting)});"
+            f" undo these changes, or {'start another run from its weights' if never else fix}"
         )
+    if changed:
+        log.warning("settings that have changed: %s", listed(changed, len(changed)))
+    if not restarting:
+        return saved["loader"]
     epoch, position = saved["loader"]["epoch"], 0
     if saved["run"]["epoch_is_finished"]:
         position = len(loader) * cfg.global_batch_size

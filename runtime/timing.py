@@ -104,19 +104,19 @@ class Timing:
         _previous_end = time.time()
 
     @property
-    def images_per_s(self) -> float:
-        """Training images of all ranks per second, without first step, evaluation and saving.
+    def train_s(self) -> float:
+        """Seconds of the steps after the first one; to be read after `finished()`."""
+        return self.seconds.get("data_wait", 0.0) + self.seconds.get("compute", 0.0)
 
-        To be read after `finished()`; 0 until a second step has ended.
-        """
-        train_s = self.seconds.get("data_wait", 0.0) + self.seconds.get("compute", 0.0)
-        return self.num_images / train_s if train_s else 0.0
+    @property
+    def images_per_s(self) -> float:
+        """Training images of all ranks per second of `train_s`; 0 until a second step has ended."""
+        return self.num_images / self.train_s if self.train_s else 0.0
 
     @property
     def data_wait_share(self) -> float:
-        """Share of the training time in which the device waited for a batch, in [0, 1]."""
-        wait_s, compute_s = self.seconds.get("data_wait", 0.0), self.seconds.get("compute", 0.0)
-        return wait_s / (wait_s + compute_s) if compute_s else 0.0
+        """Share of `train_s` in which the device waited for a batch, in [0, 1]."""
+        return self.seconds.get("data_wait", 0.0) / self.train_s if self.train_s else 0.0
 
     def speed(self) -> str:
         """Return the speed as text, such as `120 images/s`."""

@@ -18,7 +18,7 @@ from conf.schema import NAMED_BY, Config
 from loaders import Loader
 from loaders.targets import Target, target_of
 from models.pretrained import read_weights, weights_in
-from runtime.facts import check_facts, facts_of, refuse_differences
+from runtime.facts import check_facts, differences, facts_of, listed
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrainedRun:
         """Kind of the targets, with the names of classes or numbers in the order of the outputs;
         None: own data did not describe them."""
         facts = self.facts["target"]
-        return target_of(facts, f"{self.weights_file}: target") if facts else None
+        return target_of(facts) if facts else None
 
     @property
     def in_channels(self) -> int:
@@ -56,8 +56,11 @@ class TrainedRun:
 
     def check_data(self, loader: Loader) -> None:
         """Raise UserError if the data has other classes or channels than the run's."""
-        fix = "use data with the same names in the same order, as the run has them"
-        refuse_differences(self.facts, facts_of(loader), str(self.weights_file), fix)
+        if found := differences(self.facts, facts_of(loader)):
+            raise UserError(
+                f"{self.weights_file} was trained on other data ({listed(found)}); "
+                "use data with the same names in the same order, as the run has them"
+            )
 
     def load_into(self, model: nn.Module) -> None:
         """Load the weights into a model that was built with `cfg`.

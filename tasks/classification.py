@@ -76,7 +76,7 @@ class Classification(Task):
         captions = []
         for true, shares in zip(targets.tolist(), outputs.float().softmax(dim=1), strict=True):
             guess = int(shares.argmax())
-            texts = [f"{self.classes[n]}\t{shares[n]:.0%}" for n in (true, guess)]
+            texts = [f"{shares[n]:.0%} {self.classes[n]}" for n in (true, guess)]
             colour = "lime" if guess == true else "tomato"
             captions.append([(texts[0], "white"), (texts[1], colour)])
         return {"predictions": with_captions(inputs, captions)}

@@ -97,9 +97,8 @@ class Segmentation(Task):
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images, masks and predicted masks; pixels without a class are white."""
-        masks = torch.where(targets == self.ignore_index, -1, targets)
         return {
             "image": as_pictures(inputs),
-            "mask": coloured(masks, self.palette),
+            "mask": coloured(targets, self.palette, self.ignore_index),
             "prediction": coloured(outputs.argmax(dim=1), self.palette),
         }

@@ -9,7 +9,6 @@ TEMPLATE = Path(__file__).resolve().parents[1]
 TABLE = tomllib.loads((TEMPLATE / "template" / "parts.toml").read_text())
 PARTS: dict[str, str] = TABLE["about"]
 """What each part is, by its name."""
-NOW = {earlier: name for name, those in TABLE["earlier"].items() for earlier in those}
 
 
 def with_needs(names: list[str]) -> set[str]:
@@ -18,7 +17,7 @@ def with_needs(names: list[str]) -> set[str]:
     Raises:
         UserError: there is no part of a name.
     """
-    waiting, chosen = [NOW.get(name, name) for name in names or PARTS], {"core"}
+    waiting, chosen = [*(names or PARTS)], {"core"}
     while waiting:
         name = waiting.pop()
         if name not in (*PARTS, "core"):
@@ -53,15 +52,12 @@ def unused_packages(chosen: set[str]) -> set[str]:
 
 def listing(tracked: list[str]) -> str:
     """List the core and the parts: what each is, and the lines of code that it adds to the core."""
-    code = [file for file in tracked if file.endswith((".py", ".yaml", ".sbatch"))]
-    counts = {
-        file: len((TEMPLATE / file).read_text().splitlines())
-        for file in code
-        if not file.startswith("tests/")
-    }
+    product = [file for file in tracked if not file.startswith("tests/")]
+    code = [file for file in product if file.endswith((".py", ".yaml", ".sbatch"))]
 
     def size(*names: str) -> int:
-        return sum(counts[file] for file in files_of(with_needs([*names, "core"]), list(counts)))
+        files = files_of(with_needs([*names, "core"]), code)
+        return sum(len((TEMPLATE / file).read_text().splitlines()) for file in files)
 
     lines = [f"{'core':12}{size():7,}  lines that every project has; all parts: {size(*PARTS):,}"]
     for name, about in PARTS.items():

@@ -1,24 +1,23 @@
-"""Make or update a project from the template: `make project DIR=../mine PARTS="ddp unet"`.
+"""Make or update a project from the template: `make project DIR=../mine PARTS="ddp amp"`.
 
 The project has a history of its own with two branches: `template`, which holds what this script
 writes and nothing else, and `main`, which starts there. Run again, the script adds a commit to
 `template`; `main` and the project's files do not change until its owner says `git merge template`.
 
-`PARTS` names the parts besides the core (`make parts` lists them; default: those that it had, all
-in a new project). `SCRIPT=merged` makes one `train.py` of its techniques, `SCRIPT=each` (the
-default in a new project) a script for each. The messages of the commits on `template` hold both.
+`PARTS` names the parts besides the core (`make parts` lists them; `core` for none; default: those
+that it had, all in a new project). `SCRIPT=merged` makes one `train.py` of its techniques,
+`SCRIPT=each` (the default in a new project) a script for each. The messages of the commits on
+`template` hold both.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compose import BASELINE, MARKER, compose, find_techniques, sort_imports, split_docstring
+from compose import BASELINE, MARKER, compose, find_techniques
 from conf.errors import UserError
 from template.parts import PARTS, TABLE, TEMPLATE, files_of, listing, unused_packages, with_needs
 
@@ -42,7 +41,7 @@ def main() -> None:
             raise UserError("DIR is missing; write make project DIR=../mine")
     except subprocess.CalledProcessError as error:
         sys.exit(f"make project: git {error.cmd[5]} failed: {' '.join(error.stderr.split())}")
-    except (OSError, ValueError) as error:  # UserError, MergeError
+    except (OSError, UserError) as error:
         sys.exit(f"make project: {error}")
 
 
@@ -58,7 +57,7 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
         What was done, and the command that comes next.
 
     Raises:
-        UserError, MergeError: there can be no such project.
+        UserError: there can be no such project.
     """
     if changed := git(TEMPLATE, "status", "--porcelain", "--untracked-files=no").splitlines():
         raise UserError(f"{changed[0][3:]} has changes; commit or stash them")
@@ -67,7 +66,7 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
     name = folder.name
     is_new = not folder.exists() or not any(folder.iterdir())
     if not is_new:
-        before, name, had, script_before = last_version(folder)
+        name, had, script_before = last_version(folder)
         names, script = names or had, script or script_before
     if script not in ("", "each", "merged"):
         raise UserError(f"SCRIPT={script} is not possible; use each or merged")
@@ -96,21 +95,11 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
         git(folder, "switch", "--quiet", "--create=main")
         return f"{folder} is a project of its own; there: make setup"
     git(folder, "worktree", "prune")
-    return (
-        f"{folder}: branch template is now at {version}{since(before)}; there: git merge template"
-    )
+    return f"{folder}: branch template is now at {version}; there: git merge template"
 
 
-def since(before: str) -> str:
-    """Return how many commits the template has made since a version, if it knows that one."""
-    try:
-        return f", {git(TEMPLATE, 'rev-list', '--count', f'{before}..HEAD')} commits after {before}"
-    except subprocess.CalledProcessError:
-        return ""
-
-
-def last_version(folder: Path) -> tuple[str, str, list[str], str]:
-    """Return the last version on branch `template`: its tag or hash, name, parts and `SCRIPT`."""
+def last_version(folder: Path) -> tuple[str, list[str], str]:
+    """Return the project's name, parts and `SCRIPT`, as they are on its branch `template`."""
     if not (folder / ".git").exists() or not git(folder, "branch", "--list", "template"):
         raise UserError(
             f"DIR={folder} is not empty, and no project with a branch template (in the clone of "
@@ -122,24 +111,16 @@ def last_version(folder: Path) -> tuple[str, str, list[str], str]:
             f"DIR={folder}: {subject!r} on branch template is not the template's; move it to main"
         )
     first_line, *_ = git(folder, "show", "template:README.md").splitlines()
-    version = subject.removeprefix(MESSAGE).split()[0]
-    return version, first_line.removeprefix("# "), names.split(), script
+    return first_line.removeprefix("# "), names.split(), script
 
 
 def merged_script(chosen: set[str]) -> str:
-    """Return `train.py` with the techniques among the parts; comments that mark their lines become
-    ordinary ones."""
+    """Return `train.py` with the techniques among the parts, whose marks are ordinary comments."""
     techniques = sorted(chosen & find_techniques().keys())
     if not techniques:
         raise UserError("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
-    if not find_spec("ruff"):
-        raise UserError("SCRIPT=merged sorts imports with ruff; run make setup")
-    docstring, code = split_docstring(compose(techniques, output=BASELINE))
-    docstring = re.sub(r"^Written by .*\n", "", docstring + "\n", flags=re.MULTILINE).rstrip()
-    imports, decorator, body = code.partition("\n@hydra.main")
-    lines = [line for line in imports.split("\n") if not line.startswith(MARKER)]
-    imports = sort_imports("\n".join(lines) + decorator + body.replace(MARKER, "# "))
-    return f'"""{docstring}\n"""\n{imports}'
+    script = compose(techniques, output=BASELINE).replace(MARKER, "# ")
+    return re.sub(r"^Written by .*\n", "", script, count=1, flags=re.MULTILINE)
 
 
 def write_files(name: str, chosen: set[str], merged: str, folder: Path) -> None:
@@ -155,9 +136,7 @@ def write_files(name: str, chosen: set[str], merged: str, folder: Path) -> None:
     kept = files_of(chosen, tracked)
     if merged:
         kept = [file for file in kept if not re.fullmatch(r"train_\w+\.py", file)]
-    for file in kept:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(TEMPLATE / file, folder / file, follow_symlinks=False)
+    git(TEMPLATE, "checkout-index", f"--prefix={folder}/", "--", *kept)
     if merged:
         (folder / BASELINE).write_text(merged)
     readme = readme_of(name, chosen, merged, set(tracked) - set(kept))

@@ -81,7 +81,7 @@ def read(name: str) -> tuple[str, list[Line], list[Line]]:
     html = html.replace(f'"c1">{MARKER}', f'"why">{MARKER}')
     both = zip(text.splitlines(), html.splitlines(), strict=True)
     lines = [Line(number, *line) for number, line in enumerate(both, 1)]
-    docstring, code = split_docstring(text, name)
+    docstring, code = split_docstring(text)
     start = len(lines) - len(code.splitlines())
     title = " ".join(docstring.partition("\n\n")[0].split())
     return escape(title), lines[:start], lines[start:]

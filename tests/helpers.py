@@ -1,6 +1,7 @@
 """Helpers of several tests: the configuration, and entry points in processes of their own."""
 
 import copy
+import gzip
 import json
 import multiprocessing
 import os
@@ -11,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -55,6 +55,8 @@ NEEDS_CUDA = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="only `pytest -m gpu` sees GPUs"),
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
+
+Watch = Callable[[str], AbstractContextManager]
 
 STARTED: list[ForkServerProcess] = []
 """By the current test; conftest.py kills those that are left after it."""
@@ -138,11 +140,6 @@ def script_for(technique: str, folder: Path = REPOSITORY) -> str:
     return "train.py" if is_merged else technique
 
 
-def is_merged(script: str) -> bool:
-    """True if a technique is in `train.py` itself, which is then no baseline for it."""
-    return not any((REPOSITORY / name).exists() for name in (script, "compose.py"))
-
-
 def folder_with(folder: Path, script: str) -> Path:
     """A folder like the repository's, with one script; its techniques are merged if nobody has."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +164,7 @@ def fork(
     output_dir.mkdir(parents=True, exist_ok=True)
     command = [script, f"output_dir={output_dir}", *overrides]
     prints = output_dir.with_name(f"{output_dir.name}-{script}")
-    return start([command], prints, num_ranks or (2 if has_ranks(script) else None), folder)
+    return start(command, prints, num_ranks or (2 if has_ranks(script) else None), folder)
 
 
 def train(script: str, output_dir: Path, *overrides: str, folder: Path = REPOSITORY) -> str:
@@ -215,112 +212,69 @@ def print_to(path: Path) -> None:
         os.dup2(file, printed)
 
 
-def run_as_main(command: list[str], watch: AbstractContextManager) -> int | str:
-    """Run a command line, as after `python`, in this process; returns what it exits with."""
-    is_module = command[0] == "-m"
-    sys.argv = command[is_module:]
-    try:
-        with watch:
-            if is_module:
-                runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
-    except SystemExit as ended:
-        return ended.code or 0
-    except BaseException:  # as Python does at the end of a script
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def environment_of(script: str, folder: Path, rank: int, num_ranks: int | None) -> dict[str, str]:
-    """What a script finds, as torchrun starts it where it has ranks or needs a group of one."""
-    is_one = not has_ranks(script) and needs_torchrun(script_for(script, folder), folder)
-    if not num_ranks and not is_one:
-        return dict(ENVIRONMENT)
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks or 1)}
-    return {**ENVIRONMENT, **ranks, "MASTER_ADDR": "127.0.0.1"}
-
-
-def run_in_turn(
-    commands: list[list[str]],
-    environments: list[dict[str, str]],
-    prints: Path,
-    folder: Path,
-    watch: Callable[[str], AbstractContextManager],
+def run_as_main(
+    command: list[str], env: dict[str, str], prints: Path, folder: Path, watch: Watch
 ) -> None:
-    """Run the command lines of `start()` in this process; writes exit codes and prints as JSON."""
+    """Run a command line, as after `python`, in this process, which prints to a file."""
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     if not (folder / "conf").samefile(REPOSITORY / "conf"):  # the modules are a project's own
         for module in list(sys.modules):
             if (REPOSITORY / module.partition(".")[0]).exists():
                 del sys.modules[module]
-    from hydra.core.global_hydra import GlobalHydra
-
+    os.environ.update(env)
     prints.unlink(missing_ok=True)
     print_to(prints)
-    answers = []
-    for command, env in zip(commands, environments, strict=True):
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            os.environ.pop(name, None)
-        os.environ.update(env)
-        if "RANK" in env:
-            import_module("runtime.distributed").leave_process_group()
-        GlobalHydra.instance().clear()
-        before = len(prints.read_text())
-        with signal_handlers_restored():
-            code = run_as_main(command, watch(command[0]))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        answers.append((code, prints.read_text()[before:]))
-    prints.with_suffix(".json").write_text(json.dumps(answers))
-    sys.exit(code)
+    is_module = command[0] == "-m"
+    sys.argv = command[is_module:]
+    with watch(command[0]):
+        if is_module:
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
 
 
 def start(
-    commands: list[list[str]],
+    command: list[str],
     prints: Path,
     num_ranks: int | None = None,
     folder: Path = REPOSITORY,
-    watch: Callable[[str], AbstractContextManager] = nullcontext,
+    watch: Watch = nullcontext,
 ) -> tuple[list[ForkServerProcess], list[Path]]:
-    """Start command lines, as after `python`, that each rank of a group runs in turn, on the CPU.
+    """Start a command line, as after `python`, on each rank of a group, on the CPU.
 
-    Each script runs inside `watch(script)`; with `num_ranks=None`, in a process without a group,
+    The script runs inside `watch(script)`; with `num_ranks=None` in a process without a group,
     unless all techniques are merged into it.
 
     Returns:
         The process of each rank, forked, and the file `PRINTS-RANK.txt` that it prints to.
     """
-    ports = [str(free_port()) for _ in commands]
-    found = [[script_for(command[0], folder), *command[1:]] for command in commands]
+    script, env = script_for(command[0], folder), dict(ENVIRONMENT)
+    if num_ranks is None and needs_torchrun(script, folder) and not has_ranks(script):
+        num_ranks = 1
+    if num_ranks is not None:
+        env |= {"WORLD_SIZE": f"{num_ranks}", "MASTER_ADDR": "127.0.0.1"}
+        env["MASTER_PORT"] = str(free_port())
     paths = [prints.with_name(f"{prints.name}-{rank}.txt") for rank in range(num_ranks or 1)]
     processes = []
     for rank, path in enumerate(paths):
-        envs = [
-            environment_of(script, folder, rank, num_ranks) | {"MASTER_PORT": port}
-            for (script, *_), port in zip(commands, ports, strict=True)
-        ]
-        processes.append(start_process(run_in_turn, found, envs, path, folder, watch))
+        ranks = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} if num_ranks is not None else {}
+        arguments = [script, *command[1:]], env | ranks, path, folder, watch
+        processes.append(start_process(run_as_main, *arguments))
     return processes, paths
 
 
 def answers_to(
-    commands: list[list[str]], tmp_path: Path, num_ranks: int = 1, *options: Any, **more: Any
-) -> list[tuple[int, str]]:
-    """Exit codes and prints of rank 0 of command lines, with the options of `start()`."""
+    commands: list[list[str]], tmp_path: Path, num_ranks: int = 1, *arguments: Any, **more: Any
+) -> list[tuple[int | None, str]]:
+    """Exit codes and prints of rank 0 of command lines one after another, as of `start()`."""
     ranks = num_ranks if num_ranks > 1 else None
-    if not ranks and len(commands) > 1 and needs_torchrun("train.py"):  # an error ends its process
-        alone = ([command] for command in commands)
-        return [answers_to(command, tmp_path, 1, *options, **more)[0] for command in alone]
-    prints = tmp_path / f"answers-{len(list(tmp_path.iterdir()))}"
-    processes, paths = start(commands, prints, ranks, *options, **more)
-    codes, answers = join(processes, 280), paths[0].with_suffix(".json")
-    if len(commands) == 1 and not answers.exists():
-        return [(codes[0] or 0, paths[0].read_text())]
-    assert answers.exists(), "\n".join([f"{codes}", *(path.read_text() for path in paths)])
-    return [(code, text) for code, text in json.loads(answers.read_text())]
+    answers = []
+    for command in commands:
+        prints = tmp_path / f"answers-{len(list(tmp_path.iterdir()))}"
+        processes, paths = start(command, prints, ranks, *arguments, **more)
+        answers.append((join(processes)[0], paths[0].read_text()))
+    return answers
 
 
 def without_reader(*command: str) -> tuple[int, bytes]:
@@ -356,6 +310,12 @@ def checkpoint_of(output_dir: Path, name: str = "last.pt") -> dict[str, Any]:
 
 def summary_of(output_dir: Path) -> dict[str, Any]:
     return json.loads((output_dir / "summary.json").read_text())
+
+
+def trace_of(output_dir: Path, rank: int = 0) -> list[str]:
+    """Names of the events in the trace of a run's profiler."""
+    with gzip.open(output_dir / f"trace-rank{rank}.json.gz", "rt") as file:
+        return [event.get("name", "") for event in json.load(file)["traceEvents"]]
 
 
 def events_of(output_dir: Path) -> EventAccumulator:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tifffile
 import torch
 from PIL import Image, ImageOps
@@ -16,7 +17,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from conf.schema import DataConfig
 from loaders.backends import ImageLoader, build_loaders
-from loaders.index import SPLITS, Index, build_index, write_index
+from loaders.index import SPLITS, Index, open_splits, write_index
 from tests.helpers import REPOSITORY, make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
@@ -37,11 +38,11 @@ def loaders_of(*overrides: str, rank=0, world_size=1) -> tuple[ImageLoader, Imag
 
 def index_of(*overrides: str) -> tuple[Index, Index]:
     """The indexes of training and validation."""
-    return build_index(make_config(*overrides).data)
+    return open_splits(make_config(*overrides).data)
 
 
 def save_index(data: DataConfig, out: Path) -> None:
-    write_index(dict(zip(SPLITS, build_index(data), strict=True)), data, out)
+    write_index(dict(zip(SPLITS, open_splits(data), strict=True)), data, out)
 
 
 def smooth(number: int, height: int, width: int) -> np.ndarray:
@@ -249,3 +250,14 @@ SPLIT = {
     "photos": (partial(split_folders, photos), without_val),
     "cells": (partial(split_folders, KINDS["cells of one channel"]), without_val),
 }
+
+
+def small_digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Overrides for 66 digits of three classes, and 9 that validate, with a small model."""
+    root = digit_folders(tmp_path_factory.mktemp("images"), range(3), 22, 3)
+    return [
+        *("data=imagefolder", f"data.root={root}", "epochs=3", "model.kwargs.width=8"),
+        f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
+        *("data.resize=null", "data.crop=[20,20]", "data.random_crop=true"),
+        *("data.mean=[0.5]", "data.std=[0.25]"),
+    ]

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from conf.schema import ModelConfig
 from models import build_model
-from models.pretrained import first_convolution, head_of, is_in
+from models.pretrained import first_convolution, head_of
 from tests.helpers import refused
 
 
@@ -40,35 +40,6 @@ def check_contract(name: str, head: str, accepted: str, *wrong: tuple[str, Any])
     torch.testing.assert_close(models[1](inputs), models[0](inputs), rtol=1e-3, atol=1e-4)
     assert head_of(models[0]) == (head,)
     assert first_convolution(models[0]) in models[0].state_dict()
-
-
-def check_family(name: str, arch: str, size: int) -> None:
-    """It takes images of five channels, has the outputs asked for, and trains its head alone."""
-    cfg = ModelConfig(name=name, arch=arch, channels_last=True, freeze="backbone")
-    with torch.device("meta"):  # shapes without the arithmetic
-        model = build_model(cfg, 5, num_outputs=7)
-        assert model.training  # in which some return a tuple by default
-        assert model(torch.empty(2, 5, size, size)).shape == (2, 7)
-    assert model.get_parameter(first_convolution(model)).shape[1] == 5
-    parameters = dict(model.named_parameters())
-    outputs = {name for name, p in parameters.items() if p.ndim > 1 and p.shape[0] == 7}
-    learning = {name for name, p in parameters.items() if p.requires_grad}
-    assert outputs
-    assert outputs <= learning
-    assert all(is_in(name, head_of(model)) for name in learning)
-
-
-def check_refusals(name: str, *others: str) -> None:
-    """Architectures, `others` among them, and arguments that the library does not have are refused
-    with the nearest ones."""
-    with refused("model.arch=resnet_18 is unknown (did you mean resnet18?); use one of resnet18, "):
-        build(name, 3, 7, arch="resnet_18")
-    for arch in (None, *others):
-        with refused(f"model.arch={arch}"):
-            build(name, 3, 7, arch=arch)
-    for kwargs in ({"widht": 8}, {"num_classes": 3}):
-        with refused(f"model.kwargs={kwargs} does not fit model.arch=resnet18"):
-            build(name, 3, 7, arch="resnet18", **kwargs)
 
 
 def check_learning(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:

@@ -51,21 +51,10 @@ def metrics_of(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, float]
     return task.metrics(task.sums(outputs, targets))
 
 
-def check_contract(task: Task, outputs: Tensor, targets: Tensor, device: str = "cpu") -> None:
+def check_contract(task: Task, outputs: Tensor, targets: Tensor) -> None:
     """Losses are the means of sums, sums add up, and nothing waits for the device."""
     whole = task.sums(outputs, targets)
     num_images = len(outputs)
-    if device != "cpu":
-        given = outputs.to(device), targets.to(device)
-        task.sums(*given)  # the first call may wait to load kernels
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            sums = task.sums(*given)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert sums.device == given[0].device
-        torch.testing.assert_close(sums.cpu(), whole, rtol=1e-5, atol=1e-4)
-        return
     assert (whole.dtype, whole.shape) == (torch.float64, (task.num_sums,))
     assert (whole[0], task.num_outputs) == outputs.shape[:2]
     loss = task.loss(outputs, targets)

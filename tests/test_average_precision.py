@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks.common.average_precision import (
+from tasks.boxes import (
     mean_average_precision,
     num_precision_sums,
     precision_sums,

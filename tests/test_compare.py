@@ -8,7 +8,7 @@ import pytest
 
 from compare import CAUSES, Computed, first_difference
 from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, replace, run_all
-from tests.images import digit_folders
+from tests.images import small_digits
 
 Edits = tuple[tuple[str, str], ...]
 PLAIN = "model.kwargs.batch_norm=false"
@@ -24,124 +24,68 @@ def before(phase: str, line: str) -> dict[str, str]:
     return {place: f"{indent}{line}\n{place}"}
 
 
-# script, a mistake in it, the script that it is compared with, overrides, and texts of the first
-# difference and of its cause
-MISTAKES = {
-    "batch_norm": ("train_ddp.py", {}, "train.py", [], "output of features.0.1", "BatchNorm"),
-    "buffers": (
-        *("train_ddp.py", {"        sync_buffers(state)\n": ""}, "train_ddp.py", []),
-        *("evaluated weight features.0.1.running_mean", "sync_buffers"),
-    ),
-    "dropout": (
-        "train_ddp.py",
-        {**DROPOUT, "seed_everything(cfg.seed, group.rank)": "seed_everything(cfg.seed)"},
-        *("train.py", [PLAIN], "seed of dropout", "seed_everything"),
-    ),
-    "sum": (
-        "train_ddp.py",
-        {"task.loss(outputs, targets)": "task.loss_per_image(outputs, targets).sum()"},
-        *("train.py", [PLAIN], "train/loss", "is a sum over the samples"),
-    ),
-    "added": (
-        "train_ddp.py",
-        before("clip", "[dist.all_reduce(p.grad) for p in model.parameters()]"),
-        *("train.py", [PLAIN], "train/grad_norm", "train_ddp.py adds the gradients over ranks"),
-    ),
-    "averaged_twice": (
-        "train_ddp.py",
-        before("clip", "[p.grad.div_(group.world_size) for p in model.parameters()]"),
-        *("train.py", [PLAIN], "train/grad_norm", "averages them twice"),
-    ),
-    "not_averaged": (
-        "train_ddp.py",
-        before("your own: loggers, callbacks", "model = model.module"),
-        *("train.py", [PLAIN], "train/grad_norm", "gradients not averaged over ranks"),
-    ),
-    "frozen": (
-        *("train_ddp.py", before("optimizer", "model.features[2].requires_grad_(False)")),
-        *("train.py", [PLAIN], "features.2.0.weight", "train_ddp.py has it frozen"),
-    ),
-    "unused": (
-        *("train.py", before("optimizer", "model.extra = nn.Linear(3, 3)")),
-        *("train.py", [PLAIN], "weight before the step extra.weight", "another model"),
-    ),
-    "order": (
-        *("train_ddp.py", before("data", "cfg.seed += 1"), "train.py", [PLAIN]),
-        *("samples", "another order"),
-    ),
-    "same_shards": (
-        *("train_ddp.py", {"device, group.rank, group.world_size)": "device)"}),
-        *("train.py", [PLAIN], "samples", "load the same"),
-    ),
-    "set_epoch": (
-        *("train_ddp.py", {"        train_loader.set_epoch(epoch)\n": ""}),
-        *("train.py", [PLAIN], "evaluated samples", "train_ddp.py lacks train_loader.set_epoch"),
-    ),
-    "unscale": (
-        *("train_ddp_amp.py", {"            scaler.unscale_(optimizer)\n": ""}),
-        *("train_amp.py", [PLAIN, HALF], "train/grad_norm", "scaler.unscale_()"),
-    ),
-    "ema": (
-        *(
-            "train_ema.py",
-            {12 * " " + "ema.update(model)\n": "", **before("update", "ema.update(model)")},
-        ),
-        *("train.py", [PLAIN], "evaluated weight", "EMA that is updated before"),
-    ),
-    "rate": (
-        *("train_ddp.py", before("optimizer", "cfg.optimizer.lr *= group.world_size")),
-        *("train.py", [PLAIN], "learning rate", "2 times in train_ddp.py"),
-    ),
-    "schedule": (
-        *("train.py", before("update", "scheduler.step()")),
-        *("train.py", [PLAIN], "learning rate", "scheduler.step() is misplaced"),
-    ),
-    "zero_grad": (
-        *("train.py", {"            optimizer.zero_grad(set_to_none=True)\n": ""}),
-        *("train.py", [PLAIN], "train/grad_norm", "cleared"),
-    ),
-    "metrics": (
-        *("train_ddp.py", {"        dist.all_reduce(totals)\n": ""}),
-        *("train.py", [PLAIN], "val/loss", "dist.all_reduce(totals)"),
-    ),
-    "no_eval": (
-        *("train.py", before("optimizer", "model.eval = model.train")),
-        *("train.py", [PLAIN], "evaluated mode", "without model.eval()"),
-    ),
-    "not_swapped_back": (
-        *(
-            "train_ema.py",
-            {f"learn\n{8 * ' '}ema.swap(model)\n": "learn\n"},
-            "train_ema.py",
-            [PLAIN, "ema.decay=0.9"],
-        ),
-        *("weight before the step", "swapped back"),
-    ),
-    "seed": (
-        *("train.py", {"seed_everything(cfg.seed)": "seed_everything(cfg.seed + 1)"}),
-        *("train.py", [PLAIN], "weight before the step", "seed"),
-    ),
-    "decay": (
-        *("train.py", before("optimizer", "cfg.optimizer.weight_decay = 0.5")),
-        *("train.py", [PLAIN], "weight after", "weight decay"),
-    ),
-    "inputs": (
-        *("train.py", before("loss", "outputs = outputs.clamp(max=0.1)")),
-        *("train.py", [PLAIN], "train/loss", "not a mean"),
-    ),
+EDITS = {
+    "batch_norm": {},
+    "buffers": {"        sync_buffers(state)\n": ""},
+    "dropout": {**DROPOUT, "seed_everything(cfg.seed, group.rank)": "seed_everything(cfg.seed)"},
+    "sum": {"task.loss(outputs, targets)": "task.loss_per_image(outputs, targets).sum()"},
+    "added": before("clip", "[dist.all_reduce(p.grad) for p in model.parameters()]"),
+    "alone": before("your own: loggers, callbacks", "model = model.module"),
+    "frozen": before("optimizer", "model.features[2].requires_grad_(False)"),
+    "unused": before("optimizer", "model.extra = nn.Linear(3, 3)"),
+    "order": before("data", "cfg.seed += 1"),
+    "same": {"device, group.rank, group.world_size)": "device)"},
+    "set_epoch": {"        train_loader.set_epoch(epoch)\n": ""},
+    "unscale": {"            scaler.unscale_(optimizer)\n": ""},
+    "ema": {12 * " " + "ema.update(model)\n": "", **before("update", "ema.update(model)")},
+    "rate": before("optimizer", "cfg.optimizer.lr *= group.world_size"),
+    "schedule": before("update", "scheduler.step()"),
+    "zero_grad": {"            optimizer.zero_grad(set_to_none=True)\n": ""},
+    "metrics": {"        dist.all_reduce(totals)\n": ""},
+    "no_eval": before("optimizer", "model.eval = model.train"),
+    "swapped": {f"learn\n{8 * ' '}ema.swap(model)\n": "learn\n"},
+    "seed": {"seed_everything(cfg.seed)": "seed_everything(cfg.seed + 1)"},
+    "decay": before("optimizer", "cfg.optimizer.weight_decay = 0.5"),
+    "inputs": before("loss", "outputs = outputs.clamp(max=0.1)"),
+}
+"""Mistakes in a script."""
+TOLD = """
+batch_norm | train_ddp.py, train.py | output of features.0.1 | BatchNorm
+buffers | train_ddp.py, train_ddp.py | evaluated weight features.0.1.running_mean | sync_buffers
+dropout | train_ddp.py, train.py | seed of dropout | seed_everything
+sum | train_ddp.py, train.py | train/loss | train_ddp.py is a sum over the samples
+added | train_ddp.py, train.py | train/grad_norm | train_ddp.py adds the gradients over ranks
+alone | train_ddp.py, train.py | train/grad_norm | gradients not averaged over ranks
+frozen | train_ddp.py, train.py | features.2.0.weight | train_ddp.py has it frozen
+unused | train.py, train.py | weight before the step extra.weight | another model
+order | train_ddp.py, train.py | samples | another order
+same | train_ddp.py, train.py | samples | load the same
+set_epoch | train_ddp.py, train.py | evaluated samples | train_ddp.py lacks train_loader.set_epoch
+unscale | train_ddp_amp.py, train_amp.py | train/grad_norm | scaler.unscale_()
+ema | train_ema.py, train.py | evaluated weight | EMA that is updated before
+rate | train_ddp.py, train.py | learning rate | 2 times in train_ddp.py
+schedule | train.py, train.py | learning rate | scheduler.step() is misplaced
+zero_grad | train.py, train.py | train/grad_norm | cleared
+metrics | train_ddp.py, train.py | val/loss | dist.all_reduce(totals)
+no_eval | train.py, train.py | evaluated mode | without model.eval()
+swapped | train_ema.py, train_ema.py | weight before the step | swapped back
+seed | train.py, train.py | weight before the step | seed
+decay | train.py, train.py | weight after | weight decay
+inputs | train.py, train.py | train/loss | not a mean
+"""
+"""Of each mistake: its script, the one without it, and texts of the difference and its cause."""
+MORE = {
+    "batch_norm": [],
+    "buffers": [],
+    "unscale": [PLAIN, HALF],
+    "swapped": [PLAIN, "ema.decay=0.9"],
 }
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> list[str]:
-    """66 digits of three classes, four steps in each epoch, and 9 that validate."""
-    root = digit_folders(tmp_path_factory.mktemp("images"), range(3), 22, 3)
-    return [
-        *("data=imagefolder", f"data.root={root}", "global_batch_size=16", "epochs=3"),
-        f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
-        *("data.resize=null", "data.crop=[20,20]", "data.random_crop=true"),
-        *("data.mean=[0.5]", "data.std=[0.25]", "model.kwargs.width=8"),
-    ]
+    """Four steps in each epoch."""
+    return [*small_digits(tmp_path_factory), "global_batch_size=16"]
 
 
 @pytest.fixture(scope="module")
@@ -162,19 +106,22 @@ def compute(data, tmp_path_factory) -> Callable[..., Computed]:
     return compute
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named(mistake: str, compute) -> None:
-    script, edits, other, overrides, what, cause = MISTAKES[mistake]
-    steps = 5 if mistake in ("set_epoch", "not_swapped_back") else 2
-    options = (*overrides, "clip_grad_norm=0.1")
-    in_both = tuple(edit for edit in edits.items() if edit in DROPOUT.items())
-    one = compute(other, options, in_both, steps)
-    difference, largest = first_difference(
-        one, compute(script, options, tuple(edits.items()), steps)
-    )
+@pytest.mark.parametrize(
+    ("mistake", "scripts", "what", "cause"),
+    [line.split(" | ") for line in TOLD.strip().splitlines()],
+    ids=EDITS,
+)
+def test_a_mistake_is_named(mistake: str, scripts: str, what: str, cause: str, compute) -> None:
+    script, other = scripts.split(", ")
+    edits = EDITS[mistake].items()
+    steps = 5 if mistake in ("set_epoch", "swapped") else 2
+    options = (*MORE.get(mistake, [PLAIN]), "clip_grad_norm=0.1")
+    one = compute(other, options, tuple(edits & DROPOUT.items()), steps)
+    two = compute(script, options, tuple(edits), steps)
+    difference, largest = first_difference(one, two)
     assert what in difference
     assert cause in difference.partition("likely cause: ")[2]
-    assert largest < 1e-6 or HALF in overrides
+    assert largest < 1e-6 or HALF in options
 
 
 @pytest.mark.parametrize(
@@ -218,19 +165,16 @@ def test_two_scripts_are_compared_and_two_runs(data, tmp_path) -> None:
         ["compare.py", "train.py"],
         ["compare.py", "run=.", "run=."],
     ]
+    shown = [
+        ("step 2, learning rate", "scheduler.step() is misplaced"),
+        (),
+        (),
+        ("+  weight_decay: 0.5", '+  "script": "mine.py"', "step 2 on: train/"),
+        ("equal to 1e-6",),
+        ("two scripts",),
+        ("config.yaml",),
+    ]
     answers = answers_to(commands, tmp_path, folder=folder)
     assert [code for code, _ in answers] == [1, 0, 0, 1, 0, 2, 2]
-    for (_, text), words in zip(
-        answers,
-        [
-            ("step 2, learning rate", "scheduler.step() is misplaced"),
-            (),
-            (),
-            ("+  weight_decay: 0.5", '+  "script": "mine.py"', "step 2 on: train/"),
-            ("equal to 1e-6",),
-            ("two scripts",),
-            ("config.yaml",),
-        ],
-        strict=True,
-    ):
+    for (_, text), words in zip(answers, shown, strict=True):
         assert all(word in text for word in words), text

@@ -170,7 +170,8 @@ def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places) -
             atol = 4.01 / 255 if name.endswith("jpg") else 1e-5
             torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=name)
         assert orders[-1] == names(place.epoch("threads", epoch))
-    assert [len({*order}) for order in orders] == [*map(len, orders)] == [20, 20, NUM_VAL]
+    for order, count in zip(orders, (20, 20, NUM_VAL), strict=True):
+        assert len(order) == len(set(order)) == count
     assert orders[0] != orders[1]
     assert not set(orders[0]) & set(orders[2])
     assert [len(inputs) for inputs, _ in val] == [4, 3]

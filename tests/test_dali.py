@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from loaders.index import BadFileError
 from tests import images
 from tests.images import common, loaders_of, save, smooth
 from tests.test_describe import cells, photos
@@ -30,3 +33,12 @@ def test_what_dali_refuses_is_named_once_and_decoded_all_the_same(tmp_path: Path
             list(loader)
     for name in data.inputs:
         assert caplog.text.count(name) == ("stray" in name), name
+
+
+def test_a_batch_whose_files_are_gone_is_named(tmp_path: Path) -> None:
+    train, _ = loaders_of(*photos(tmp_path / "data"), "data.crop=24", "loader=dali")
+    name = Path(train.index.name_of(0))
+    for path in name.parent.parent.rglob("*.*"):
+        path.unlink()
+    with pytest.raises(BadFileError, match="No such file"):
+        list(train)

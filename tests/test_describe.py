@@ -1,11 +1,13 @@
 """The first lines of a run say what goes in; what is likely a mistake is a warning."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.images import loaders_of, make_photos, reading, save, save_tiff, smooth
+from tests.images import Data, common, loaders_of, make_photos, reading, save, save_tiff, smooth
 from tests.parts import rows_of
 
 FOLDERS = ["data=imagefolder", "data.val_count=4", "global_batch_size=2"]
@@ -26,6 +28,10 @@ def cells(root: Path) -> list[str]:
         image = np.full((40, 50, 5), number, np.uint16)
         save_tiff(root / str(number % 2) / f"{number}.tif", image)
     return ["data=cells", "data.val_count=4", "global_batch_size=2", *reading(root)]
+
+
+def written(kind: Callable[[Path], Data], root: Path) -> list[str]:
+    return [*kind(root).options, *common(root)]
 
 
 def memory(root: Path) -> list[str]:
@@ -56,7 +62,7 @@ def memory(root: Path) -> list[str]:
             "",
         ),
         (cells, [], "40x50, 5 channels of 16 bits", ""),
-        *rows_of("DESCRIBED"),
+        *((partial(written, kind), *row) for kind, *row in rows_of("DESCRIBED")),
     ],
 )
 def test_the_inputs_and_their_way_are_described(

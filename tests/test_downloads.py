@@ -1,15 +1,10 @@
-"""Data sets that torchvision downloads, from a server that has files of the same format."""
+"""Data sets that torchvision downloads: it goes on from files that lie where it puts them."""
 
 import gzip
 import hashlib
-import io
 import pickle
-import tarfile
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+import shutil
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from unittest import mock
 
@@ -18,90 +13,36 @@ import pytest
 from torchvision.datasets import CIFAR10, FashionMNIST
 
 from conf.errors import UserError
-from loaders.index import read_image
-from loaders.targets import Labels
+from loaders.index import Index
 from tests.helpers import refused
 from tests.images import index_of, save, smooth
 
 LABELS = [3, 7]
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
-GREY = IMAGES[:, :28, :28, 0]
-SPLITS = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
-NAMES = [f"class{number}" for number in range(10)]
+GREY = IMAGES[:, :28, :28, :1]
 
 
-def md5(content: bytes) -> str:
-    return hashlib.md5(content).hexdigest()
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
 
 
-@pytest.fixture
-def mirror(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder and the address at which its files are served."""
-    folder = tmp_path / "mirror"
-    folder.mkdir()
-    handler = partial(SimpleHTTPRequestHandler, directory=folder)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield folder, f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-
-
-def fashion_in(folder: Path, url: str) -> dict[str, Any]:
-    """Write the files, and return what makes torchvision fetch them."""
-    hashes = []
+def mnist_files() -> dict[str, bytes]:
+    """The unpacked files of MNIST and Fashion-MNIST."""
+    files = {}
     for split in ("train", "t10k"):
-        for kind, array in (("images-idx3", GREY), ("labels-idx1", np.array(LABELS, np.uint8))):
+        arrays = {"images-idx3": GREY[..., 0], "labels-idx1": np.array(LABELS, np.uint8)}
+        for kind, array in arrays.items():
             header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-            content, name = gzip.compress(header + array.tobytes()), f"{split}-{kind}-ubyte.gz"
-            (folder / name).write_bytes(content)
-            hashes.append((name, md5(content)))
-    return {"mirrors": [url], "resources": hashes}
+            files[f"{split}-{kind}-ubyte"] = header + array.tobytes()
+    return files
 
 
-def cifar10_in(folder: Path, url: str) -> dict[str, Any]:
-    planes = IMAGES.transpose(0, 3, 1, 2).reshape(2, -1)
-    files = {name: pickle.dumps({"data": planes, "labels": LABELS}) for name in SPLITS}
-    files["batches.meta"] = pickle.dumps({"label_names": NAMES})
-    path = folder / CIFAR10.filename
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(f"{CIFAR10.base_folder}/{name}")
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    hashes = [[name, md5(files[name])] for name in SPLITS]
-    return {
-        "url": url + path.name,
-        "tgz_md5": md5(path.read_bytes()),
-        "train_list": hashes[:5],
-        "test_list": hashes[5:],
-        "meta": CIFAR10.meta | {"md5": md5(files["batches.meta"])},
-    }
-
-
-@pytest.mark.parametrize(
-    ("dataset", "serve", "images", "num_train"),
-    [(FashionMNIST, fashion_in, GREY[..., None], 2), (CIFAR10, cifar10_in, IMAGES, 10)],
-)
-def test_what_is_downloaded_once_is_checked_and_read(
-    dataset: Any, serve: Any, images: np.ndarray, num_train: int, mirror, tmp_path: Path
-) -> None:
-    name = {FashionMNIST: "fashion", CIFAR10: "cifar10"}[dataset]
-    options = [f"data={name}", f"data.root={tmp_path}", "data.crop=null"]
-    with mock.patch.multiple(dataset, **serve(*mirror)):
-        whole = {path: path.read_bytes() for path in mirror[0].iterdir()}
-        *_, last = sorted(whole)
-        last.write_bytes(b"damaged")
-        with pytest.raises(UserError, match=name):
-            index_of(*options)
-        last.write_bytes(whole[last])
-        train, val = index_of(*options)
-        for path in whole:
-            path.unlink()
-        assert [len(index) for index in index_of(*options)] == [num_train, 2]
-    assert np.array_equal([read_image(val, n) for n in range(2)], images)
-    target: Any = train.target
-    assert target.values.tolist() == LABELS * (num_train // 2)
+def assert_has(index: Index, images: np.ndarray, times: int = 1) -> None:
+    """It has these images and their labels, so many times, of ten classes."""
+    found = [index.read_image(number) for number in range(len(index))]
+    assert np.array_equal(found, np.tile(images, (times, 1, 1, 1)))
+    target: Any = index.target
+    assert target.values.tolist() == LABELS * times
     assert len(target.classes) == 10
 
 
@@ -112,27 +53,58 @@ def test_mnist_without_a_download_says_where_to_put_the_files(tmp_path) -> None:
     with pytest.raises(UserError, match=rf"^.*{raw} .*train-images-idx3-ubyte.*unpacked.*$"):
         index_of(*options)
     raw.mkdir(parents=True, exist_ok=True)
-    digits, labels = np.arange(2 * 28 * 28, dtype=np.uint8).reshape(2, 28, 28), [3, 7]
-    for split in ("train", "t10k"):
-        for kind, array in (("images-idx3", digits), ("labels-idx1", np.array(labels, np.uint8))):
-            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-            (raw / f"{split}-{kind}-ubyte").write_bytes(header + array.tobytes())
+    for name, content in mnist_files().items():
+        (raw / name).write_bytes(content)
     with refused("data.val_count=1"):
         index_of(*options, "data.val_count=1")
-    train, val = index_of(*options)
-    assert isinstance(val.target, Labels)
-    assert np.array_equal([read_image(train, n)[..., 0] for n in range(2)], digits)
-    assert val.target.values.tolist() == labels
+    for index in index_of(*options):
+        assert_has(index, GREY)
 
 
-def test_caltech256_is_unpacked_once(tmp_path, monkeypatch) -> None:
-    from torchvision.datasets import utils
+@pytest.mark.usefixtures("no_downloads")
+def test_what_is_downloaded_is_checked_and_unpacked_once(tmp_path: Path) -> None:
+    options, raw = ["data=fashion", f"data.root={tmp_path}"], tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, content in mnist_files().items():
+        (raw / f"{name}.gz").write_bytes(gzip.compress(content))
+    hashes = [(path.name, md5(path)) for path in raw.iterdir()]
+    with mock.patch.object(FashionMNIST, "resources", hashes):
+        whole = (packed := raw / hashes[-1][0]).read_bytes()
+        packed.write_bytes(b"damaged")
+        with refused("fashion"):
+            index_of(*options)
+        packed.write_bytes(whole)
+        for _ in range(2):
+            for index in index_of(*options):
+                assert_has(index, GREY)
+            for path in raw.glob("*.gz"):
+                path.unlink()
 
-    def unpack(url: str, folder: Path, unpacked: Path, filename: str, md5: str) -> None:
-        for name in ("001.a/1", "001.a/2", "002.b/1", "002.b/2"):
-            save(unpacked / filename.removesuffix(".tar") / f"{name}.jpg", smooth(0, 20, 30))
 
-    monkeypatch.setattr(utils, "download_and_extract_archive", unpack)
+def test_cifar10_is_read_in_colours(tmp_path: Path) -> None:
+    (folder := tmp_path / CIFAR10.base_folder).mkdir()
+    batch = {"data": IMAGES.transpose(0, 3, 1, 2).reshape(2, -1), "labels": LABELS}
+    names = [name for name, _ in CIFAR10.train_list + CIFAR10.test_list]
+    files = dict.fromkeys(names, batch) | {"batches.meta": {"label_names": [*"abcdefghij"]}}
+    for name, content in files.items():
+        (folder / name).write_bytes(pickle.dumps(content))
+    *batches, meta = [[name, md5(folder / name)] for name in files]
+    known: dict[str, Any] = {"train_list": batches[:5], "test_list": batches[5:]}
+    known["meta"] = CIFAR10.meta | {"md5": meta[1]}
+    with mock.patch.multiple(CIFAR10, **known):
+        train, val = index_of("data=cifar10", f"data.root={tmp_path}")
+    assert_has(train, IMAGES, times=5)
+    assert_has(val, IMAGES)
+
+
+def test_caltech256_is_unpacked_once(tmp_path) -> None:
+    place, name = tmp_path / "root" / "caltech256", "256_ObjectCategories"
+    for file in ("001.a/1", "001.a/2", "002.b/1", "002.b/2"):
+        save(tmp_path / "files" / name / f"{file}.jpg", smooth(0, 20, 30))
+    packed = Path(shutil.make_archive(str(place / name), "tar", tmp_path / "files"))
     options = ["data=caltech256", f"data.root={tmp_path / 'root'}", f"data.cache_dir={tmp_path}"]
-    assert [sum(map(len, index_of(*options, "data.val_count=1"))) for _ in "ab"] == [4, 4]
-    assert [p.name for p in (tmp_path / "root/caltech256").iterdir()] == ["256_ObjectCategories"]
+    with mock.patch("loaders.layouts.caltech256.MD5", md5(packed)):
+        assert sum(map(len, index_of(*options, "data.val_count=1"))) == 4
+    packed.unlink()
+    assert sum(map(len, index_of(*options, "data.val_count=1"))) == 4
+    assert [path.name for path in place.iterdir()] == [name]

@@ -2,6 +2,7 @@
 
 from collections import UserList
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from loaders import DataInfo, Loader
 from loaders.targets import Labels
 from runtime.training import evaluate
-from tasks.classification import Classification
 from tests.helpers import DEVICES
 from tests.task_contract import build, names, random
 
@@ -64,46 +64,32 @@ def test_it_calls_the_model_in_the_precision_and_as_often_as_it_is_asked_to(
     totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
 
 
-SIZES = [[20, 20], [3] * 32, [1, 2]]
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-def test_it_hands_back_the_images_with_the_highest_losses(sizes) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "spaced"),
+    [
+        ([20, 20], [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27, 30, 32, 35, 37]),
+        ([3] * 32, range(3, 96, 6)),  # the first of every second batch
+        ([1, 2], [0, 1, 2]),
+    ],
+)
+def test_it_hands_back_the_images_with_the_highest_losses_or_some_from_the_whole_split(
+    sizes, spaced
+) -> None:
+    """The latter if the outputs, here in a dict, are no tensors."""
     outputs, targets = batch(sum(sizes))
-    worst = TASK.loss_per_image(outputs, targets).argsort(descending=True)[:16]
-    batches = zip(outputs.split(sizes), targets.split(sizes), strict=True)
+    batches = [*zip(outputs.split(sizes), targets.split(sizes), strict=True)]
     _, shown = evaluate(Probe(), TASK, loader_of(*batches))
+    worst = TASK.loss_per_image(outputs, targets).argsort(descending=True)[:16]
     for values, wanted in zip(zip(*shown, strict=True), (outputs, outputs, targets), strict=True):
         assert torch.equal(torch.cat(values), wanted[worst])
 
-
-class OfDicts(Classification):
-    """Takes outputs in a dict."""
-
-    def sums(self, outputs: Any, targets: Tensor) -> Tensor:
-        return super().sums(outputs["logits"], targets)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        (SIZES[0], [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27, 30, 32, 35, 37]),
-        (SIZES[1], range(3, 96, 6)),  # the first of every second batch
-        (SIZES[2], [0, 1, 2]),
-    ],
-)
-def test_of_outputs_that_are_no_tensors_it_hands_back_some_from_the_whole_split(
-    sizes, expected
-) -> None:
-    outputs, targets = batch(sum(sizes))
-    model, task = Probe(), OfDicts.__new__(OfDicts)
-    vars(task).update(vars(TASK))
-    batches = zip(outputs.split(sizes), targets.split(sizes), strict=True)
+    model, task = Probe(), Mock(num_sums=TASK.num_sums)
     model.register_forward_hook(lambda model, inputs, outputs: {"logits": outputs})
+    task.sums = lambda outputs, targets: TASK.sums(outputs["logits"], targets)
     _, shown = evaluate(model, task, loader_of(*batches))
     found = [(one, two["logits"], three) for one, two, three in shown]
     for values, wanted in zip(zip(*found, strict=True), (outputs, outputs, targets), strict=True):
-        assert torch.equal(torch.cat(values), wanted[list(expected)])
+        assert torch.equal(torch.cat(values), wanted[list(spaced)])
     first = shown[0][0]
     assert first.untyped_storage().nbytes() == first.nbytes  # no view of the whole batch
 

@@ -90,7 +90,7 @@ DATA = {
     "pairs": ["data=pairs", "data.resize=64", "data.crop=[48,48]", *CUT],
     "masks": [
         *("data=masks", "data.resize=72", "data.crop=[56,48]", *CUT, "data.num_classes=4"),
-        *("task=segmentation", "model=unet", "model.kwargs.width=4"),
+        *("task=segmentation", "model=unet", "model.kwargs.width=4", "loss.weights=auto"),
     ],
     "uint8": ["data=cells", "data.resize=null", "data.crop=[40,40]", "data.hflip=0.5"],
     "uint8, enlarged": ["data=cells", "data.resize=60", "data.crop=[56,56]", *CUT],

@@ -137,18 +137,14 @@ def test_quotes_byte_order_marks_and_blank_lines_are_read(images: Path, tmp_path
         ("path,label,split", "a;b,train", "a;x;y,val", ["line 6 (x;y)"]),
         ("path,label", "0.5", "n/a", ["line 6 (n/a)", "data.label_kind"]),
         ("path,label", "a", "b,c", ["2 cells", "line 6 (3)", "quotes"]),
+        ("path,a,b", "1,0", "2,0", ["1 cells of a", "line 6 (2)"]),
     ],
 )
 def test_wrong_lines_are_named(header, good, wrong, shown, images, tmp_path) -> None:
     cells = [good] * 4 + [wrong] + [good] * 7
+    several = [PAIR, "data.label_kind=several"] if header == "path,a,b" else []
     with refused(*shown):
-        index_of(*options_of(images, write(tmp_path, header, cells)))
-
-
-def test_columns_of_several_labels_hold_0_and_1(images: Path, tmp_path) -> None:
-    table = write(tmp_path, "path,a,b", ["1,0", "2,0"] * 6)
-    with refused("6 cells of a", "line 3 (2)"):
-        index_of(*options_of(images, table, PAIR, "data.label_kind=several"))
+        index_of(*options_of(images, write(tmp_path, header, cells), *several))
 
 
 def test_classes_without_a_training_sample_are_named(images: Path, tmp_path) -> None:

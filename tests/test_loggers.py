@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
-from runtime.loggers import Logger, Loggers
+from runtime.loggers import Loggers
+from tests.helpers import folder_with, replace, run_to_end, scalars_of
 
 
 def write_log(loggers: Loggers, *parts: range) -> None:
@@ -15,7 +15,6 @@ def write_log(loggers: Loggers, *parts: range) -> None:
         for step in steps:
             loggers.log({"train/loss": 1 / step}, step)
         loggers.log({"val/loss": 0.5, "val/predictions": torch.rand(2, 3, 8, 8)}, steps[-1])
-        loggers.flush()
 
 
 def rows_of_losses(*steps: int) -> list[str]:
@@ -23,38 +22,52 @@ def rows_of_losses(*steps: int) -> list[str]:
 
 
 def test_csv_has_one_row_per_number_and_step_and_none_that_was_cut(tmp_path: Path) -> None:
+    """All is in the files at once, as if the process were killed next."""
     path = tmp_path / "metrics.csv"
     path.write_text("\n".join([*rows_of_losses(1, 2, 3), "3,"]))  # the process was killed
-    loggers = Loggers(["csv"], tmp_path)
+    loggers = Loggers(["csv", "tensorboard"], tmp_path)
     write_log(loggers, range(3, 6))
-    loggers.close()
+    assert [step for step, _ in scalars_of(tmp_path, "val/loss")] == [5]
     assert path.read_text().splitlines() == [*rows_of_losses(1, 2, 3, 4, 5), "5,val/loss,0.5"]
 
 
-class Full(Logger):
-    steps: list[int] = []  # noqa: RUF012 (of one test)
+OWN = """
+from runtime.loggers import Logger
 
+
+class FullLogger(Logger):
     def __init__(self, run_dir, settings, step):
-        pass
+        self.file = (run_dir / "steps.txt").open("a")
 
     def log(self, values, step):
         if 4 <= step <= 8:
             raise OSError(28, "No space left on device")
-        self.steps.append(step)
+        print(step, file=self.file, flush=True)
 
 
-class Service(Logger):
+class AbsentLogger(Logger):
     def __init__(self, run_dir, settings, step):
-        raise RuntimeError("a bug")
+        raise RuntimeError("no such host")
+"""
 
 
-def test_a_run_goes_on_while_a_logger_cannot_write(
-    tmp_path, caplog: pytest.LogCaptureFixture
-) -> None:
-    loggers = Loggers([], tmp_path)
-    loggers.classes = {"full": Full, "service": Service}
-    write_log(loggers, range(1, 9), range(9, 12))
-    assert Full.steps == [1, 2, 3, 9, 10, 11, 11]
+def test_a_run_goes_on_without_loggers_that_fail_and_names_them_once_an_epoch(tmp_path) -> None:
+    """Of ten steps each; it ends as if they had not failed."""
+    folder, run = folder_with(tmp_path / "s", "train.py"), tmp_path / "run"
+    for name in ("full", "absent"):
+        (folder / f"{name}.py").write_text(OWN)
+    found_here = "import runtime.loggers\nruntime.loggers.__path__.append('.')\n"
+    replace(folder / "train.py", "import hydra\n", f"{found_here}import hydra\n")
+    options = ["loader=synthetic", "model.kwargs.width=4", "data.crop=[12,12]", "epochs=2"]
+    options += ["global_batch_size=1000", "log.to=[full,absent,csv]", "log.every_steps=1"]
+    codes, [text] = run_to_end("train.py", run, *options, folder=folder)
+    assert codes == [0], text
     lost = "values are lost until the next epoch"
-    assert caplog.text.count(f"log.to=full: {lost}") == 1
-    assert caplog.text.count(f"log.to=service: {lost}: RuntimeError: a bug") == 2
+    full = f"log.to=full: {lost}: OSError: [Errno 28] No space left on device (full.py:11)"
+    assert text.count(f"{full}\n") == 1
+    absent = f"log.to=absent: {lost}: RuntimeError: no such host (absent.py:17)"
+    assert text.count(f"{absent}\n") == 2
+    assert "Traceback" not in text
+    steps = {int(line) for line in (run / "steps.txt").read_text().splitlines()}
+    assert steps == {1, 2, 3, *range(11, 21)}
+    assert (run / "metrics.csv").read_text().count("train/loss") == 20

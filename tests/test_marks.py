@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from compose import MergeError, compose, find_techniques
+from compose import compose, find_techniques
+from conf.errors import UserError
 from tests.helpers import REPOSITORY, replace
 
 
@@ -15,5 +16,5 @@ def test_a_scripts_differences_are_marked(technique: str, tmp_path: Path) -> Non
     for script in ("train.py", ".train.py.base", f"train_{technique}.py"):
         shutil.copy(REPOSITORY / script, tmp_path)
     replace(tmp_path / f"train_{technique}.py", "    run.finish()\n", "    run.finish()\n    ...\n")
-    with pytest.raises(MergeError, match=f"train_{technique}.py has an unmarked difference"):
+    with pytest.raises(UserError, match=f"train_{technique}.py has an unmarked difference"):
         compose([technique], folder=tmp_path)

@@ -1,13 +1,14 @@
 """Masks: what their files may hold."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.helpers import refused
-from tests.images import index_of, save
+from tests.images import index_of, reading, save
 
 
 def filled(value: int, height: int = 8, width: int = 10) -> np.ndarray:
@@ -21,6 +22,14 @@ def coloured(index: int, *colours: tuple[int, int, int]) -> Image.Image:
     mask = Image.fromarray(filled(index))
     mask.putpalette(sum(colours, ()))
     return mask
+
+
+def options_of(root: Path, masks: dict[str, Any]) -> list[str]:
+    """Write black images with these masks; returns the overrides that read them."""
+    for name, mask in masks.items():
+        save(root / "images" / f"{Path(name).stem}.png", np.zeros((8, 10, 3), np.uint8))
+        save(root / "masks" / name, mask)
+    return ["data=masks", "data.val_count=1", *reading(root)]
 
 
 BLACK, RED, GREEN = (0, 0, 0), (255, 0, 0), (0, 255, 0)
@@ -49,20 +58,12 @@ BLACK, RED, GREEN = (0, 0, 0), (255, 0, 0), (0, 255, 0)
     ],
 )
 def test_wrong_masks_are_named_at_start(masks: dict, overrides, shown, tmp_path: Path) -> None:
-    for name, mask in ({"b.png": filled(1)} | masks).items():
-        save(tmp_path / "images" / f"{Path(name).stem}.png", np.zeros((8, 10, 3), np.uint8))
-        save(tmp_path / "masks" / name, mask)
-    options = ["data=masks", f"data.root={tmp_path}", f"data.cache_dir={tmp_path}"]
     with refused(*shown):
-        index_of(*options, "data.val_count=1", *overrides)
+        index_of(*options_of(tmp_path / "data", {"b.png": filled(1)} | masks), *overrides)
 
 
-def test_palettes_may_differ_in_colours_that_no_mask_has(tmp_path: Path) -> None:
-    for name, palette in (("a", (BLACK, RED, GREEN, RED)), ("b", (BLACK, RED)), ("c", ())):
-        mask = coloured(1, *palette) if palette else filled(1)
-        save(tmp_path / "masks" / f"{name}.png", mask)
-        save(tmp_path / "images" / f"{name}.png", np.zeros((8, 10, 3), np.uint8))
-    options = ["data=masks", f"data.root={tmp_path}", f"data.cache_dir={tmp_path}"]
-    assert (
-        index_of(*options, "data.val_count=1")[0].target.describe() == "masks of 2 classes (0, 1)"
-    )
+def test_palettes_may_differ_above_the_highest_index(tmp_path: Path) -> None:
+    palettes = coloured(1, BLACK, RED, GREEN, RED), coloured(1, BLACK, RED, RED), filled(1)
+    masks = dict(zip(("a.png", "b.png", "c.png"), palettes, strict=True))
+    train, _ = index_of(*options_of(tmp_path / "data", masks))
+    assert train.target.describe() == "masks of 2 classes (0, 1)"

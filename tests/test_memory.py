@@ -1,16 +1,12 @@
 """A run that is out of memory says what fills it and what would help."""
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from conf.cli import explain
 from runtime.memory import is_out_of_memory
 from tests.faults import script_with
-from tests.helpers import REPOSITORY, has_ranks, run_to_end, train
+from tests.helpers import REPOSITORY, has_ranks, run_to_end
 from tests.parts import rows_of
 
 OPTIONS = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "data.resize=8"]
@@ -40,22 +36,6 @@ def test_the_last_lines_name_the_place_what_is_held_and_the_keys(
     for other in ("train_accumulate.py", "train_recompute.py", "train_fsdp.py"):
         assert (other in helps) == (REPOSITORY / other).exists()
     assert "global_batch_size" in helps
-
-
-def test_before_there_is_a_run_it_is_one_line(tmp_path) -> None:
-    code, [text] = run_to_end(
-        "train.py", tmp_path / "run", *OPTIONS, "model.kwargs.width=1099511627776"
-    )
-    assert code == [2], text
-    assert "global_batch_size" in text.splitlines()[-1]
-
-
-def test_a_trace_of_a_run_on_a_cpu_holds_its_memory(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train("train.py", run, *OPTIONS, "profile.steps=[1,2]", "profile.memory=true")
-    with gzip.open(run / "trace-rank0.json.gz", "rt") as file:
-        events = json.load(file)["traceEvents"]
-    assert any(event.get("name") == "[memory]" for event in events)
 
 
 def test_errors_of_memory_are_told_from_others() -> None:

@@ -1,11 +1,14 @@
 """Optimizers of torch.optim by name, their groups of weights, and learning rates by step."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 from conf.errors import UserError
+from models import build_model
 from runtime.training import build_optimizer
 from tests.helpers import make_config
 
@@ -53,22 +56,21 @@ def test_a_warmup_in_epochs_is_one_in_steps_up_to_the_last_step() -> None:
         rates(20, "optimizer.warmup_steps=20")
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adamw", "RMSprop", "sgd"])
-def test_any_class_of_torch_gets_its_arguments(name: str) -> None:
-    options = [f"optimizer.name={name}", "optimizer.weight_decay=0.25"]
-    optimizer, _ = build_optimizer(make_config(*options), nn.Linear(2, 2), STEPS_PER_EPOCH)
-    assert type(optimizer).__name__.lower() == name.lower()
-    assert optimizer.defaults["weight_decay"] == 0.25
-
-
-def test_arguments_of_ones_own_are_passed_on() -> None:
-    options = ["optimizer=sgd", "optimizer.kwargs.momentum=0.5"]
-    optimizer, _ = build_optimizer(make_config(*options), nn.Linear(2, 2), STEPS_PER_EPOCH)
-    assert optimizer.defaults | {"momentum": 0.5, "nesterov": True} == optimizer.defaults
-    cfg = make_config("+optimizer.kwargs.betas=[0.8,0.9]")
+@pytest.mark.parametrize(
+    ("options", "name", "expected"),
+    [
+        ("optimizer.name=adafactor", "Adafactor", {}),
+        ("optimizer.name=RMSprop", "RMSprop", {}),
+        ("+optimizer.kwargs.betas=[0.8,0.9]", "AdamW", {"betas": (0.8, 0.9), "fused": True}),
+        ("optimizer=sgd optimizer.kwargs.momentum=0.5", "SGD", {"momentum": 0.5, "nesterov": True}),
+    ],
+)
+def test_any_class_of_torch_gets_its_arguments(options: str, name: str, expected) -> None:
+    cfg = make_config("optimizer.weight_decay=0.25", *options.split())
     optimizer, _ = build_optimizer(cfg, nn.Linear(2, 2), STEPS_PER_EPOCH)
-    assert tuple(optimizer.defaults["betas"]) == (0.8, 0.9)
-    assert optimizer.defaults["fused"]
+    assert type(optimizer).__name__ == name
+    expected = {"weight_decay": 0.25, **expected}
+    assert optimizer.defaults | expected == optimizer.defaults
 
 
 @pytest.mark.parametrize(
@@ -88,21 +90,100 @@ def test_what_a_class_does_not_take_is_refused(options: str, message: str) -> No
         build_optimizer(make_config(*options.split()), nn.Linear(2, 2), STEPS_PER_EPOCH)
 
 
+def groups_of(model: nn.Module, *overrides: str) -> dict[str, dict[str, Any]]:
+    """The optimizer's group of each weight; of the first one, the rate is logged."""
+    cfg = make_config("optimizer.lr=0.2", *overrides)
+    optimizer, schedule = build_optimizer(cfg, model, STEPS_PER_EPOCH)
+    assert schedule.get_last_lr()[0] == max(schedule.get_last_lr())
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    return {name: groups[p] for name, p in model.named_parameters()}
+
+
 @pytest.mark.parametrize("scale", [1, 0.1])
 def test_norms_and_biases_can_do_without_weight_decay_and_a_backbone_has_its_own_rate(
     scale: float,
 ) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
     options = ["optimizer.weight_decay=0.5", "optimizer.decay_norms_and_biases=false"]
-    options += ["optimizer.lr=0.2", f"optimizer.backbone_lr_scale={scale}"]
-    optimizer, _ = build_optimizer(make_config(*options), model, STEPS_PER_EPOCH)
-    found = {
-        id(p): (group["initial_lr"], group["weight_decay"])
-        for group in optimizer.param_groups
-        for p in group["params"]
-    }
+    for name, group in groups_of(model, *options, f"optimizer.backbone_lr_scale={scale}").items():
+        rate = 0.2 if name.startswith("3.") else 0.2 * scale
+        assert group["initial_lr"] == pytest.approx(rate), name
+        assert group["weight_decay"] == (0.5 if name in ("0.weight", "3.weight") else 0), name
+
+
+VIT = {
+    **{"class_token": 13, "conv_proj.weight": 13, "encoder.pos_embedding": 13},
+    **{f"encoder.layers.encoder_layer_{n}.mlp.0.weight": 12 - n for n in range(12)},
+    **{"encoder.ln.weight": 0, "heads.head.weight": 0},
+}
+TIMM = {
+    **{"cls_token": 13, "patch_embed.proj.weight": 13, "pos_embed": 13},
+    **{f"blocks.{n}.attn.qkv.bias": 12 - n for n in range(12)},
+    **{"norm.weight": 1, "head.weight": 0},  # as timm does
+}
+RESNET = {"conv1.weight": 12, "layer1.0.conv1.weight": 11, "layer3.5.bn3.weight": 4}
+RESNET |= {"layer4.0.conv1.weight": 3, "layer4.2.conv1.weight": 1, "fc.weight": 0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "depths", "scale"),
+    [
+        (["model=torchvision", "model.arch=vit_b_16"], VIT, 1),
+        (["model=timm", "model.arch=vit_tiny_patch16_224"], TIMM, 1),
+        (["model=torchvision", "model.arch=resnet50"], RESNET, 1),
+        (["optimizer.decay_norms_and_biases=false"], {"features.0.1.bias": 4}, 1),
+        (["optimizer.name=muon"], {"features.0.0.weight": 4, "classifier.bias": 0}, 1),
+        (["optimizer.backbone_lr_scale=0.1"], {"classifier.weight": 0}, 1),
+        (["optimizer.backbone_lr_scale=0.1"], {"features.6.0.weight": 1}, 0.1),
+    ],
+)
+def test_the_rates_of_layers_fall_from_the_head_down(
+    overrides: list[str], depths: dict[str, int], scale: float
+) -> None:
+    with torch.device("meta"):
+        model = build_model(make_config(*overrides).model, 3, 10)
+    groups = groups_of(model, "optimizer.layer_decay=0.5", *overrides)
+    for name, depth in depths.items():
+        assert groups[name]["initial_lr"] == pytest.approx(0.2 * scale * 0.5**depth), name
+
+
+def test_the_rate_of_a_single_layer_is_the_whole_one() -> None:
+    groups = groups_of(nn.Linear(2, 2), "optimizer.layer_decay=0.5")
+    assert {group["initial_lr"] for group in groups.values()} == {0.2}
+
+
+BY_ADAMW = {"embedding.weight", "position", "1.bias", "2.weight", "2.bias", "4.weight", "4.bias"}
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        layers = [nn.Conv2d(3, 6, 3, bias=False), nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8)]
+        super().__init__(*layers, nn.Linear(8, 8, bias=False), nn.Linear(8, 5))
+        self.embedding = nn.Embedding(7, 8)
+        self.position = nn.Parameter(torch.ones(7, 8))
+        self.head_name = "4"
+
+
+def test_muon_trains_matrices_and_convolutions_and_adamw_all_other_weights() -> None:
+    model = Net()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    options = ["optimizer.name=muon", "optimizer.weight_decay=0", "optimizer.schedule=constant"]
+    cfg = make_config(*options, "optimizer.warmup_epochs=0", "optimizer.lr=0.01")
+    optimizer, schedule = build_optimizer(cfg, model, STEPS_PER_EPOCH)
+    assert set(schedule.get_last_lr()) == {0.01}
+    gradients = {name: torch.randn_like(p) for name, p in model.named_parameters()}
     for name, parameter in model.named_parameters():
-        rate, decay = found[id(parameter)]
-        assert rate == pytest.approx(0.2 if name.startswith("3.") else 0.2 * scale), name
-        assert decay == (0.5 if name in ("0.weight", "3.weight") else 0), name
-    assert optimizer.param_groups[0]["initial_lr"] == 0.2  # which is logged
+        parameter.grad = gradients[name]
+    optimizer.step()
+
+    def update(name: str) -> Tensor:
+        return (before[name] - model.get_parameter(name).detach()) / 0.01
+
+    for name in gradients:
+        if name in BY_ADAMW:  # the first step of Adam has the size of the rate
+            expected = gradients[name].sign()
+            torch.testing.assert_close(update(name), expected, rtol=1e-2, atol=1e-2)
+        else:
+            matrix = update(name).flatten(1)
+            values = torch.linalg.svdvals(matrix) / (0.2 * max(matrix.shape) ** 0.5)
+            assert 0.5 < values.min() <= values.max() < 1.5, name

@@ -2,12 +2,13 @@
 
 import math
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
 
 from loaders.epoch import random_permutation, stream_key
-from loaders.index import Index
+from loaders.index import Index, Stored
 from loaders.plan import PlanSampler
 from loaders.targets import Labels
 from tests.helpers import make_config, refused
@@ -19,7 +20,9 @@ def make_index(*sizes: tuple[int, int], times: int = 1) -> Index:
     """An index of images of these sizes, or of `times` images of one size."""
     count = len(sizes) * times
     labels = Labels(np.broadcast_to(np.int64(0), count), ("all",))
-    return Index("made/train", np.broadcast_to(np.array(sizes), (count, 2)), 3, labels)
+    every = np.broadcast_to(np.array(sizes), (count, 2))
+    stored = Stored(partial(make_index, *sizes, times=times), "", np.array(sizes))
+    return Index("made/train", every, 3, labels, stored=stored)
 
 
 def make_sampler(index: Index, *overrides: str, epoch=0, ranks=1, train=True) -> PlanSampler:

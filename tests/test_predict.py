@@ -11,16 +11,23 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, run_all, summary_of
-from tests.images import Data, common, make_photos, photos_in, save
+from loaders.prediction import build_test_loader
+from tests.helpers import (
+    REPOSITORY,
+    answers_to,
+    folder_with,
+    has_ranks,
+    make_config,
+    refused,
+    run_all,
+    summary_of,
+)
+from tests.images import Data, common, digit_folders, make_photos, photos_in, reading, save
 from tests.parts import Trained, rows_of
-
-pytestmark = pytest.mark.slow
+from tests.test_bad_data import WAYS
 
 SHORT = ["log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 SMALL = [*SHORT, "model.kwargs.width=8"]
-LOADERS = {"threads": ["loader=pytorch"], "workers": ["loader.num_workers=1"]}
-LOADERS |= dict(rows_of("WAYS"))
 
 
 def metrics_in(printed: str) -> dict[str, float]:
@@ -32,6 +39,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["train.py", *rows_of("PREDICTING")])
 def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_table_by_any_backend(
     script: str, tmp_path
@@ -51,11 +59,11 @@ def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_tabl
 
     use = [str(REPOSITORY / "predict.py"), f"run={run}", f"data.cache_dir={tmp_path}"]
     of_photos = [*use, f"data.root={photos}"]
-    loaders = [*LOADERS] if script == "train.py" else ["threads"]
+    loaders = [*WAYS] if script == "train.py" else ["threads"]
     commands = [
         [script, f"output_dir={run}", *SMALL, "max_steps=30"],
         [*use, "split=val", f"out={val}"],
-        *([*of_photos, *LOADERS[loader], f"out={tmp_path / loader}"] for loader in loaders),
+        *([*of_photos, *WAYS[loader], f"out={tmp_path / loader}"] for loader in loaders),
     ]
     here = folder_with(tmp_path / "s", script)
     _, printed, *others = run_all(commands, tmp_path, 1 + has_ranks(script), here)
@@ -86,6 +94,7 @@ CASES: list[Trained] = rows_of("TRAINED")
 KINDS: dict[str, Callable[[Path], Data]] = dict(rows_of("KINDS"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=[case.task for case in CASES])
 def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
     case: Trained, tmp_path: Path
@@ -142,10 +151,59 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
         assert "data.root" in printed  # whose images would be replaced
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    """A folder with a run, its data in `digits`, and a copy whose validation split is the test
+    split."""
+    folder = tmp_path_factory.mktemp("digits")
+    root, copy = digit_folders(folder / "digits", range(4), 60, 30), folder / "copy"
+    shutil.move(digit_folders(folder / "more", range(4), 50, 0) / "train", root / "test")
+    shutil.copytree(root / "train", copy / "train")
+    shutil.copytree(root / "test", copy / "val")
+    data = ["data=imagefolder", *reading(root), "data.resize=null", "data.crop=28"]
+    train = ["train.py", f"output_dir={folder / 'run'}", *data, *SMALL, "loss.weights=auto"]
+    run_all([train], folder)
+    return folder
+
+
+def test_the_test_split_is_evaluated_on_any_number_of_ranks(digits: Path, tmp_path) -> None:
+    """As on the copy of the data."""
+    use = ["predict.py", f"run={digits / 'run'}"]
+    test, val = tmp_path / "test.csv", tmp_path / "val.csv"
+    same = [*use, "split=val", f"data.root={digits / 'copy'}", f"out={val}"]
+    printed, _ = run_all([[*use, "split=test", f"out={test}"], same], tmp_path)
+    metrics, expected = (
+        json.loads(path.with_suffix(".metrics.json").read_text()) for path in (test, val)
+    )
+    assert list(metrics) == ["test/loss", "test/top1"]
+    assert [*metrics.values()] == [*expected.values()]
+    assert json.dumps(metrics) in printed
+    assert test.read_text().count("/test/") == 4 * 50
+    assert not any("test" in name for name in summary_of(digits / "run"))
+    for num_ranks in rows_of("NUMBERS_OF_RANKS"):
+        again = tmp_path / f"{num_ranks}.csv"
+        run_all([[*use, "split=test", f"out={again}"]], tmp_path, num_ranks)
+        of_ranks = json.loads(again.with_suffix(".metrics.json").read_text())
+        assert of_ranks == pytest.approx(metrics, abs=1e-6)
+        assert again.read_text() == test.read_text()
+
+
+def test_data_without_a_test_split_is_refused(tmp_path: Path) -> None:
+    for split, count in (("train", 9), ("val", 3), ("test", 6)):
+        make_photos(tmp_path / "photos" / split, count)
+    options, cpu = photos_in(tmp_path / "photos"), torch.device("cpu")
+    for more in (["data.root=http://host/photos"], *rows_of("WITHOUT_TEST_SPLIT")):
+        with refused("split=test", more[0].replace("loader=", "loader.name="), "loader=pytorch"):
+            build_test_loader(make_config(*options, *more), None, cpu)
+    with refused("split=test", "mnist_mini"):
+        build_test_loader(make_config(), None, cpu)
+
+
 MISTAKES = {  # what is wrong, and what the message names
     "predict.py run=outputs/nowhere": "run=outputs/nowhere",
     "predict.py data.root=nowhere": "data.root=nowhere",
-    "predict.py split=test": "split=test",
+    "predict.py split=tset": "split=tset",
+    "predict.py split=val data.split_seed=1": "data.split_seed=1: split=val is that of the run",
     "predict.py": "out=",
     "predict.py device=cpu": "data.root=",
     "predict.py split=val data.hflop=1": "data.hflop=1",
@@ -154,17 +212,17 @@ MISTAKES = {  # what is wrong, and what the message names
     "predict.py data.root=runtime": "data.root=runtime",
     "predict.py split=val out=data": "out=data is a folder",
     "predict.py out": "key=value",
-    "predict.py split=val data.root=OTHERS": "output 0: a then, b now",
+    "predict.py split=val data.root=OTHERS": "output 0: digit 0 then, digit 1 now",
     **dict(rows_of("MISTAKES_OF_USE")),
 }
 
 
-def test_mistakes_and_other_classes_end_in_a_few_lines_that_name_them(tmp_path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    photos, others = (make_photos(tmp_path / name, 12) for name in ("photos", "others"))
-    (others / "a").rename(others / "d")  # as many classes as before, in another order
-    data = photos_in(photos, "data.val_count=3")
-    run_all([["train.py", f"output_dir={run}", *SMALL, *data, "max_steps=1"]], tmp_path)
+@pytest.mark.slow
+def test_mistakes_and_other_classes_end_in_a_few_lines(digits: Path, tmp_path: Path) -> None:
+    others = shutil.copytree(digits / "copy", tmp_path / "others")
+    for folder in others.glob("*/digit 0"):  # as many classes as before, in another order
+        folder.rename(folder.with_name("digit 9"))
+    run, out = digits / "run", tmp_path / "out"
     commands = []
     for line in MISTAKES:
         script, *given = line.replace("OTHERS", str(others)).split()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loaders.images import HEADER, decode_resized, read_header
-from loaders.index import BadFileError, read_resized
+from loaders.index import BadFileError
 from tests.images import PLAIN, index_of, loaders_of, reading, save, smooth, turned
 from tests.parts import rows_of
 
@@ -56,7 +56,7 @@ def test_damage_is_noticed_in_reduced_images_too(place: float, photos: Path, tmp
     index = index_of(*OPTIONS, *reading(root))[0]
     for sample, (height, width) in enumerate(index.sizes.tolist()):
         with pytest.raises(BadFileError, match="truncated"):
-            read_resized(index, sample, 0, (0, 0, height, width), (32, 32), True)
+            index.read_resized(sample, 0, (0, 0, height, width), (32, 32), True)
 
 
 def test_lines_of_a_png_are_right_or_its_damage_is_seen(tmp_path: Path) -> None:

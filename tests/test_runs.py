@@ -1,14 +1,14 @@
 """`runs.py` lists the runs of a folder."""
 
 import json
-import shutil
 import signal
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import runs
-from tests.helpers import refused, replace, summary_of, train, without_reader
+from tests.helpers import refused, summary_of, train, without_reader
 
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 
@@ -23,14 +23,15 @@ def listed(folder: Path, *arguments: str) -> list[list[str]]:
 def write_run(
     folder: Path,
     best: dict[str, float],
+    config: str = "layout: table",
     mode: str = "max",
     speed: float = 100,
     val_samples: int = 0,
-    **settings: str,
+    **settings: Any,
 ) -> None:
     """A run with these metrics of its best epoch, the first of which has chosen it."""
     folder.mkdir()
-    (folder / "config.yaml").write_text("data: {layout: table}\nloader: {name: pytorch}\n")
+    (folder / "config.yaml").write_text(f"data: {{{config}}}\n")
     start = {"settings": {"model.kwargs.text": 200 * "a", **settings}, "val_samples": val_samples}
     (folder / "run.json").write_text(json.dumps(start))
     summary = {"best": best, "best_metric": next(iter(best)), "best_mode": mode}
@@ -70,11 +71,9 @@ def test_runs_are_compared_with_those_of_their_data_only_and_the_lowest_error_is
 ) -> None:
     write_run(tmp_path / "a", {"val/mae": 0.5}, mode="min")
     write_run(tmp_path / ("b" * 90), {"val/mae": 0.125}, mode="min")
-    write_run(tmp_path / "c", {"val/mae": 2.0}, mode="min")
-    replace(tmp_path / "c" / "config.yaml", "table", "tiles")
+    write_run(tmp_path / "c", {"val/mae": 2.0}, "layout: tiles", mode="min")
     write_run(tmp_path / "e", {"val/mae": 0.0}, mode="min", val_samples=50)
-    write_run(tmp_path / "d", {"val/mae": 0.0}, mode="min")
-    replace(tmp_path / "d" / "config.yaml", "pytorch", "synthetic")
+    write_run(tmp_path / "d", {"val/mae": 0.0}, "layout: a}\nloader: {name: synthetic", mode="min")
     tables = listed(tmp_path)
     names = [[line.split()[3] for line in lines if "val/mae" in line] for lines in tables]
     assert names == [["b" * 90, "a"], ["e"], ["c"], ["d"]]
@@ -87,34 +86,20 @@ def test_runs_are_compared_with_those_of_their_data_only_and_the_lowest_error_is
 
 def test_folds_have_a_line_with_their_mean_and_standard_deviation(tmp_path) -> None:
     """Although they validate on numbers of samples that differ by one; the best mean is first."""
-    for rate, values in {"1": [0.1, 0.2, 0.6], "2": [0.3, 0.4, 0.5], "3": [0.9]}.items():
+    for rate, values in {1: [0.1, 0.2, 0.6], 2: [0.3, 0.4, 0.5], 3: [0.9]}.items():
         for fold, value in enumerate(values):
-            run = tmp_path / f"{rate}-{fold}"
-            write_run(run, {"val/top1": value, "val/loss": 1 - value}, val_samples=5 + fold % 2)
-            for file, old, new in (
-                ("config.yaml", "layout: table", f"layout: table, fold: {fold}, num_folds: 3"),
-                (
-                    "run.json",
-                    '"settings": {',
-                    f'"settings": {{"rate": {rate}, "data.fold": {fold}, ',
-                ),
-            ):
-                replace(run / file, old, new)
+            best, count = {"val/top1": value, "val/loss": 1 - value}, 5 + fold % 2
+            settings: dict[str, Any] = {"rate": rate, "data.fold": fold}
+            config = f"layout: table, fold: {fold}, num_folds: 3"
+            write_run(tmp_path / f"{rate}-{fold}", best, config, val_samples=count, **settings)
     write_run(tmp_path / "whole", {"val/top1": 0.7}, val_samples=5)
     whole, folds = listed(tmp_path)
     assert "whole" in " ".join(whole).split()
     assert "data.num_folds=3" in folds[0]
     means = [line.split("  ") for line in folds if "mean of 3 folds" in line]
     assert [line[0] for line in means] == ["val/top1 0.4000 ± 0.1000", "val/top1 0.3000 ± 0.2646"]
-    assert [line.split()[-3] for line in folds[-7:]] == [
-        "3-0",
-        "1-2",
-        "2-2",
-        "2-1",
-        "2-0",
-        "1-1",
-        "1-0",
-    ]
+    names = "3-0 1-2 2-2 2-1 2-0 1-1 1-0"
+    assert " ".join(line.split()[-3] for line in folds[-7:]) == names
     _, by_loss = listed(tmp_path, "sort=val/loss")
     assert any("val/loss 0.6000 ± 0.1000" in line for line in by_loss)
 
@@ -132,14 +117,14 @@ def test_settings_are_whole_and_below_long_names(tmp_path) -> None:
     assert [first, second, third] == [f"    rate={rate}" for rate in rates]
 
 
-def test_damaged_folders_are_named_and_the_others_are_shown(tmp_path) -> None:
-    write_run(tmp_path / "good", {"val/top1": 0.5})
+def test_a_damaged_file_is_named_and_the_other_runs_are_listed(tmp_path, capsys) -> None:
+    write_run(tmp_path / "a", {"val/top1": 0.5})
+    write_run(tmp_path / "b", {"val/top1": 0.5})
     for file in ("config.yaml", "run.json", "summary.json"):
-        for number, content in enumerate(("[1]", "{", "\x00")):
-            shutil.copytree(tmp_path / "good", tmp_path / f"{number}-{file}")
-            (tmp_path / f"{number}-{file}" / file).write_text(content)
-    [[*_, good, _], [title, *damaged]] = listed(tmp_path)
-    assert good.split()[3] == "good"
-    assert (title, len(damaged)) == ("damaged:", 9)
-    for folder, problem in (line.split(": ", 1) for line in damaged):
-        assert folder.partition("-")[2] in problem
+        sound = (tmp_path / "a" / file).read_text()
+        for content in ("[1]", "{", "\x00", ""):
+            (tmp_path / "a" / file).write_text(content)
+            [lines] = listed(tmp_path)
+            assert [line.split()[3] for line in lines if "val/top1" in line] == ["b"]
+            assert f"{tmp_path}/a/{file} is damaged" in capsys.readouterr().err
+        (tmp_path / "a" / file).write_text(sound)

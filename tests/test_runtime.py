@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from torch import nn
 
 from loaders import build_loaders
 from runtime.group import SingleProcess
+from runtime.progress import Progress
 from runtime.training import Run, build_optimizer
 from tasks import build_task
 from tests.helpers import (
     Operations,
-    checkpoint_of,
     make_config,
     scalars_of,
     signal_handlers_restored,
@@ -84,15 +84,15 @@ def test_a_step_costs_a_few_operations_whatever_the_number_of_layers(device, mos
 
 
 def test_writing_of_logs_and_checkpoints_is_no_part_of_the_steps(run_of) -> None:
-    """TensorBoard's thread takes the interpreter's lock, until all is written."""
     now = 0.0
 
-    def flush() -> None:
+    def write(*_: Any) -> None:
         nonlocal now
         now += 100
 
     run = run_of("max_steps=3", "checkpoint.every_steps=2", clock=lambda: now)
-    run.recorder.loggers = Mock(**{"flush.side_effect": flush})
+    run.recorder.loggers, run.writer = Mock(**{"log.side_effect": write}), Mock()
+    run.writer.wait, run.writer.is_time.return_value = write, False
     for _ in run.batches(run.loader):
         now += 1
         run.step(torch.zeros(()), torch.zeros(()))
@@ -113,18 +113,24 @@ def test_a_validation_shows_as_many_pictures_as_are_asked_for(asked, expected, r
     assert task.visualize.call_count == expected
 
 
-def test_the_inputs_of_the_training_are_shown_with_their_targets(run_of) -> None:
+@pytest.mark.parametrize(
+    ("targets", "has_text"),
+    [
+        (torch.tensor([3, 1, -100, 1]), True),
+        (torch.eye(10)[:4] * 0.7, True),  # as MixUp makes them
+        ({"boxes": torch.ones(4)}, False),
+        (torch.zeros(4, 3), False),
+    ],
+)
+def test_inputs_of_the_training_are_shown_with_their_targets_below(
+    targets, has_text: bool, run_of
+) -> None:
     run = run_of("log.images=3")
     run.recorder.loggers = Mock()
-    for labels in (torch.tensor([3, 1, -100, 1]), torch.eye(10)[:4] * 0.7):  # as MixUp makes them
-        run.recorder.log_inputs((torch.zeros(4, 1, 8, 8), labels), 1)
-        [images] = run.recorder.loggers.log.call_args.args[0].values()
-        assert images.shape[:2] == (3, 3)
-        assert (images[:, :, 96:].amax(dim=(1, 2, 3)) > 0.5).all()  # text below each
-    for others in ({"boxes": labels}, torch.zeros(4, 3)):
-        run.recorder.log_inputs((torch.zeros(4, 1, 8, 8), others), 1)
-        [images] = run.recorder.loggers.log.call_args.args[0].values()
-        assert images.shape == (3, 1, 8, 8)
+    run.recorder.log_inputs((torch.zeros(4, 1, 8, 8), targets), 1)
+    [images] = run.recorder.loggers.log.call_args.args[0].values()
+    below = images[:, :, 96:]
+    assert below.any(dim=(1, 2, 3)).tolist() == [has_text] * 3
 
 
 @pytest.mark.parametrize(
@@ -166,51 +172,31 @@ def test_a_run_that_was_killed_between_two_log_points_logs_the_mean_of_all_steps
     assert run.recorder.epoch_loss_sum == sum(range(11))
 
 
-def test_after_a_validation_an_epoch_goes_on_with_the_batches_read_ahead(
-    run_of, monkeypatch
-) -> None:
+def test_after_a_validation_an_epoch_goes_on_with_the_batches_read_ahead(run_of) -> None:
     run = run_of("validation.every_steps=4", "global_batch_size=1000", "epochs=2", "log.images=0")
-    begun, validated = Mock(side_effect=run.loader.finished_batches), []
-    monkeypatch.setattr(run.loader, "finished_batches", begun)
-    run.recorder.loggers = Mock()
+    begun = run.loader.finished_batches = Mock(side_effect=run.loader.finished_batches)
+    task = build_task(run.cfg, run.loader)
+    validated = []
     for epoch in run.epochs():
         run.loader.set_epoch(epoch)
         for _ in run.batches(run.loader):
             run.step(torch.zeros(()), torch.zeros(()))
-        run.epoch(Told(loss=0.0, top1=0.0), torch.zeros(()))
+        run.epoch(task, torch.ones(task.num_sums, dtype=torch.float64))
         validated.append((epoch, run.step_number))
     run.finish()
     assert validated == [(0, 4), (0, 8), (0, 10), (1, 12), (1, 16), (1, 20)]
     assert begun.call_count == 2
 
 
-class Told:
-    """A task whose metrics are told."""
-
-    best_metric, best_mode = "top1", "max"
-
-    def __init__(self, **metrics: float) -> None:
-        self.told = metrics
-
-    def metrics(self, totals: Any) -> dict[str, float]:
-        return self.told
-
-
-def test_of_epochs_with_the_same_best_metric_that_with_the_lowest_loss_is_kept(
-    run_of, tmp_path, caplog
-) -> None:
-    caplog.set_level("INFO")
-    run = run_of("early_stopping.patience=3", "log.images=0", "epochs=9")
+def test_of_validations_with_the_same_best_metric_that_with_the_lowest_loss_is_kept() -> None:
+    progress, loader = Progress(), MagicMock(epoch=0, batches_done=0)
+    task = Mock(best_metric="top1", best_mode="max")
     tops, losses = (0.9, 1.0, 1.0, 1.0, 0.9), (0.1, 0.3, 0.2, 0.2, 0.1)
-    for epoch, (top1, loss) in zip(run.epochs(), zip(tops, losses, strict=True), strict=False):
-        run.loader.set_epoch(epoch)
-        run.epoch(Told(loss=loss, top1=top1), torch.zeros(()))
-    run.finish()
-    assert run.progress.best_metrics == {"val/loss": 0.2, "val/top1": 1.0}
-    assert checkpoint_of(tmp_path, "best.pt")["loader"]["epoch"] == 2
-    # A lower loss is no better epoch.
-    assert "early stopping: no better val/top1 in 3 validations" in caplog.text
-    assert summary_of(tmp_path)["val/loss"] == 0.1
+    rows = [{"val/top1": top, "val/loss": loss} for top, loss in zip(tops, losses, strict=True)]
+    is_best = [progress.add(task, metrics, step, loader) for step, metrics in enumerate(rows)]
+    assert is_best == [True, True, True, False, False]
+    assert progress.best_metrics == rows[2]
+    assert progress.epochs_without_best == 3  # a lower loss is no better epoch
 
 
 def test_lines_of_progress_are_evenly_spaced_and_become_rarer(run_of, caplog) -> None:

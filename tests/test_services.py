@@ -1,14 +1,16 @@
 """Weights & Biases and MLflow: a resumed run continues the same log."""
 
-import importlib.metadata
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from runtime.loggers import Loggers
 from tests.helpers import ENVIRONMENT, REPOSITORY
@@ -34,44 +36,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_a_logger_that_cannot_start_says_so_in_one_line(tmp_path, monkeypatch, caplog) -> None:
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
-    loggers = Loggers(["mlflow"], tmp_path)
-    loggers.open({}, 0)
-    loggers.log({}, 1)
-    [record] = caplog.records
-    assert all(text in record.getMessage() for text in ("log.to=mlflow", "MLFLOW_ALLOW_FILE_STORE"))
-    assert len(caplog.text.splitlines()) == 1
-
-
-def environment_of(extra: str, folder: Path) -> dict[str, str]:
-    """An environment in which nothing can be imported but this package with one of its extras."""
+def packages_of(extra: str) -> set[str]:
+    """The packages that are installed with one of the extras of `pyproject.toml`."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
     found: set[str] = set()
     while wanted:
         package = Requirement(wanted.pop())
         extras = [{"extra": name} for name in ("", *package.extras)]
-        if package.name in found or (
-            package.marker and not any(map(package.marker.evaluate, extras))
-        ):
+        name, marker = canonicalize_name(package.name), package.marker
+        if name in found or (marker and not any(map(marker.evaluate, extras))):
             continue
-        found.add(package.name)
-        try:
-            installed = importlib.metadata.distribution(package.name)
-        except importlib.metadata.PackageNotFoundError:  # such as a DALI for another CUDA
-            continue
-        for name in {path.parts[0] for path in installed.files or ()} - {"..", "__pycache__"}:
-            if not (folder / name).exists():
-                (folder / name).symlink_to(Path(str(installed.locate_file(name))))
-        wanted += installed.requires or []
-    return {**ENVIRONMENT, "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+        found.add(name)
+        with suppress(PackageNotFoundError):  # such as a DALI for another CUDA
+            wanted += distribution(name).requires or []
+    return found
 
 
 LOG = """
-from importlib.util import find_spec
+import sys
 from pathlib import Path
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # they cannot be imported
 import torch
 from runtime.loggers import Loggers
 
@@ -84,12 +69,17 @@ loggers.close()
 
 @pytest.mark.slow
 def test_mlflow_needs_no_package_but_those_of_its_extra_and_no_setting(tmp_path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    for name in ("site", "run"):
-        (tmp_path / name).mkdir()
-    env = environment_of("mlflow", tmp_path / "site")
-    command = [sys.executable, "-S", "-c", LOG]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    mlflow, installed = pytest.importorskip("mlflow"), packages_of("mlflow")
+    others = [
+        module
+        for module, packages in packages_distributions().items()
+        if installed.isdisjoint(map(canonicalize_name, packages))
+    ]
+    (tmp_path / "run").mkdir()
+    command, env = [sys.executable, "-c", LOG, *others], {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT | env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "log.to=mlflow" not in done.stderr
     [logged] = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])

@@ -1,7 +1,7 @@
 """What a run measures of itself: its operations, and the ranks that the others wait for."""
 
 import socket
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,17 +11,12 @@ from torch import nn
 from loaders import build_loaders
 from models import build_model
 from runtime.distributed import SlowRanks
-from runtime.group import SingleProcess
 from runtime.speed import Speed, flops_per_sample, peak_of
 from runtime.timing import Timing
 from tests.faults import script_with
 from tests.helpers import make_config, replace, run_to_end, scalars_of, summary_of
 
 CPU = torch.device("cpu")
-LAYERS = (73_728, 589_824, 589_824, 294_912, 1_280)
-"""Operations of the small CNN's layers in the forward of an image of 16x16."""
-ALL = 3 * sum(LAYERS) - LAYERS[0]
-"""With both gradients, but for the inputs' own."""
 
 
 def flops_of(*overrides: str, size: int = 16, add: tuple[nn.Module, ...] = ()) -> float | None:
@@ -35,9 +30,11 @@ def flops_of(*overrides: str, size: int = 16, add: tuple[nn.Module, ...] = ()) -
 
 
 def test_the_operations_of_a_step_are_those_of_its_layers(caplog) -> None:
-    assert flops_of() == ALL
-    assert flops_of("model.kwargs.batch_norm=false", "model.compile=true") == ALL
-    assert flops_of("model.freeze=backbone") == sum(LAYERS) + LAYERS[-1]
+    first, last = 73_728, 1_280  # of the small CNN's layers in the forward of an image of 16x16
+    forward = first + 2 * 589_824 + 294_912 + last
+    both = 3 * forward - first  # with both gradients, but for the inputs' own
+    assert flops_of("model.kwargs.batch_norm=false", "model.compile=true") == both
+    assert flops_of("model.freeze=backbone") == forward + last
     mobile = ["model=torchvision", "model.arch=mobilenet_v3_small"]  # of convolutions in groups
     assert flops_of(*mobile, size=224) == pytest.approx(3 * 2 * 51e6, rel=0.02)
     assert flops_of(add=(nn.Linear(10, 10),)) is None  # a script has changed it
@@ -72,36 +69,19 @@ def test_a_rank_is_slow_that_is_a_tenth_slower_in_two_windows_in_a_row() -> None
         own = own + 1
         own[rank, cause] += more_s
         timing.seconds["compute"] += 10
-        ranks.judge(["a", "a", "b", "b"], own)
-        assert ranks.current == expected
-    assert ranks.whole
-    assert ranks.whole[:3] == slow[:3]
-
-
-class Pair(SingleProcess):
-    """Rank 0 beside a copy of itself; counts what is exchanged."""
-
-    world_size, num_gathers = 2, 0
-
-    def gather(self, value: Any) -> list[Any]:
-        self.num_gathers += 1
-        return [value, value]
+        assert ranks.judge(["a", "a", "b", "b"], own) == expected
 
 
 def test_a_gpu_is_timed_by_events_that_are_read_at_log_points_only() -> None:
     """Its host is late where it takes as long to launch the kernels as they run."""
-    now, on_device, num_reads = 0.0, 0.0, 0
+    now, on_device = 0.0, 0.0
+    reads = Mock(side_effect=lambda seconds: 1000 * seconds)
 
-    class Event:
-        def __init__(self) -> None:
-            self.ms = 1000 * on_device
+    def event(device: torch.device) -> Mock:
+        at = on_device
+        return Mock(at=at, elapsed_time=lambda end: reads(end.at - at))
 
-        def elapsed_time(self, end: "Event") -> float:
-            nonlocal num_reads
-            num_reads += 1
-            return end.ms - self.ms
-
-    timing = Timing(CPU, lambda: now, lambda _: Event())
+    timing = Timing(CPU, lambda: now, event)
     timing.seconds["first_step"] = 1.0
     model = nn.Linear(1, 1)
     ranks = SlowRanks(model, timing)
@@ -110,14 +90,16 @@ def test_a_gpu_is_timed_by_events_that_are_read_at_log_points_only() -> None:
         now += launch_s
         on_device += device_s
         model(torch.ones(1)).backward()
-    assert num_reads == 0
+    reads.assert_not_called()
     assert ranks.own_seconds() == (0.0, 3.0, 4.0)
 
 
 def test_ranks_are_compared_at_log_points_only() -> None:
     cfg = make_config("loader=synthetic")
-    loader, group, timing = build_loaders(cfg, CPU)[0], Pair(), Timing(CPU)
-    speed, model = Speed(cfg, loader, group, timing, CPU), build_model(cfg.model, 1, 10)
+    gather = Mock(side_effect=lambda value: [value, value])
+    group = Mock(rank=0, world_size=2, gather=gather)
+    loader, timing = build_loaders(cfg, CPU)[0], Timing(CPU)
+    speed, model = Speed(cfg, loader, group, timing), build_model(cfg.model, 1, 10)
     speed.open_run(model)
     batches = iter(loader)
     for _ in range(3):
@@ -126,10 +108,10 @@ def test_ranks_are_compared_at_log_points_only() -> None:
         speed.begin_step((inputs, targets))
         model(inputs).sum().backward()
         timing.end_step()
-    assert group.num_gathers == 0
+    gather.assert_not_called()
     timing.finished()
     speed.exchange()
-    assert group.num_gathers == 1
+    gather.assert_called_once()
     expected = {"images_per_s", "data_wait_share", "tflops_per_s"}  # and no rank that is slow
     assert speed.values().keys() == {f"perf/{name}" for name in expected}
 

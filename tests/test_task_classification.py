@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from loaders.targets import Labels
-from tests.helpers import DEVICES, refused
+from tests.helpers import refused
 from tests.task_contract import build, check_contract, check_weights, metrics_of, names, random
 
 
@@ -25,10 +25,9 @@ def batch(num_images: int = 12, num_classes: int = 7) -> tuple[Tensor, Tensor]:
     return 3 * random(num_images, num_classes), targets
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"weights": [1, 2, 3, 4, 5, 6, 0]}])
-def test_it_keeps_the_contract(options: dict[str, Any], device: str) -> None:
-    check_contract(classification(**options), *batch(), device)
+def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_contract(classification(**options), *batch())
 
 
 def test_what_does_not_fit_is_refused() -> None:

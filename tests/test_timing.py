@@ -2,6 +2,7 @@
 
 import re
 from itertools import chain, repeat
+from threading import active_count
 from unittest.mock import Mock
 
 import pytest
@@ -19,14 +20,11 @@ def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
     """The host is ahead: it waits for batches and launches work while the device works or waits."""
     now, on_device = 0.0, 0.0
 
-    class Event:
-        def __init__(self) -> None:
-            self.ms = 1000 * on_device
+    def event(device: torch.device) -> Mock:
+        at = on_device
+        return Mock(at=at, elapsed_time=lambda end: 1000 * (end.at - at))
 
-        def elapsed_time(self, end: "Event") -> float:
-            return end.ms - self.ms
-
-    times = Timing(torch.device("cpu"), lambda: now, lambda _: Event())
+    times = Timing(torch.device("cpu"), lambda: now, event)
     with times.data_wait():
         now += 100
     times.end_step()  # the first one
@@ -45,24 +43,27 @@ def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
 
 
 def test_a_gpu_is_watched_while_steps_are_made() -> None:
-    read = chain([20], repeat(60)).__next__
-    monitor = GpuMonitor(torch.device("cuda", 3), lambda device: float(read()))
+    read = Mock(side_effect=chain([20.0], repeat(60.0)))
+    monitor = GpuMonitor(torch.device("cuda", 3), read)
     assert monitor.values().keys() == {"perf/peak_memory_gib"}
+    num_threads = active_count()
     for _ in range(2):
         monitor.start()
+    assert active_count() == num_threads + 1
     wait_for(lambda: monitor.num_samples == 2, "two samples")
     monitor.stop()
-    assert monitor.values()["perf/gpu_utilization"] == 0.4
+    assert monitor.values()[GPU] == 0.4
+    monitor = GpuMonitor(torch.device("cpu"), read)
+    monitor.start()
+    assert not monitor.values()
 
 
-def test_without_a_gpu_that_can_be_read_nothing_is_watched() -> None:
+def test_a_gpu_that_cannot_be_read_is_not_watched() -> None:
     read = Mock(side_effect=ModuleNotFoundError)
-    for name, keys in {"cpu": set(), "cuda:0": {"perf/peak_memory_gib"}}.items():
-        monitor = GpuMonitor(torch.device(name), read)
-        monitor.start()
-        assert monitor.values().keys() == keys
+    monitor = GpuMonitor(torch.device("cuda", 0), read)
+    monitor.start()
     wait_for(lambda: read.called, "a sample")
-    assert monitor.num_samples == 0
+    assert monitor.values().keys() == {"perf/peak_memory_gib"}
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,12 @@ def test_a_validation_that_was_not_reached_is_made_up_for_and_the_best_is_chosen
     printed = run_all(commands, tmp_path, folder=folder)
     assert "early stopping: no better val/loss in 1 validations" in printed[1]
     assert "nothing to do: the run has ended after epoch 0 (step 6)" in printed[2]
+    assert "raise epochs=2 max_steps=11 early_stopping.patience=1" in printed[2]
     assert steps_validated(run) == steps_validated(whole) == [3, 6, 8, 9, 11]
     for output in (run, whole):
         best, last = checkpoint_of(output, "best.pt"), checkpoint_of(output)
         assert (best["step"], last["step"]) == (3, 11)
         assert (best["run"]["num_epochs"], last["run"]["num_epochs"]) == (0, 1)
+        assert best["run"]["metrics"] == last["run"]["best_metrics"]
+        assert summary_of(output)["best_mode"] == "min"
     assert_same_state(run, whole)

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from importlib import import_module
@@ -44,14 +43,9 @@ class Torchrun(AbstractContextManager["Torchrun"]):
         return ours
 
     def wait(self) -> int:
-        """The exit code, when no process is left; if some hang, it prints where they stand."""
-        try:
-            wait_for(lambda: not self.agent.is_alive() and not self.processes(), "the end of all")
-        except AssertionError as error:
-            for process in self.processes():
-                os.kill(process, signal.SIGABRT)  # faulthandler prints the stacks
-            time.sleep(1)
-            raise AssertionError(f"{error}\n{self.text()}") from error
+        """The exit code, when no process is left."""
+        what = f"the end of all that print to {self.prints}"
+        wait_for(lambda: not self.agent.is_alive() and not self.processes(), what)
         self.agent.join()
         assert self.agent.exitcode is not None
         return self.agent.exitcode
@@ -70,7 +64,6 @@ def _agent(
     launcher: str = "torch.distributed.run",
 ) -> None:
     """Become the launcher; not forked, it and its ranks are Pythons of their own, as a user's."""
-    env = {**env, "PYTHONFAULTHANDLER": "1"}
     os.chdir(folder)
     print_to(prints)
     if not is_forked:

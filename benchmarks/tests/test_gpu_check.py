@@ -31,7 +31,7 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, capsys) -> None:
     assert len(runs) == 4
     assert all(found[what][-1] == "passed" for what in parts | runs)
     assert all("measured" in found[what] for what in runs)
-    assert found["versions, collectives"] == ["measured"]
+    assert found["versions, CUDA"] == ["measured"]
     assert any("sgd-float32-cpu" in what for what in found)
     with tarfile.open(f"{folder}.tar.gz") as archive:
         packed = {Path(name).relative_to("check").name for name in archive.getnames()}

@@ -9,7 +9,6 @@ Your own: a `MineLoader` in `mine.py` in this folder. If it has an index of its 
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,8 +49,8 @@ def build_loaders(
     val_sampler = PlanSampler(val_index, cfg, rank, world_size, train=False)
     val_loader = new_loader(val_sampler, cfg, device)
     train_loader.samplers.append(val_sampler)
-    lines = describe(cfg.data, train_index, val_index) + train_loader.info.description
+    lines = describe(cfg.data, train_index, val_index)
+    train_loader.info.description = lines + train_loader.info.description
     if rank == 0:
         warn(cfg.data, train_index)
-    train_loader.info = replace(train_loader.info, description=lines)
     return train_loader, val_loader

@@ -1,12 +1,10 @@
 """NVIDIA DALI as the backend: one pipeline for the whole run, fed with the rows of the plan."""
 
 import logging
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from conf.schema import Config
 from loaders.augment import to_device
-from loaders.backends.common import Batch, ImageLoader, PlanDataset, RawBatch, movable
+from loaders.backends.common import Batch, ImageLoader, RawBatch
 from loaders.backends.pipelines import (
     decoding,
     options_of,
@@ -24,6 +22,7 @@ from loaders.backends.pipelines import (
     planned_images,
     types,
 )
+from loaders.backends.pytorch import PlanDataset, movable
 from loaders.common import cpus_per_rank
 from loaders.epoch import LoadedBatch
 from loaders.index import BadFileError
@@ -69,10 +68,10 @@ class DALILoader(ImageLoader):
         self.cuts = shapes is None or bool((shapes != index.distinct_sizes).any())
         self.resizes = shapes is None or bool((shapes != self.read_size).any())
         self.flips = sampler.train and cfg.data.hflip + cfg.data.vflip > 0
-        self.refused: set[int] = set()
+        self.refused: list[int] = []  # samples that DALI cannot decode, but the threads can
         self.pending: deque[PendingBatch] = deque()
         self.pipeline: Any = None
-        self.info = replace(self.info, description=(self._describe(),))
+        self.info.description = (self._describe(),)
 
     def _describe(self) -> str:
         """Return a line on how many samples DALI decodes; threads load the others."""
@@ -87,22 +86,34 @@ class DALILoader(ImageLoader):
         return self.transform.finish(self._decoded_batches())
 
     def _decoded_batches(self) -> Iterator[RawBatch]:
+        num_ahead, waiting = options_of(self.cfg).prefetch_queue_depth, iter(self.sampler)
         self._restart([])  # the previous epoch may have been left early
-        for rows in self.sampler:
-            self.pending.append(self._start(rows))
-            if len(self.pending) > options_of(self.cfg).prefetch_queue_depth:
-                yield from self._first()
-        while self.pending:
-            yield from self._first()
+        while True:
+            self.pending += map(self._start, islice(waiting, 1 + num_ahead - len(self.pending)))
+            if not self.pending:
+                break
+            batch, bad, is_complete = self.pending.popleft(), {}, True
+            try:
+                images = self._outputs() if batch.by_dali.any() else ()
+            except RuntimeError as error:
+                bad, is_complete = self._bad_files(batch.rows[batch.by_dali], error), False
+            others, *masks = (future.result() for future in batch.by_threads)
+            for loaded in (others, *masks):
+                bad |= loaded.bad
+            if bad or not is_complete:
+                self.sampler.set_aside(bad)
+                self._restart([batch, *self.pending])
+            else:
+                images = self._joined(batch, images, others.content)
+                yield batch.rows, sum((loaded.content for loaded in masks), images)
 
     def _start(self, rows: np.ndarray) -> PendingBatch:
-        files = {}
-        for position in np.flatnonzero(self._is_readable(rows["sample"])).tolist():
-            with suppress(BadFileError):  # the threads will report it
-                files[position] = self._files(int(rows["sample"][position]))
-        by_dali = np.isin(np.arange(len(rows)), list(files))
-        if files:
-            self._schedule(rows[by_dali], list(files.values()))
+        by_dali = self._is_readable(rows["sample"])
+        if by_dali.any():
+            files, bad = self._files(rows["sample"][by_dali])
+            by_dali &= ~np.isin(rows["sample"], bad)  # the threads will report them
+        if by_dali.any():
+            self._schedule(rows[by_dali], files)
         by_threads = [self.others.start(rows[~by_dali])]
         if self.masks:
             by_threads.append(self.masks.start(rows))
@@ -114,26 +125,38 @@ class DALILoader(ImageLoader):
             return np.zeros(len(samples), bool)
         sides = self.index.headers[: len(self.factors)]
         is_alike = np.all([side["dali_reads"][samples] for side in sides], axis=0)
-        return is_alike & ~np.isin(samples, [*self.refused])
+        return is_alike & ~np.isin(samples, self.refused)
 
-    def _files(self, sample: int) -> list[np.ndarray]:
-        """Return the path of the file of each side, or its content if it has none; raise errors as
-        `Index.read_bytes`."""
+    def _files(self, samples: np.ndarray) -> tuple[Any, list[int]]:
+        """Return the files of the good ones of these samples, all inputs and then all targets, and
+        the bad samples.
+
+        Files are paths, (files, length) uint8, or a list of contents where they have no path.
+
+        Raises:
+            OSError, MemoryError: as `Index.read_bytes`.
+        """
         index, sides = self.index, range(len(self.factors))
-        files = [
-            os.fsencode(index.unchanged_path(sample, side))
-            if index.by_path
-            else index.read_bytes(sample, side)
-            for side in sides
-        ]
-        return [np.frombuffer(file, np.uint8) for file in files]
+        if index.by_path:
+            bad = [*index.changed(samples)]
+            good = samples[~np.isin(samples, bad)]
+            # The system takes a path to end at its first zero. One array is fed in a fifth of the
+            # time that a list of paths takes.
+            length = max(paths.length for paths in index.files)
+            return np.concatenate([index.files[n].as_bytes(good, length) for n in sides]), bad
+        contents, bad = [], []
+        for sample in samples.tolist():
+            try:
+                contents.append([index.read_bytes(sample, side) for side in sides])
+            except BadFileError:
+                bad.append(sample)
+        in_order = [content for side in zip(*contents, strict=True) for content in side]
+        return [np.frombuffer(content, np.uint8) for content in in_order], bad
 
-    def _schedule(self, rows: np.ndarray, files: list[list[np.ndarray]]) -> None:
-        """Start the pipeline on these rows and their files."""
+    def _schedule(self, rows: np.ndarray, files: Any) -> None:
+        """Start the pipeline on these rows and what `_files` returns of their samples."""
         self.pipeline = self.pipeline or self._build()
-        # All inputs, then all targets.
-        in_order = [file for side in zip(*files, strict=True) for file in side]
-        inputs: dict[str, Any] = {"files": in_order}
+        inputs: dict[str, Any] = {"files": files}
         if self.cuts:
             for name, keys in (("start", ("y", "x")), ("shape", ("height", "width"))):
                 lengths = np.stack([rows[key] for key in keys], axis=1).astype(np.int32)
@@ -147,25 +170,6 @@ class DALILoader(ImageLoader):
         for name, values in inputs.items():
             self.pipeline.feed_input(name, values)
         self.pipeline.schedule_run()
-
-    def _first(self) -> Iterator[RawBatch]:
-        """Yield the first pending batch that has good samples, if there is any."""
-        while self.pending:
-            batch = self.pending.popleft()
-            try:
-                images = self._outputs() if batch.by_dali.any() else ()
-            except (RuntimeError, OSError) as error:
-                self._refuse(batch, error)
-                self._restart([batch, *self.pending])
-                continue
-            others, *masks = (future.result() for future in batch.by_threads)
-            bad = {sample: why for loaded in (others, *masks) for sample, why in loaded.bad.items()}
-            if not bad:
-                images = self._joined(batch, images, others.content)
-                yield batch.rows, sum((loaded.content for loaded in masks), images)
-                return
-            self.sampler.set_aside(bad)
-            self._restart([batch, *self.pending])
 
     def _outputs(self) -> tuple[Tensor, ...]:
         """Return the images of the batch that was scheduled first, by side."""
@@ -194,35 +198,34 @@ class DALILoader(ImageLoader):
             joined.append(images[places].view(one.dtype))
         return tuple(joined)
 
-    def _refuse(self, batch: PendingBatch, error: Exception) -> None:
-        """Find the files of a batch that DALI cannot decode; the threads decode them from now on.
+    def _bad_files(self, rows: np.ndarray, error: RuntimeError) -> dict[int, str]:
+        """Return the reasons by sample why files of these rows, on which the pipeline has failed,
+        are bad. If none is, find those that DALI alone refuses: the threads decode them from now
+        on.
 
         Raises:
-            Exception: the batch's error, if DALI decodes each of its files alone.
+            RuntimeError: `error`, if DALI decodes each file, or none of several.
             OSError, MemoryError: the machine has run out of file handles or memory.
         """
-        self.others.start(batch.rows).result()
         self.pipeline = None  # it is dead after an error
-        is_explained = False
-        for row in np.split(batch.rows, len(batch.rows)):
-            if not self._is_readable(row["sample"])[0]:
-                continue
-            sample = int(row["sample"][0])
+        if bad := self.others.load(rows).bad:
+            return bad
+        refused = []
+        for row in np.split(rows, len(rows)):
+            self.pipeline = self.pipeline or self._build()
             try:
-                self._schedule(row, [self._files(sample)])
+                self._schedule(row, self._files(row["sample"])[0])
                 self._outputs()
-            except BadFileError:
-                pass  # the threads will report it
-            except (RuntimeError, OSError):
-                self.pipeline, is_explained = None, True
-                self.refused.add(sample)
-                name = self.index.name_of(sample)
-                log.warning("DALI cannot decode %s; it is decoded as by loader=pytorch", name)
-        if not is_explained:
-            error.add_note(
-                "All files of the batch can be decoded without DALI; try loader=pytorch."
-            )
+            except RuntimeError:
+                self.pipeline = None
+                refused.append(int(row["sample"][0]))
+        if not refused or len(refused) == len(rows) > 1:  # the files are not to blame
             raise error
+        for sample in refused:
+            name = self.index.name_of(sample)
+            log.warning("DALI cannot decode %s; it is decoded as by loader=pytorch", name)
+        self.refused += refused
+        return {}
 
     def _restart(self, batches: Iterable[PendingBatch]) -> None:
         """Drop all pending batches, and start again with the good samples of these."""

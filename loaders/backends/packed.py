@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from conf.errors import UserError
-from conf.facts import check_kind
 from conf.loader.packed import PackedConfig
 from conf.schema import Config
 from loaders.backends.pytorch import PyTorchLoader
@@ -34,8 +33,6 @@ def open_indexes(cfg: Config) -> tuple[Index, Index]:
             f"loaders.pack data={cfg.data.layout} data.root={cfg.data.root} out={folder}"
         )
     made = read_description(where.read_bytes(), FORMAT, cfg.data, str(where), FIX)
-    splits = {"splits": {split: {"fingerprint": str} for split in SPLITS}}
-    check_kind(made, splits, str(where), FIX)
     # The original files may be deleted, but not replaced by others.
     if any(Path(cfg.data.root).glob("*")):
         for index, split in zip(open_splits(cfg.data), SPLITS, strict=True):
@@ -43,5 +40,5 @@ def open_indexes(cfg: Config) -> tuple[Index, Index]:
                 raise UserError(
                     f"{folder} was made from other files than {cfg.data.root}/{split} has; {FIX}"
                 )
-    train, val = (open_columns(folder / split, cfg.data.max_pixels) for split in SPLITS)
+    train, val = (open_columns(folder / split) for split in SPLITS)
     return train, val

@@ -12,7 +12,7 @@ from torch import Tensor
 from loaders.targets import Target
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataInfo:
     """Facts about the samples of a split, all optional."""
 

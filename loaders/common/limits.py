@@ -32,7 +32,7 @@ class LimitError(RuntimeError):
 def explain(error: Exception) -> None:
     """Raise a `LimitError` in place of an error of the kinds in `LIMITS`."""
     for sign, advice in LIMITS.items():
-        if sign in str(error) and not isinstance(error, LimitError):
+        if sign in str(error):
             what = str(error).strip(" .\n").splitlines()[-1]
             raise LimitError(f"{what}: {advice}") from error
 

@@ -65,8 +65,10 @@ class OwnLoader(Loader):
                 device, or there is none.
         """
         single = (self.dataset.__getitems__(row) for rows in sampler for row in rows[:, None])
-        none = UserError(f"all samples of {sampler.name} on rank {sampler.rank} are bad")
-        rows, batch = next(sampler.good_batches(single, self.dataset.__getitems__), (None, none))
+        found = next(sampler.good_batches(single, self.dataset.__getitems__), None)
+        if found is None:
+            raise UserError(f"all samples of {sampler.name} on rank {sampler.rank} are bad")
+        rows, batch = found
         if isinstance(batch, UserError):
             raise batch
         if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -75,7 +77,7 @@ class OwnLoader(Loader):
                 "(inputs, targets) from __getitem__ or collate_fn"
             )
         inputs = batch[0]
-        if rows is not None and any(x.dtype == torch.float64 for x in tensors_of(inputs)):
+        if any(x.dtype == torch.float64 for x in tensors_of(inputs)):
             raise UserError(
                 f"{sampler.name}: the inputs of sample {rows['sample'][0]} are float64, which "
                 "models do not take; return float32, such as array.astype('float32')"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from conf.cli import load_config, user_errors
 from conf.options import parse_options
-from loaders.index.build import SPLITS, build_index, write_index
+from loaders.index.build import SPLITS, open_splits, write_index
 
 
 def main() -> None:
     """Command line: Hydra overrides of the data, and `out=DIR`."""
     options, overrides = parse_options(__doc__, sys.argv[1:], out=None)
     data = load_config(overrides).data
-    splits = build_index(replace(data, index=None))
+    splits = open_splits(replace(data, index=None))
     write_index(dict(zip(SPLITS, splits, strict=True)), data, Path(options["out"]))
     for line in splits[0].notes:
         print(line)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from conf.credentials import without_credentials
 from conf.errors import UserError, first_few, shown
-from conf.facts import parse_json
 from conf.names import file_of, find
 from conf.schema import DataConfig
-from loaders.index.columns import open_columns, replaced_folder, write_columns
+from loaders.index.columns import open_columns, parse_json, replaced_folder, write_columns
 from loaders.index.headers import in_threads
 from loaders.index.index import Index
 
@@ -24,28 +24,23 @@ SETTINGS = ("layout", "val_fraction", "val_count", "split_seed")
 FORMAT = 3  # changes when what an index on disk holds does
 
 
-def build_index(data: DataConfig) -> tuple[Index, Index]:
-    """Build the index of the training and of the validation split, from `data.index` or from the
-    files of the data set.
+def open_splits(data: DataConfig) -> tuple[Index, Index]:
+    """Open the index of the training and of the validation split: that of `data.index`, or of the
+    shards that `data.root` holds, as every remote one does, or build that of the files there.
 
     Raises:
         UserError: the data is missing (the message says how to get it), or has another layout.
     """
+    splits: tuple[Index, Index]
     if data.index is not None:
         return open_index(data)
+    if holds_shards(data):
+        splits = import_shards().open_shards(data)
+        return splits
     if hasattr(file_of("loaders.layouts", data.layout, "data.layout"), "build_loaders"):
         raise UserError(f"data.layout={data.layout} is not of images; use a layout of images")
-    splits: tuple[Index, Index] = find("loaders.layouts", data.layout, "data.layout")(data)
+    splits = find("loaders.layouts", data.layout, "data.layout")(data)
     return splits
-
-
-def open_splits(data: DataConfig) -> tuple[Index, Index]:
-    """Open the index of the training and of the validation split, from shards if `data.root` holds
-    them, as every remote one does; else as `build_index`."""
-    if data.index is None and holds_shards(data):
-        splits: tuple[Index, Index] = import_shards().open_shards(data)
-        return splits
-    return build_index(data)
 
 
 def holds_shards(data: DataConfig) -> bool:
@@ -92,8 +87,8 @@ def read_description(
     Raises:
         UserError: it is not such a file, was written by another version, or with other settings.
     """
-    facts = parse_json(content, {"format": int, "settings": {}}, where, fix)
-    if facts["format"] != version:
+    facts = parse_json(content, where, fix)
+    if facts.get("format") != version or "settings" not in facts:
         raise UserError(f"{where} was written by another version; {fix}")
     differing = [
         f"data.{key}={getattr(data, key)} (there: {shown(there)})"
@@ -116,8 +111,9 @@ def write_index(indexes: dict[str, Index], data: DataConfig, out: Path) -> None:
     is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_empty and not (out / "index.json").exists():
         raise UserError(f"{out} holds no index; choose another out=DIR")
-    if not all(index.files for index in indexes.values()):
-        raise UserError(f"data={data.layout} is not made of image files and needs no index")
+    if not all(index.files and index.by_path for index in indexes.values()):
+        where = f"data={data.layout} data.root={without_credentials(data.root)}"
+        raise UserError(f"{where} is not made of image files and needs no index")
     with replaced_folder(out) as folder:
         for split, index in indexes.items():
             write_columns(index, folder / split)
@@ -141,12 +137,12 @@ def open_index(data: DataConfig) -> tuple[Index, Index]:
         )
     text = (folder / "index.json").read_bytes()
     read_description(text, FORMAT, data, f"data.index={folder}", f"make it again: {again}")
-    train, val = (open_columns(folder / split, data.max_pixels, data.root) for split in SPLITS)
-    for index in (train, val) if data.check_files else ():
+    train, val = (open_columns(folder / split, data.root) for split in SPLITS)
+    for index in (train, val) if data.check_files and data.on_error == "raise" else ():
         parts = np.array_split(np.arange(len(index)), -(-len(index) // 256))
         found = in_threads(index.changed, parts, "looking at files")
         changed = [why for reasons in found for why in reasons.values()]
-        if changed and data.on_error == "raise":
+        if changed:
             raise UserError(
                 f"{len(changed)} samples of {index.name} are not what data.index={folder} knows: "
                 f"{first_few(changed)}; make it again: {again}"

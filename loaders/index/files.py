@@ -5,57 +5,57 @@ from dataclasses import replace
 import numpy as np
 
 from conf.errors import UserError, first_few
+from conf.schema import DataConfig
 from loaders.index.folders import IMAGE_ENDINGS, describe_others
 from loaders.index.headers import ImageFiles
-from loaders.index.index import Index, paths_of
-from loaders.index.splits import Parts
+from loaders.index.index import Index
+from loaders.index.paths import paths_of
+from loaders.index.splits import parts_of
 from loaders.targets import Target
 
 
 def index_splits(
     name: str,
-    root: str,
+    data: DataConfig,
     sides: tuple[ImageFiles, ...],
     target: Target,
-    parts: Parts,
-    keep_channels: bool = False,
-    held_out: str = "val",
+    counts: dict[str, int],
+    labels: np.ndarray | None = None,
 ) -> tuple[Index, Index]:
-    """Build the index of the training samples and of those of `held_out`, `val` or `test`; see
-    `file_index`.
+    """Build the index of the training samples and of those that are held out.
 
-    `sides` and `target` are of the samples of both splits, `parts` their positions in each split.
+    Args:
+        name: name of the data set, for messages.
+        data: the configuration.
+        sides, target: files and targets of all samples, those of `train` first.
+        counts: number of samples of `train` and of `val` or `test`; those of `train` alone are
+            split by seed.
+        labels: see `split_by_seed`.
     """
+    parts = parts_of(counts, data, labels)
     train, val = (
         file_index(
             f"{name}/{split}",
-            root,
+            data.root,
             tuple(side.take(part) for side in sides),
             target.take(part),
-            keep_channels,
         )
-        for split, part in zip(("train", held_out), parts, strict=True)
+        for split, part in parts.items()
     )
     if (train.channels, train.dtype) != (val.channels, val.dtype):
         raise UserError(
             f"{train.name} has {train.channels} channels of {train.dtype}, but {val.name} "
             f"{val.channels} of {val.dtype}; use images of one kind"
         )
-    classes, counts = getattr(train.target, "classes", ()), train.target.class_counts()
-    if counts is None or counts.all():
+    classes, of_each = getattr(train.target, "classes", ()), train.target.class_counts()
+    if of_each is None or of_each.all():
         return train, val
-    missing = [name for name, count in zip(classes, counts, strict=True) if not count]
+    missing = [name for name, count in zip(classes, of_each, strict=True) if not count]
     line = f"{len(missing)} classes have no training sample: {first_few(missing)}"
     return replace(train, notes=(*train.notes, line)), val
 
 
-def file_index(
-    name: str,
-    root: str,
-    sides: tuple[ImageFiles, ...],
-    target: Target,
-    keep_channels: bool = False,
-) -> Index:
+def file_index(name: str, root: str, sides: tuple[ImageFiles, ...], target: Target) -> Index:
     """Build the index of image files, all of which lie below `root`.
 
     Raises:
@@ -95,7 +95,7 @@ def file_index(
         dtype=f"uint{bits}",
         files=tuple(paths_of(side.paths, root) for side in sides),
         headers=tuple(side.headers for side in sides),
-        keep_channels=keep_channels,
+        keep_channels=sides[0].content == "stored",
         left_out=left_out,
         notes=describe_others(sides[0].others),
     )

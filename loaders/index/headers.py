@@ -19,7 +19,7 @@ from conf.errors import UserError, first_few
 from conf.files import write_atomically
 from conf.schema import DataConfig
 from loaders.images import HEADER, Header, decode, read_header, reason_of
-from loaders.index.index import paths_of
+from loaders.index.paths import paths_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,6 +30,9 @@ class ImageFiles:
     """The files of one side of N samples."""
 
     paths: list[str]
+
+    content: str
+    """Kind of content, see `ImageSpec.content`."""
 
     headers: np.ndarray
     """(N,) of dtype `HEADER`; zeros where a header cannot be used."""
@@ -62,7 +65,7 @@ def read_headers(
     Args:
         files: paths of the files, all different.
         data: the configuration.
-        content: kind of content, see `ImageSpec.content`.
+        content: see `ImageFiles`.
         others: what `images_below` counted.
         at_once: number of headers that are read before they are kept, or a 16th if that is more.
 
@@ -87,7 +90,7 @@ def read_headers(
             f"{len(named)} of {len(files)} files cannot be used: {first_few(named)}; repair or "
             "remove them"
         )
-    return ImageFiles(files, headers, broken, others or Counter())
+    return ImageFiles(files, content, headers, broken, others or Counter())
 
 
 def _kept_or_read(

@@ -18,8 +18,6 @@ SPLIT_NAMES = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-Parts = tuple[np.ndarray, np.ndarray]
-"""Sorted positions of the training samples, and of those that are held out."""
 
 
 def split_of(name: str) -> str | None:
@@ -46,12 +44,12 @@ def held_out_split(wanted: str, found: Collection[str], data: DataConfig, where:
         log.info(
             "test of %s is used for validation, as there is no val: nothing is left to test", where
         )
-    return "test" if test_validates else None
+    return "test" if found and test_validates else None
 
 
-def split_folders(root: Path, data: DataConfig, wanted: str = "val") -> list[Path]:
-    """Return the folders of training and of `wanted`, `val` or `test`; a single one, the root or
-    that of training, if its samples are to be split by seed.
+def split_folders(root: Path, data: DataConfig, wanted: str) -> dict[str, Path]:
+    """Return the folders of `train` and of `wanted`, `val` or `test`; that of `train` alone, which
+    may be the root, if its samples are to be split by seed.
 
     Folders named after splits are classes if they hold no folders and are not of both splits.
 
@@ -69,10 +67,10 @@ def split_folders(root: Path, data: DataConfig, wanted: str = "val") -> list[Pat
     is_split = is_both or any(any(folders_in(folder)) for folder in folders)
     held_out = held_out_split(wanted, named if is_split else (), data, str(root))
     if not is_split:
-        return [root]
+        return {"train": root}
     train, others = named.get("train", []), named.get(held_out or "", [])
     if len(train) == 1 and (held_out is None or len(others) == 1):
-        return train + others
+        return dict(zip(("train", wanted), train + others, strict=False))
     raise UserError(
         f"{root} has {' and '.join(folder.name for folder in folders)}; it needs one folder for "
         f"training and one for validation or tests, such as train and {wanted}: add, rename or "
@@ -81,20 +79,23 @@ def split_folders(root: Path, data: DataConfig, wanted: str = "val") -> list[Pat
 
 
 def parts_of(
-    counts: list[int], data: DataConfig, held_out: str = "val", labels: np.ndarray | None = None
-) -> Parts:
-    """Return the positions of the samples of each split, from the number of samples in each of
-    `split_folders`; see `split_by_seed` for `labels`."""
+    counts: dict[str, int], data: DataConfig, labels: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """Return the sorted positions of the samples of each split; see `index_splits`."""
     if len(counts) == 1:
-        return split_by_seed(counts[0], data, labels)
-    if held_out == "val":
-        check_no_split(data, f"data.root={data.root}")
-    positions = np.arange(sum(counts))
-    return positions[: counts[0]], positions[counts[0] :]
+        train, val = split_by_seed(counts["train"], data, labels)
+        return {"train": train, "val": val}
+    if "val" in counts:
+        check_no_split(data)
+    ends = np.cumsum([*counts.values()])
+    return dict(zip(counts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
 
-def split_by_seed(count: int, data: DataConfig, labels: np.ndarray | None = None) -> Parts:
-    """Split `count` samples by `data.split_seed`.
+def split_by_seed(
+    count: int, data: DataConfig, labels: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split `count` samples by `data.split_seed`: return the sorted positions of those that train,
+    and of those that validate.
 
     With `data.fold`, all folds have the same number of samples of each of the `labels`, (count,)
     ints, up to one.
@@ -114,7 +115,7 @@ def split_by_seed(count: int, data: DataConfig, labels: np.ndarray | None = None
     return np.setdiff1d(order, val), np.sort(val)
 
 
-def check_no_split(data: DataConfig, where: str) -> None:
+def check_no_split(data: DataConfig) -> None:
     """Raise UserError if keys of `split_by_seed` are set for data that is split already."""
     given = [
         f"data.{key}={getattr(data, key)}"
@@ -122,4 +123,7 @@ def check_no_split(data: DataConfig, where: str) -> None:
         if getattr(data, key) != getattr(DataConfig, key)
     ]
     if given:
-        raise UserError(f"{where} has a validation split of its own; leave out {', '.join(given)}")
+        raise UserError(
+            f"data={data.layout} has a validation split of its own in data.root={data.root}; leave "
+            f"out {', '.join(given)}"
+        )

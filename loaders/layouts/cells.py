@@ -9,9 +9,9 @@ from loaders.layouts.imagefolder import class_folders
 
 def cells(data: DataConfig) -> tuple[Index, Index]:
     """Return the index of the training and of the validation split."""
-    return class_folders(data, Path(data.root), keep_channels=True)
+    return class_folders(data, Path(data.root), content="stored")
 
 
 def test_cells(data: DataConfig) -> Index:
     """Return the index of the test split."""
-    return class_folders(data, Path(data.root), keep_channels=True, held_out="test")[1]
+    return class_folders(data, Path(data.root), "test", "stored")[1]

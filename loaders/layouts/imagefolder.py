@@ -14,7 +14,6 @@ from loaders.index import (
     folders_in,
     images_below,
     index_splits,
-    parts_of,
     read_headers,
     split_folders,
 )
@@ -32,52 +31,53 @@ def test_imagefolder(data: DataConfig) -> Index:
 
 
 def class_folders(
-    data: DataConfig, root: Path, keep_channels: bool = False, held_out: str = "val"
+    data: DataConfig, root: Path, held_out: str = "val", content: str = "rgb"
 ) -> tuple[Index, Index]:
     """Return the index of the training split and of `held_out`, `val` or `test`, below `root`.
 
-    With `keep_channels`, the images are TIFFs of any number of channels.
+    The images' content is of a kind of `ImageSpec.content`.
 
     Raises:
         UserError: the folders are not those of two classes or more that have images.
     """
-    splits = split_folders(root, data, held_out)
-    classes = sorted(folders_in(splits[0]))
+    folders = split_folders(root, data, held_out)
+    train = folders["train"]
+    classes = sorted(folders_in(train))
     for name in classes:
-        check_utf8(f"the name of a class folder in {splits[0]},", name)
+        check_utf8(f"the name of a class folder in {train},", name)
     files: list[str] = []
-    counts: list[list[int]] = []
+    labels: dict[str, np.ndarray] = {}
     others: Counter[str] = Counter()
-    for split in splits:
-        names = sorted(folders_in(split))
+    for split, folder in folders.items():
+        names = sorted(folders_in(folder))
         if not names:
-            raise UserError(f"{split} has no class folders; expected {split}/<class>/<image>")
+            raise UserError(f"{folder} has no class folders; expected {folder}/<class>/<image>")
         if unknown := sorted({*names} - {*classes}):
             raise UserError(
-                f"{split} has classes that {splits[0]} does not have: {first_few(unknown)}; remove "
+                f"{folder} has classes that {train} does not have: {first_few(unknown)}; remove "
                 "them or add training images"
             )
-        below = {name: images_below(split / name, others) for name in names}
-        _check_level(split, below)
+        below = {name: images_below(folder / name, others) for name in names}
+        _check_level(folder, below)
         empty = [name for name, found in below.items() if not found]
-        if empty and split == splits[0]:
+        if empty and split == "train":
             raise UserError(
-                f"{split} has {len(empty)} class folders without an image "
+                f"{folder} has {len(empty)} class folders without an image "
                 f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
             )
         files += [path for found in below.values() for path in found]
-        counts.append([len(below.get(name, ())) for name in classes])
+        counts = [len(below.get(name, ())) for name in classes]
+        labels[split] = np.repeat(np.arange(len(classes)), counts)
     if len(classes) < 2:
         raise UserError(f"{root} has {len(classes)} classes ({', '.join(classes)}); use 2 or more")
-    labels = np.repeat(np.tile(np.arange(len(classes)), len(splits)), np.ravel(counts))
+    values = np.concatenate([*labels.values()])
     return index_splits(
         root.name,
-        data.root,
-        (read_headers(files, data, "stored" if keep_channels else "rgb", others),),
-        Labels(labels, tuple(classes)),
-        parts_of(list(map(sum, counts)), data, held_out, labels),
-        keep_channels,
-        held_out,
+        data,
+        (read_headers(files, data, content, others),),
+        Labels(values, tuple(classes)),
+        {split: len(numbers) for split, numbers in labels.items()},
+        values,
     )
 
 

@@ -9,7 +9,6 @@ from PIL import Image, UnidentifiedImageError
 
 from conf.data.masks import MasksConfig
 from conf.errors import UserError, first_few
-from loaders.images import decode
 from loaders.index import ImageFiles, Index, in_threads, index_splits
 from loaders.layouts.pairs import find_pairs, size_factor
 from loaders.targets import Masks
@@ -17,28 +16,27 @@ from loaders.targets import Masks
 
 def masks(data: MasksConfig, held_out: str = "val") -> tuple[Index, Index]:
     """Return the index of the training split and of `held_out`, `val` or `test`."""
-    images, found, parts = find_pairs(data, "indices", held_out)
+    images, found, counts = find_pairs(data, "indices", held_out)
     if (factor := size_factor(images, found)) > 1:
         raise UserError(
             f"the masks below {data.root} are {factor} times as large as their images; store each "
             "mask as large as its image"
         )
-    highest = found.headers["highest"]
-    for split, part in zip(("training", held_out), parts, strict=True):
-        if highest[part].max() < 0:
-            raise UserError(
-                f"the {len(part)} {split} masks below {data.root} hold nothing but "
-                f"data.ignore_index={data.ignore_index}; use masks with classes"
-            )
     _check_palettes(found, data.ignore_index)
-    num_classes = _num_classes(data, found.paths, highest)
+    num_classes = _num_classes(data, found.paths, found.headers["highest"])
     target = Masks(
         classes=tuple(map(str, range(num_classes))),
         ignore_index=data.ignore_index,
         stored_dtype=f"uint{found.headers['bits'].max()}",
     )
-    name, sides = Path(data.root).name, (images, found)
-    return index_splits(name, data.root, sides, target, parts, held_out=held_out)
+    splits = index_splits(Path(data.root).name, data, (images, found), target, counts)
+    for index in splits:
+        if index.headers[1]["highest"].max() < 0:
+            raise UserError(
+                f"the {len(index)} masks of {index.name} in {data.root} hold nothing but "
+                f"data.ignore_index={data.ignore_index}; use masks with classes"
+            )
+    return splits
 
 
 def test_masks(data: MasksConfig) -> Index:
@@ -54,6 +52,11 @@ def _num_classes(data: MasksConfig, files: list[str], highest: np.ndarray) -> in
         UserError: the masks hold higher indices, or too few to know the number.
     """
     top = int(highest.max())
+    if top < 0:
+        raise UserError(
+            f"the masks in {data.root} hold nothing but data.ignore_index={data.ignore_index}; use "
+            "masks with classes"
+        )
     if data.num_classes is not None:
         above = [files[i] for i in np.flatnonzero(highest >= data.num_classes)]
         if above:
@@ -73,33 +76,28 @@ def _num_classes(data: MasksConfig, files: list[str], highest: np.ndarray) -> in
 
 
 def _check_palettes(found: ImageFiles, ignore_index: int) -> None:
-    """Raise UserError if a class has different colours in two files, as where each has a palette of
-    the colours that occur in it: its indices then mean something else."""
-    masks = [mask for mask in zip(found.paths, found.headers, strict=True) if mask[1]["height"]]
-    palettes = in_threads(_palette_of, masks, "reading palettes")
-    if len({*palettes} - {b""}) < 2:
-        return
-    first: dict[int, tuple[bytes, str]] = {}
-    all_indices = in_threads(_indices_in, masks, "comparing palettes")
-    for (path, _), palette, indices in zip(masks, palettes, all_indices, strict=True):
-        for index in {*indices} - {ignore_index} if palette else ():
-            colour = palette[3 * index : 3 * index + 3]
-            other, other_path = first.setdefault(index, (colour, path))
-            if colour != other:
+    """Raise UserError if an index has different colours in two files, as where each has a palette
+    of the colours that occur in it: the index then means something else."""
+    highest = dict(zip(found.paths, found.headers["highest"].tolist(), strict=True))
+    files = [path for path in found.paths if path not in found.broken]
+    palettes = in_threads(_palette_of, files, "reading palettes")
+    # Above a mask's highest index, its palette may hold anything.
+    file_of = {p[: 3 * (highest[path] + 1)]: path for path, p in zip(files, palettes, strict=True)}
+    colours: dict[int, tuple[tuple[int, ...], str]] = {}
+    for palette, path in file_of.items():
+        for index in range(len(palette) // 3):
+            colour = tuple(palette[3 * index : 3 * index + 3])
+            other, where = colours.setdefault(index, (colour, path))
+            if colour != other and index != ignore_index:
                 raise UserError(
-                    f"the index {index} has the colour {(*other,)} in {other_path} but "
-                    f"{(*colour,)} in {path}; store the masks with one palette, or without any"
+                    f"the index {index} has the colour {other} in {where} but {colour} in {path}; "
+                    "store the masks with one palette, or without any"
                 )
 
 
-def _palette_of(mask: tuple[str, np.void]) -> bytes:
+def _palette_of(path: str) -> bytes:
     """Return the colours of a PNG with a palette, three bytes each; none of other files."""
-    with suppress(UnidentifiedImageError), Image.open(mask[0], formats=["PNG"]) as image:
+    with suppress(UnidentifiedImageError), Image.open(path, formats=["PNG"]) as image:
         if image.palette:
             return bytes(image.palette.palette)
     return b""
-
-
-def _indices_in(mask: tuple[str, np.void]) -> list[int]:
-    """Return the indices that occur in a mask, a path and its header."""
-    return np.unique(decode(Path(mask[0]).read_bytes(), mask[1], "indices")).tolist()

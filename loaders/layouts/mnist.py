@@ -42,7 +42,7 @@ def downloaded(
     Raises:
         UserError: the files are damaged, or could not be downloaded.
     """
-    check_no_split(data, f"data={data.layout}")
+    check_no_split(data)
     place = str(Path(data.root, folder))
     try:
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema import DataConfig
-from loaders.index import Index, check_no_split
+from loaders.index import Index, MemoryIndex, check_no_split
 from loaders.targets import Labels
 
 MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
@@ -14,7 +14,7 @@ MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 
 def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
     """Return the index of the training and of the validation split."""
-    check_no_split(data, "data=mnist_mini")
+    check_no_split(data)
     with np.load(MNIST_MINI) as arrays:
         train, val = (
             in_memory(
@@ -30,7 +30,7 @@ def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
 
 def in_memory(name: str, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Index:
     """Build the index of uint8 images, (N, H, W) or (N, H, W, channels), and their (N,) labels."""
-    return Index(
+    return MemoryIndex(
         name=name,
         sizes=np.tile(np.array(images.shape[1:3], np.int32), (len(images), 1)),
         channels=math.prod(images.shape[3:]),

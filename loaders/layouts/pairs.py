@@ -12,10 +12,8 @@ from loaders.index import (
     IMAGE_ENDINGS,
     ImageFiles,
     Index,
-    Parts,
     images_below,
     index_splits,
-    parts_of,
     read_headers,
     split_folders,
 )
@@ -24,9 +22,9 @@ from loaders.targets import TargetImages
 
 def pairs(data: PairsConfig, held_out: str = "val") -> tuple[Index, Index]:
     """Return the index of the training split and of `held_out`, `val` or `test`."""
-    inputs, targets, parts = find_pairs(data, "rgb", held_out)
-    target, name = TargetImages(size_factor(inputs, targets)), Path(data.root).name
-    return index_splits(name, data.root, (inputs, targets), target, parts, held_out=held_out)
+    inputs, targets, counts = find_pairs(data, "rgb", held_out)
+    target = TargetImages(size_factor(inputs, targets))
+    return index_splits(Path(data.root).name, data, (inputs, targets), target, counts)
 
 
 def test_pairs(data: PairsConfig) -> Index:
@@ -36,18 +34,18 @@ def test_pairs(data: PairsConfig) -> Index:
 
 def find_pairs(
     data: PairsConfig, target_content: str, held_out: str
-) -> tuple[ImageFiles, ImageFiles, Parts]:
-    """Return the files of both sides, and the positions of the samples of each split.
+) -> tuple[ImageFiles, ImageFiles, dict[str, int]]:
+    """Return the files of both sides, and the number of samples of each split.
 
     The targets' content is of the kind `target_content`, see `ImageSpec.content`.
     """
     others: Counter[str] = Counter()
     folders = split_folders(Path(data.root), data, held_out)
-    splits = [_pairs_below(folder, data, others) for folder in folders]
-    inputs, targets = ([pair[side] for split in splits for pair in split] for side in (0, 1))
-    parts = parts_of(list(map(len, splits)), data, held_out)
-    input_files = read_headers(inputs, data, "rgb", others)
-    return input_files, read_headers(targets, data, target_content), parts
+    splits = {name: _pairs_below(folder, data, others) for name, folder in folders.items()}
+    both = [pair for found in splits.values() for pair in found]
+    counts = {name: len(found) for name, found in splits.items()}
+    inputs = read_headers([first for first, _ in both], data, "rgb", others)
+    return inputs, read_headers([second for _, second in both], data, target_content), counts
 
 
 def _pairs_below(folder: Path, data: PairsConfig, others: Counter[str]) -> list[tuple[str, str]]:

@@ -14,12 +14,9 @@ from conf.data.table import TableConfig
 from conf.errors import UserError, first_few
 from loaders.index import (
     Index,
-    Parts,
-    check_no_split,
     held_out_split,
     index_splits,
     read_headers,
-    split_by_seed,
 )
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 
@@ -43,12 +40,6 @@ class Table:
     cells: Mapping[str, Sequence[str]]
     """Cells by column: the paths, the labels and, if there is such a column, the splits."""
 
-    @property
-    def trains(self) -> np.ndarray:
-        """(N,) bool: True for lines of `train`, and for all if there is no column of splits."""
-        splits = self.cells.get(SPLIT_COLUMN, ["train"] * len(self.places))
-        return np.array([split == "train" for split in splits])
-
     def take(self, lines: np.ndarray) -> "Table":
         """Return some lines of the table, given as their positions."""
         cells = {name: [column[i] for i in lines] for name, column in self.cells.items()}
@@ -64,14 +55,18 @@ class Table:
 def table(data: TableConfig, held_out: str = "val") -> tuple[Index, Index]:
     """Return the index of the training split and of `held_out`, `val` or `test`."""
     read = _checked(read_table(data), data)
-    kind = _kind(read, data)
-    parts = _split(read, data, kind, held_out)
-    used = np.sort(np.concatenate(parts))  # files of neither split may be broken or missing
-    read, (train, val) = read.take(used), (np.searchsorted(used, part) for part in parts)
-    target = _target(read, data, kind)
-    sides = (read_headers(_existing_files(read, data), data, "rgb"),)
-    name = Path(read.name).stem
-    return index_splits(name, data.root, sides, target, (train, val), held_out=held_out)
+    kind, lines = _kind(read, data), _lines_of(read, data, held_out)
+    # Files of neither split may be broken or missing.
+    read = read.take(np.concatenate([*lines.values()]))
+    counts = {split: len(numbers) for split, numbers in lines.items()}
+    target = _target(read, data, kind, counts["train"])
+    files = read_headers(_existing_files(read, data), data, "rgb")
+    labels = None
+    if data.fold is not None and kind != "numbers":  # folds share out each combination of labels
+        columns = [read.cells[name] for name in data.label_columns]
+        cells = map(SEPARATOR.join, zip(*columns, strict=True))
+        labels = np.unique(list(cells), return_inverse=True)[1]
+    return index_splits(Path(read.name).stem, data, (files,), target, counts, labels)
 
 
 def test_table(data: TableConfig) -> Index:
@@ -193,30 +188,22 @@ def _existing_files(read: Table, data: TableConfig) -> list[str]:
     return files
 
 
-def _split(read: Table, data: TableConfig, kind: str, held_out: str) -> Parts:
-    """Return the positions of the lines of each split."""
+def _lines_of(read: Table, data: TableConfig, held_out: str) -> dict[str, np.ndarray]:
+    """Return the positions of the lines of `train` and of `held_out`, `val` or `test`; of `train`
+    alone if these are to be split by seed."""
     where = f"the column {SPLIT_COLUMN} of {read.name}"
-    splits = np.array(read.cells.get(SPLIT_COLUMN, []))
-    found, train = (
-        held_out_split(held_out, {*splits.tolist()}, data, where),
-        read.trains.nonzero()[0],
-    )
-    if len(train) and (found is None or not len(splits)):
-        labels = None
-        if data.fold is not None and kind != "numbers":
-            columns = [read.cells[name] for name in data.label_columns]
-            cells = map(SEPARATOR.join, zip(*columns, strict=True))
-            labels = np.unique(list(cells), return_inverse=True)[1][train]
-        first, second = split_by_seed(len(train), data, labels)
-        return train[first], train[second]
-    if held_out == "val":
-        check_no_split(data, where)
-    others = np.flatnonzero(splits == found)
-    if len(train) and len(others):
-        return train, others
+    column = read.cells.get(SPLIT_COLUMN, [])
+    found = held_out_split(held_out, set(column), data, where)
+    splits = np.array(column or ["train"] * len(read.places))
+    lines = {"train": np.flatnonzero(splits == "train")}
+    if found:
+        lines[held_out] = np.flatnonzero(splits == found)
+    if all(map(len, lines.values())):
+        return lines
+    num_train = len(lines["train"])
     raise UserError(
-        f"{where} has {len(train)} lines of train and {len(splits) - len(train)} of val or test; "
-        "it needs some of both, or remove the column"
+        f"{where} has {num_train} lines of train and {len(splits) - num_train} of val or test; it "
+        "needs some of both, or remove the column"
     )
 
 
@@ -234,7 +221,10 @@ def _kind(read: Table, data: TableConfig) -> str:
     return "numbers" if 2 * num_numbers > len(cells) and not are_integers else "classes"
 
 
-def _target(read: Table, data: TableConfig, kind: str) -> Labels | MultiLabels | RegressionTargets:
+def _target(
+    read: Table, data: TableConfig, kind: str, num_train: int
+) -> Labels | MultiLabels | RegressionTargets:
+    """Return the targets of all lines, of which the first `num_train` are those of `train`."""
     names = tuple(data.label_columns)
     columns = [read.cells[name] for name in names]
     if kind == "numbers":
@@ -244,7 +234,7 @@ def _target(read: Table, data: TableConfig, kind: str) -> Labels | MultiLabels |
             read.refuse(~are_finite, cells, "cells are no finite numbers", fix)
         return RegressionTargets(values.T, names)
     if len(columns) == 1:
-        return _classes(read, kind, columns[0])
+        return _classes(read, kind, columns[0], num_train)
     if kind == "classes":
         raise UserError(
             f"data.label_columns names {len(columns)} columns, but classes are in one; name one"
@@ -255,7 +245,7 @@ def _target(read: Table, data: TableConfig, kind: str) -> Labels | MultiLabels |
     return MultiLabels(np.array(columns).T.astype(np.float32), names)
 
 
-def _classes(read: Table, kind: str, cells: Sequence[str]) -> Labels | MultiLabels:
+def _classes(read: Table, kind: str, cells: Sequence[str], num_train: int) -> Labels | MultiLabels:
     """Return the class in each of the cells or, if `kind` is `several`, any number of them: those
     of the training lines, integers in the order of their values.
 
@@ -263,7 +253,7 @@ def _classes(read: Table, kind: str, cells: Sequence[str]) -> Labels | MultiLabe
     lines are training lines then.
     """
     named = [_names(cell) if kind == "several" else [cell] for cell in cells]
-    found = {name for i in np.flatnonzero(read.trains) for name in named[i]}
+    found = {name for names in named[:num_train] for name in names}
     are_integers = all(map(INTEGER.fullmatch, found))
     classes = tuple(sorted(found, key=lambda name: (int(name) if are_integers else 0, name)))
     number_of = {name: number for number, name in enumerate(classes)}

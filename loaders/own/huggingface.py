@@ -51,7 +51,7 @@ def huggingface(data: DataConfig) -> tuple[Dataset, Dataset, Labels]:
     if val is None:
         train, val = (train.select(part) for part in split_by_seed(len(train), data))
     else:
-        check_no_split(data, f"data.root={data.root}")
+        check_no_split(data)
     kinds = {type(kind): name for name, kind in reversed(train.features.items())}
     if not {datasets.Image, datasets.ClassLabel} <= kinds.keys():
         raise UserError(

@@ -8,7 +8,7 @@ import numpy as np
 from conf.errors import first_few
 from conf.schema import DataConfig
 from loaders.images import is_grey
-from loaders.index import BadFileError, Index, read_image
+from loaders.index import BadFileError, Index
 from loaders.plan.plan import crop_shapes, output_size, resized_sizes
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _warn_of_absent_classes(index: Index) -> None:
     samples = _some_of(index, NUM_MASKS) if 2 * len(found) < num_classes else []
     for sample in samples:
         with suppress(BadFileError):  # training will report it
-            found |= {*np.unique(read_image(index, sample, 1)).tolist()}
+            found |= {*np.unique(index.read_image(sample, 1)).tolist()}
     found &= {*range(num_classes)}
     if samples and 2 * len(found) < num_classes:
         log.warning(

@@ -146,7 +146,6 @@ class PlanSampler(EpochSampler):
             return uniform(positions, stream_key(column, self.seed, self.epoch), num)
 
         samples = self.index.shuffled(positions, self) if self.train else positions
-        self.index.check(samples)
         rows = neutral_rows(samples)
         rows["position"] = positions
         sizes = self.index.sizes[samples]

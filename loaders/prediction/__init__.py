@@ -111,14 +111,14 @@ def _unlabelled_index(data: DataConfig, channels: int) -> Index:
         raise UserError(
             f"data.root={data.root} is not a folder; set data.root to the folder of the images"
         )
-    keep_channels = data.layout == "cells"
+    content = "stored" if data.layout == "cells" else "rgb"
     others: Counter[str] = Counter()
     paths = images_below(Path(data.root), others)
-    files = read_headers(paths, data, "stored" if keep_channels else "rgb", others)
-    if not keep_channels and channels == 1:
+    files = read_headers(paths, data, content, others)
+    if content == "rgb" and channels == 1:
         files.headers["channels"] = 1
     name = f"data.root={data.root}"
-    index = file_index(name, data.root, (files,), Unlabelled(), keep_channels)
+    index = file_index(name, data.root, (files,), Unlabelled())
     if index.channels != channels:
         raise UserError(
             f"the images of {name} have {index.channels} channels, but the model was trained on "

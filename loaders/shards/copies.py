@@ -16,7 +16,7 @@ from conf.files import checksum
 from conf.schema import DataConfig
 from loaders.index import one_process_at_a_time, replaced_folder
 from loaders.shards.files import Shards, shard_name
-from loaders.shards.storage import Storage, StorageError
+from loaders.shards.storage import Storage
 
 PARTIAL, LOCK = ".partial", ".lock"
 """File name endings of copies that are not complete, and of locks."""
@@ -37,6 +37,11 @@ def copy_columns(storage: Storage, columns: dict[str, object], folder: Path) -> 
         with replaced_folder(folder) as unfinished:
             for name, facts in columns.items():
                 path = unfinished / name
+                if Path(name).is_absolute() or ".." in Path(name).parts:
+                    raise UserError(
+                        f"{without_credentials(storage.root)}: {name} would be written outside of "
+                        f"{folder}; use shards of those you trust"
+                    )
                 path.parent.mkdir(parents=True, exist_ok=True)
                 storage.fetch(name, path)
                 if {"size": path.stat().st_size, "crc32": checksum(path)} != facts:
@@ -118,13 +123,12 @@ class Copies(Shards):
             pass
 
     def open(self, number: int) -> FileIO:
-        """Open a copy, a new one if it was removed; anew each time, because a removed file that is
-        open takes up room on the disk."""
+        """Open a copy, a new one if it was removed."""
         try:
-            return FileIO(self.path(number))
+            return super().open(number)
         except FileNotFoundError:
             self.fetch([number])
-            return FileIO(self.path(number))
+            return super().open(number)
 
     def drop(self, number: int) -> None:
         if number not in self._replaced:  # else the server's is damaged, too
@@ -140,21 +144,13 @@ class Copies(Shards):
     def _fetch(self, number: int) -> None:
         """Copy a shard, unless another process has copied it meanwhile."""
         path, name = self.path(number), shard_name(self.columns.name, number)
-        # An index from elsewhere may name shards that are not there.
-        size = self.sizes[number] if number in range(len(self.sizes)) else 0
         partial = path.with_name(path.name + PARTIAL)
         try:
             with FileLock(f"{path}{LOCK}"):
-                if path.exists():
-                    return
-                self._make_room(size)
-                self.storage.fetch(name, partial)
-                if (found := partial.stat().st_size) < size:
-                    raise StorageError(
-                        f"{self.root}/{name} has {found:,} bytes, but its index needs {size:,}; "
-                        "pack it again"
-                    )
-                partial.rename(path)
+                if not path.exists():
+                    self._make_room(self.sizes[number])
+                    self.storage.fetch(name, partial)
+                    partial.rename(path)
         except OSError as error:
             raise UserError(
                 f"data.cache_dir={self.folder.parent}: {name} cannot be copied "

@@ -3,23 +3,17 @@
 import os
 import zlib
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 
 import numpy as np
 
 from conf.credentials import without_credentials
-from conf.errors import UserError
 from loaders.index import open_column
 from loaders.shards.storage import Storage
 
 SPAN = np.dtype([("shard", "i4"), ("start", "i8"), ("length", "u4"), ("crc32", "u4")])
 """Place of a file's content: number of the shard, first byte, number of bytes, their checksum."""
-
-MAX_OPEN = 64
-"""Shards of a split that a process keeps open."""
 
 
 class Shards:
@@ -37,25 +31,16 @@ class Shards:
         sizes: number of bytes of each shard up to the end of its last image.
 
     Raises:
-        UserError: a column is not as it was written.
+        UserError: a column is missing or damaged.
     """
 
     def __init__(self, storage: Storage, fingerprint: str, columns: Path) -> None:
         self.storage, self.fingerprint, self.columns = storage, fingerprint, columns
-        self.root = without_credentials(storage.root).rstrip("/")
-        self._opened = lru_cache(MAX_OPEN)(FileIO)
-        count = len(open_column(columns / "sizes.npy", np.int32, (None, 2)))
         sides = range(1 + (columns / "headers-1.npy").exists())
-        self.spans = [open_column(columns / f"spans-{n}.npy", SPAN, (count,)) for n in sides]
-        self.order = open_column(columns / "order.npy", np.int64, (count,))
-        self.starts = starts = open_column(columns / "starts.npy", np.int64, (None,))
-        fits = len(starts) > 1 and starts[0] == 0 and starts[-1] == count
-        last = self.order[starts[1:] - 1] if fits and (np.diff(starts) > 0).all() else [-1]
-        if np.min(last) < 0 or np.max(last) >= count:
-            raise UserError(
-                f"{columns}: order.npy and starts.npy do not divide {count:,} samples among "
-                "shards; pack again into another place"
-            )
+        self.spans = [open_column(columns / f"spans-{side}.npy") for side in sides]
+        self.order = open_column(columns / "order.npy")
+        self.starts = open_column(columns / "starts.npy")
+        last = self.order[self.starts[1:] - 1]
         self.sizes: list[int] = np.max(
             [side["start"][last] + side["length"][last] for side in self.spans], axis=0
         ).tolist()
@@ -65,30 +50,14 @@ class Shards:
         return Path(self.storage.root, shard_name(self.columns.name, number))
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Begin to fetch shards, the first one first. Nothing to do for files of this machine."""
+        """Begin to fetch shards, the first one first. Files of this machine need no fetching."""
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """Wait until shards can be read.
+        """Wait until shards can be read. Files of this machine need no waiting."""
 
-        Raises:
-            UserError: there is no such shard.
-        """
-        for number in numbers:
-            self.open(number)
-
-    def open(self, number: int) -> AbstractContextManager[FileIO]:
-        """Open a shard.
-
-        Raises:
-            UserError: there is no such shard.
-        """
-        path = self.path(number)
-        try:
-            return nullcontext(self._opened(path))
-        except FileNotFoundError:
-            raise UserError(
-                f"{path} does not exist; set data.root to the folder that holds it"
-            ) from None
+    def open(self, number: int) -> FileIO:
+        """Open a shard."""
+        return FileIO(self.path(number))
 
     def drop(self, number: int) -> None:
         """Have a shard fetched again in which damaged bytes were found, if it is a copy."""
@@ -97,15 +66,12 @@ class Shards:
         """Return the content of a file.
 
         Raises:
-            OSError: its bytes are not those that were packed.
-            UserError: there is no such shard.
+            OSError: there is no such shard, or its bytes are not those that were packed.
         """
         shard, start, length, crc32 = self.spans[side][sample].item()
         for _ in range(2):
             with self.open(shard) as file:
-                # A length that is not possible must not ask for so much memory.
-                is_inside = start + length <= os.fstat(file.fileno()).st_size
-                content = os.pread(file.fileno(), length, start) if is_inside else b""
+                content = os.pread(file.fileno(), length, start)
             if zlib.crc32(content) == crc32:
                 return content
             self.drop(shard)
@@ -113,8 +79,9 @@ class Shards:
 
     def place(self, sample: int, side: int) -> str:
         """Return the place of a file, for messages."""
+        root = without_credentials(self.storage.root).rstrip("/")
         name = shard_name(self.columns.name, self.spans[side]["shard"][sample])
-        return f"{self.root}/{name}: {key_in_shard(sample)}"
+        return f"{root}/{name}: {key_in_shard(sample)}"
 
 
 def shard_name(split: str, number: int) -> str:

@@ -6,17 +6,17 @@ import numpy as np
 
 from conf.schema import DataConfig
 from loaders.epoch import ORDER, EpochSampler
-from loaders.images import reason_of
-from loaders.index import BadFileError, StoredIndex
+from loaders.index import Index
 from loaders.shards.files import Shards
 from loaders.shards.windows import block_shuffle, next_shards
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardIndex(StoredIndex):
+class ShardIndex(Index):
     """An index whose files' content is read from shards."""
 
     by_path = False
+    fix = "pack the data again"
 
     shards: Shards
 
@@ -26,18 +26,11 @@ class ShardIndex(StoredIndex):
         except (OSError, MemoryError) as error:
             raise self.bad_file(sample, side, error) from error
 
+    def read_raw(self, sample: int, image: np.ndarray) -> None:
+        image[:] = self.read_image(sample)
+
     def place_of(self, sample: int, side: int) -> str:
-        return self.shards.place(sample, side)
-
-    def bad_file(self, sample: int, side: int, error: Exception) -> BadFileError:
-        if isinstance(error, BadFileError):
-            return error
-        place, path = self.place_of(sample, side), self.files[side][sample]
-        reason = reason_of(error, path)
-        return BadFileError(f"{place} ({path}) cannot be decoded ({reason}); pack the data again")
-
-    def changed(self, samples: np.ndarray) -> dict[int, str]:
-        return {}  # checksums are compared when they are read
+        return f"{self.shards.place(sample, side)} ({self.files[side][sample]})"
 
     @property
     def storage_order(self) -> list[int]:

@@ -11,17 +11,14 @@ Remote columns are copied into `data.cache_dir` at the start, remote shards when
 """
 
 import hashlib
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from conf.credentials import without_credentials
 from conf.errors import UserError
-from conf.facts import check_kind
 from conf.schema import DataConfig
-from loaders.index import SPLITS, Index, open_columns, read_description
+from loaders.index import SPLITS, Index, read_description, read_fields
 from loaders.shards.copies import Copies, copy_columns, room_for_copies
 from loaders.shards.files import Shards
 from loaders.shards.index import ShardIndex
@@ -29,8 +26,6 @@ from loaders.shards.storage import MissingError, Storage
 
 FORMAT = 2  # increased when the index or the pieces change
 DESCRIPTION = "shards.json"
-COLUMN_FILE = re.compile(r"index/(train|val)/([a-z]+(_[a-z]+)*(-[01])?\.npy|facts\.json)")
-"""Names of the files of the index."""
 
 
 def open_shards(data: DataConfig) -> tuple[Index, Index]:
@@ -49,38 +44,22 @@ def open_shards(data: DataConfig) -> tuple[Index, Index]:
             f"data.root={shown} holds no complete shards: {DESCRIPTION} is missing; write them by "
             f"python -m loaders.pack data={data.layout} data.root=FOLDER format=shards out={shown}"
         ) from error
-    columns = _columns_of(text, data, f"data.root={shown}: {DESCRIPTION}")
+    fix = "pack again into another place, or check data.root, and whether it asks for a login"
+    about = read_description(text, FORMAT, data, f"data.root={shown}: {DESCRIPTION}", fix)
     fingerprint = hashlib.sha256(text).hexdigest()[:16]
     new_shards: Callable[[Path], Shards]
     new_shards, folder = partial(Shards, storage, fingerprint), Path(data.root, "index")
     if storage.scheme:
         cache = Path(data.cache_dir).absolute()
         folder = cache / f"index-{fingerprint}" / "index"
-        copy_columns(storage, columns, folder.parent)
+        copy_columns(storage, about["columns"], folder.parent)
         sizes = [size for split in SPLITS for size in new_shards(folder / split).sizes]
         room = room_for_copies(sizes, data, cache / "shards")
         new_shards = partial(Copies, storage, fingerprint, cache / "shards", room)
-    train, val = (_open_split(folder / split, data.max_pixels, new_shards) for split in SPLITS)
+    train, val = (_open_split(folder / split, new_shards) for split in SPLITS)
     return train, val
 
 
-def _open_split(columns: Path, max_pixels: int, new_shards: Callable[[Path], Shards]) -> Index:
-    return open_columns(
-        columns,
-        max_pixels,
-        kind=ShardIndex,
-        shards=new_shards(columns),
-        reopen=partial(_open_split, columns, max_pixels, new_shards),
-    )
-
-
-def _columns_of(text: bytes, data: DataConfig, where: str) -> dict[str, Any]:
-    """Return the files of the index that `shards.json` lists, by name, with their sizes and
-    checksums."""
-    fix = "pack again into another place, or check data.root, and whether it asks for a login"
-    about = read_description(text, FORMAT, data, where, fix)
-    check_kind(about, {"columns": {}}, where, fix)
-    for name in about["columns"]:
-        if not COLUMN_FILE.fullmatch(name):
-            raise UserError(f"{where} names {name!r} as a file of the index; {fix}")
-    return dict(about["columns"])
+def _open_split(columns: Path, new_shards: Callable[[Path], Shards]) -> Index:
+    fields = read_fields(columns, "", partial(_open_split, columns, new_shards))
+    return ShardIndex(**fields, shards=new_shards(columns))

@@ -26,7 +26,7 @@ from conf.errors import UserError
 from conf.files import checksum
 from conf.schema import DataConfig
 from loaders.common import cpus_per_rank
-from loaders.index import SPLITS, build_index, save_columns, settings_of, write_columns
+from loaders.index import SPLITS, open_splits, save_columns, settings_of, write_columns
 from loaders.shards.files import shard_name
 from loaders.shards.open import DESCRIPTION, FORMAT
 from loaders.shards.split import LOSSLESS, PIECE, Split
@@ -95,7 +95,7 @@ def pack_shards(
         BadFileError: a file cannot be read.
     """
     storage, shown = Storage(out, data.retry_s), without_credentials(out)
-    indexes = zip(SPLITS, build_index(data), strict=True)
+    indexes = zip(SPLITS, open_splits(data), strict=True)
     splits = {name: Split(name, index, data, shard_mb, quality) for name, index in indexes}
     for line in splits["train"].index.notes:
         print(line)
@@ -164,7 +164,7 @@ def _write_index(
         folder, columns, sides = Path(temporary, "index"), {}, range(shape[1])
         headers = tuple(table["header"][:, side] for side in sides)
         index = replace(split.index, headers=headers, sizes=split.sizes, resized=split.resizes)
-        write_columns(index, folder)
+        write_columns(replace(index, stored=None), folder)
         spans = {f"spans-{side}": table["span"][:, side] for side in sides}
         save_columns(folder, spans | {"order": split.order, "starts": split.starts})
         for path in sorted(folder.iterdir()):

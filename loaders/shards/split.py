@@ -18,7 +18,7 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.epoch import random_permutation, stream_key
 from loaders.images import HEADER, Header, read_header
-from loaders.index import Index, read_whole
+from loaders.index import Index
 from loaders.plan import resized_sizes
 from loaders.shards.files import SPAN, key_in_shard
 from loaders.targets import ImageSpec
@@ -50,7 +50,7 @@ class Split:
     def __init__(
         self, name: str, index: Index, data: DataConfig, shard_mb: float, quality: str | None
     ) -> None:
-        if not index.files:
+        if not (index.files and index.by_path):
             raise UserError(
                 f"data={data.layout} data.root={without_credentials(data.root)} has no image files "
                 "to pack; set data.root to a folder of images"
@@ -106,7 +106,7 @@ class Split:
     def _encoded(self, sample: int, side: int) -> Encoded:
         if self.quality is not None:
             size, reduces = self.sizes[sample], self.data.reduced_decoding
-            image = read_whole(self.index, sample, side, size, reduces)
+            image = self.index.read_whole(sample, side, size, reduces)
             return encode(image, self.index.sides[side], self.quality)
         ending = os.path.splitext(self.index.files[side][sample])[1].lower()
         content = self.index.read_bytes(sample, side)

@@ -5,8 +5,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from conf.facts import CHANNELS, check_kind
-
 
 @dataclass(frozen=True)
 class Target:
@@ -189,15 +187,6 @@ TARGETS: dict[str, type[Target]] = {
     for target in (Labels, MultiLabels, RegressionTargets, Unlabelled, TargetImages, Masks)
 }
 """The class of each kind."""
-FACTS = {
-    "classes": [str],
-    "names": [str],
-    "size_factor": CHANNELS,
-    "num_channels": CHANNELS,
-    "ignore_index": int,
-    "stored_dtype": ("uint8", "uint16"),
-}
-"""Kinds of the attributes of targets, see `conf.facts.check_kind`."""
 
 
 def describe_target(target: Target) -> dict[str, Any]:
@@ -206,16 +195,9 @@ def describe_target(target: Target) -> dict[str, Any]:
     return {"kind": target.kind} | facts
 
 
-def target_of(facts: dict[str, Any], where: str = "the target") -> Target:
-    """Return the target that `describe_target` described, without values.
-
-    Raises:
-        UserError: the facts, from the file `where`, describe none.
-    """
-    fix = "write the folder that it belongs to again"
-    check_kind(facts, {"kind": tuple(TARGETS)}, where, fix)
+def target_of(facts: dict[str, Any]) -> Target:
+    """Return the target that `describe_target` described, without values."""
     target_class = TARGETS[facts["kind"]]
     names = [field.name for field in fields(target_class)]
-    check_kind(facts, {name: FACTS[name] for name in names if name in FACTS}, where, fix)
     values = {"values": np.zeros(0)} | facts
     return target_class(**{n: tuple(v) if isinstance(v := values[n], list) else v for n in names})

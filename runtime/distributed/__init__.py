@@ -18,5 +18,4 @@ from runtime.distributed.launch import (
     run_stamp,
 )
 from runtime.distributed.models import convert_sync_batchnorm, sync_buffers
-from runtime.distributed.private import backend_name
 from runtime.distributed.slow_ranks import SlowRanks

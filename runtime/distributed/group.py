@@ -1,17 +1,15 @@
 """Exchange of small values between the ranks of a run."""
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import Tensor
 
 from loaders.common import map_leaves
 from runtime.group import SingleProcess
+from runtime.shards import is_sharded
 
 T = TypeVar("T")
 
@@ -23,21 +21,21 @@ class ProcessGroup(SingleProcess):
         """Use torch's process group `handle` of all ranks, by default the one that they joined."""
         self.handle = handle
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.flags: Tensor | None = None
-        self.work: Any = None
+        self.pending: Any = None  # flags, and the work that exchanges them
 
     def any_rank(self, flags: Sequence[bool]) -> list[bool]:
         answer = self.pending_flags()
-        self.flags = torch.tensor(flags, dtype=torch.int32)
-        self.work = dist.all_reduce(self.flags, dist.ReduceOp.MAX, self.handle, async_op=True)
+        shared = torch.tensor(flags, dtype=torch.int32)
+        work = dist.all_reduce(shared, dist.ReduceOp.MAX, self.handle, async_op=True)
+        self.pending = shared, work
         return answer
 
     def pending_flags(self) -> list[bool]:
-        if self.flags is None:
+        if self.pending is None:
             return []
-        self.work.wait()
-        answer, self.flags = self.flags.bool().tolist(), None
-        return answer
+        (shared, work), self.pending = self.pending, None
+        work.wait()
+        return shared.bool().tolist()
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.world_size
@@ -74,29 +72,6 @@ class ProcessGroup(SingleProcess):
         dist.all_reduce(tensor, group=self.handle)
         return tensor / self.world_size
 
-    def shard_like(self, tensor: Tensor, example: Tensor) -> Tensor:
-        if isinstance(tensor, DTensor) or not isinstance(example, DTensor):
-            return tensor
-        # Every rank has the full tensor: nothing has to be sent.
-        full, mesh = tensor.to(example.device), example.device_mesh
-        return distribute_tensor(full, mesh, example.placements, src_data_rank=None)
-
-    def read_shards(self, saved: dict[str, Any], model: nn.Module) -> Any:
-        parameter = next(model.parameters())
-        if "shards" in saved and isinstance(parameter, DTensor):
-            fsdp = import_module("runtime.fsdp")  # other models have no shards
-            return fsdp.read_shards(saved, parameter.device_mesh)
-        return super().read_shards(saved, model)
-
-    def for_writing(self, model: nn.Module) -> SingleProcess:
-        is_sharded = isinstance(next(model.parameters()), DTensor)
-        return ProcessGroup(dist.new_group(backend="gloo")) if is_sharded else self
-
-    def write_shards(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        if not any(isinstance(value, DTensor) for value in state.get("model", {}).values()):
-            return state
-        return import_module("runtime.fsdp").write_shards(state, folder, self)
-
-    def full_tensor(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Any) -> Tensor:
         """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return tensor.full_tensor() if is_sharded(tensor) else tensor

@@ -1,27 +1,14 @@
-"""Reports of a rank that fails or hangs, with the line that each rank executes."""
+"""Reports of ranks that wait for another one, with the line that each rank executes."""
 
 import os
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-
-from runtime.distributed import private
-
-WAIT_FOR_FAILED_S = 10.0
-"""Seconds for which a device may be busy with the same work once another rank has failed."""
-
-FLIGHT_RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-"""Variable with the path of torch's record of the collectives, without the rank at its end."""
-
-NCCL_EXTRA_S = 60.0
-"""Seconds by which NCCL's watchdog, which ends a process without naming a rank, waits longer."""
 
 GONE = (RuntimeError, ValueError)
 """Errors of a store that is gone, and with it the rank that kept it."""
@@ -30,9 +17,8 @@ GONE = (RuntimeError, ValueError)
 class Heartbeat:
     """Thread that repeatedly writes the line that this process is at to a store of all ranks.
 
-    It also reports and ends this process if its device waits for other ranks for too long, which
-    raises no error in Python: for `timeout_s`, or for 10 s once another rank has announced an
-    error. A rank that was killed cannot announce it: torchrun then ends the others.
+    It also reports if its device waits for other ranks for `timeout_s`, which raises no error in
+    Python: NCCL, which waits longer, then ends the process.
     """
 
     def __init__(
@@ -50,7 +36,6 @@ class Heartbeat:
         self.mark: torch.cuda.Event | None = None
         self.marked_at = 0.0
         self.stopped = threading.Event()
-        self.is_ending = threading.Lock()  # held by the thread that reports why this process ends
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -61,24 +46,13 @@ class Heartbeat:
         self.thread.join(10.0)
 
     def _run(self) -> None:
-        while not self.stopped.is_set():
-            stack = private.main_thread_stack()
-            ours = [line for line in stack if "site-packages" not in line.filename] or stack
-            place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"
-            self._put(f"place{self.rank}", f"{time.time()} {place}")
-            overdue_s = self.overdue_s()
-            is_left = overdue_s > WAIT_FOR_FAILED_S and self._read("failed") != ""
-            if overdue_s > self.timeout_s and self.is_ending.acquire(blocking=False):
-                self._announce()
-                # Another rank may have marked its work so much later.
-                time.sleep(2 * self.interval_s)
-                self.report_timeout()
-                os._exit(1)
-            if is_left and self.is_ending.acquire(blocking=False):
-                text = "stops, because another rank has, for which its device waits"
-                print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
-                os._exit(1)
-            self.stopped.wait(self.interval_s)
+        with suppress(*GONE):
+            while not self.stopped.is_set():
+                self.store.set(f"place{self.rank}", f"{time.time()} {_place()}")
+                if self.overdue_s() > self.timeout_s:
+                    self.report_timeout()
+                    return
+                self.stopped.wait(self.interval_s)
 
     def overdue_s(self) -> float:
         """Return the seconds since an earlier call for which the device has been busy with the same
@@ -90,73 +64,34 @@ class Heartbeat:
             self.mark.record(torch.cuda.default_stream(self.device))
         return time.monotonic() - self.marked_at
 
-    def announce_failure(self) -> None:
-        """Let the other ranks know that this one has noticed a failure, and stop."""
-        self.is_ending.acquire()
-        self.stopped.set()
-        self._announce()
-
-    def _announce(self) -> None:
-        self._put(f"failed{self.rank}", "yes")
-        self._put("failed", "yes")
-
     def report_timeout(self) -> None:
-        """Print which ranks are missing, where all stood, and the path of this rank's record."""
-        time.sleep(self.interval_s)  # other ranks that waited notice at about the same time
-        ranks = range(self.world_size)
-        missing = ", ".join(str(rank) for rank in ranks if not self._read(f"failed{rank}"))
-        lines = [f"a collective timed out; missing: rank {missing or 'unknown'}."]
-        lines[0] += " Where each rank stood:"
-        for rank in ranks:
-            when, _, place = self._read(f"place{rank}").partition(" ")
-            since = f"{max(0.0, time.time() - float(when)):.0f} s ago at" if place else "unknown"
-            lines.append(f"  rank {rank}: {since} {place}")
-        path = Path(f"{os.environ.get(FLIGHT_RECORD, '')}{self.rank}")
-        try:
-            if record := private.flight_record(self.device):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(record)
-                lines.append(f"  this rank's collectives: {path} (torchfrtrace reads it)")
-        except (OSError, *GONE) as error:
-            lines.append(f"  this rank's collectives could not be written: {error}")
-        print(f"[rank {self.rank}]", "\n".join(lines), file=sys.stderr, flush=True)
-
-    def _put(self, key: str, value: str) -> None:
+        """Print which ranks do not wait for others, and where all stood."""
+        self.stopped.set()  # the last beat is from where this rank waited
         with suppress(*GONE):
-            self.store.set(key, value)
+            self.store.set(f"waits{self.rank}", "yes")
+            time.sleep(3 * self.interval_s)  # so much later, others that wait have noticed it, too
+            ranks = range(self.world_size)
+            missing = [str(rank) for rank in ranks if not self._read(f"waits{rank}")]
+            lines = [f"a collective timed out; missing: rank {', '.join(missing) or 'unknown'}."]
+            lines[0] += " Where each rank stood:"
+            for rank in ranks:
+                when, _, place = self._read(f"place{rank}").partition(" ")
+                since = (
+                    f"{max(0.0, time.time() - float(when)):.0f} s ago at" if place else "unknown"
+                )
+                lines.append(f"  rank {rank}: {since} {place}")
+            print(f"[rank {self.rank}]", "\n".join(lines), file=sys.stderr, flush=True)
 
     def _read(self, key: str) -> str:
-        """Return a value of the store: empty if there is none, `gone` if there is no store."""
-        try:
-            return self.store.get(key).decode() if self.store.check([key]) else ""
-        except GONE:
-            return "gone"
+        """Return a value of the store, empty if there is none."""
+        return self.store.get(key).decode() if self.store.check([key]) else ""
 
 
-_heartbeat: Heartbeat | None = None
-
-
-def start(store: Any, device: torch.device, timeout_s: float) -> None:
-    """Start the heartbeat of this process in its process group; arguments as for `Heartbeat`."""
-    global _heartbeat
-    if private.backend_name(device).startswith("nccl"):
-        private.set_nccl_timeout(device, timedelta(seconds=timeout_s + NCCL_EXTRA_S))
-    _heartbeat = Heartbeat(store, dist.get_rank(), dist.get_world_size(), device, timeout_s)
-
-
-def stop() -> None:
-    """Stop the heartbeat, if it was started."""
-    if _heartbeat is not None:
-        _heartbeat.stop()
-
-
-def announce(error: Exception) -> None:
-    """Let the other ranks know that this one has failed.
-
-    After a collective that timed out, each rank prints where all of them stood.
-    """
-    if _heartbeat is None:
-        return
-    _heartbeat.announce_failure()
-    if "timed out" in str(error).lower() or "timeout" in str(error).lower():
-        _heartbeat.report_timeout()
+def _place() -> str:
+    """Return the line of this program that the main thread executes."""
+    # Python documents this function, for finding deadlocks, in spite of its name. No variable has
+    # the frame, which would keep its tensors alive.
+    main = threading.main_thread().ident or 0
+    stack = traceback.extract_stack(sys._current_frames().get(main))  # noqa: SLF001
+    ours = [line for line in stack if "site-packages" not in line.filename] or stack
+    return f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} ({ours[-1].line})"

@@ -4,6 +4,7 @@ import atexit
 import faulthandler
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,17 +26,18 @@ from conf.cli import EXIT_CODE
 from conf.credentials import MaskingFormatter, masked
 from conf.errors import UserError
 from conf.schema import Config
-from runtime.distributed import heartbeat
 from runtime.distributed.group import ProcessGroup
+from runtime.distributed.heartbeat import Heartbeat
 
 WAIT_S = 5.0
 
 OUTSIDE = "198.51.100.1"
 """Address that no machine has, to which the default route leads."""
 
-PARTNER_ERRORS = ["connection closed by peer", "connection reset by peer", "timed out waiting"]
-PARTNER_ERRORS += ["gloo/transport"]
-"""Words of errors on a rank whose partner has failed."""
+NCCL_EXTRA_S = 30.0
+"""Seconds that NCCL, which ends a process without naming a rank, waits longer than `Heartbeat`."""
+
+_heartbeat: Heartbeat | None = None  # of this process, in its process group
 
 
 def local_rank() -> int:
@@ -61,6 +63,7 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     Raises:
         UserError: `distributed.backend` does not fit the device, or Hydra's multirun was asked for.
     """
+    global _heartbeat
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise UserError(
             "Hydra's multirun (-m) does not work under torchrun: the ranks of all jobs would share "
@@ -77,25 +80,28 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 asks for where nodes count attempts differently, is new.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = dist.PrefixStore(f"attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    # NCCL writes its record of the last collectives there before it ends a process.
     record = f"{Path(cfg.output_dir).absolute()}/flight_record_rank_"
-    os.environ.setdefault(heartbeat.FLIGHT_RECORD, record)
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", record)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives in it
     has_others = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size  # machines
     if has_others and (name := interface_to(os.environ["MASTER_ADDR"]) or interface_to(OUTSIDE)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    timeout_s = cfg.distributed.timeout_s
+    extra_s = NCCL_EXTRA_S if backend == "nccl" else 0.0
     dist.init_process_group(
         # With NCCL, gloo carries the small messages that lie on the host.
         "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
         store=store,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=cfg.distributed.timeout_s),
+        timeout=timedelta(seconds=timeout_s + extra_s),
         device_id=device if backend == "nccl" else None,
     )
     if dist.get_debug_level() == dist.DebugLevel.OFF:
         dist.set_debug_level(dist.DebugLevel.INFO)  # DDP names parameters without gradients
     atexit.register(leave_process_group)
-    heartbeat.start(store, device, cfg.distributed.timeout_s)
+    _heartbeat = Heartbeat(store, rank, world_size, device, timeout_s)
     if rank != 0:
         console = logging.StreamHandler(sys.stderr)
         console.setFormatter(MaskingFormatter(f"[rank {rank}] %(message)s"))
@@ -123,7 +129,8 @@ def interface_to(address: str) -> str:
 
 def leave_process_group() -> None:
     """Destroy the process group if there is one."""
-    heartbeat.stop()
+    if _heartbeat is not None:
+        _heartbeat.stop()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -144,12 +151,18 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
             time.sleep(WAIT_S * sum(os.environ[key] != "0" for key in ("RANK", "LOCAL_RANK")))
         print(message, file=sys.stderr, flush=True)
         os._exit(EXIT_CODE)
-    heartbeat.announce(error)
+    reason = str(error)
+    is_of_partner = "gloo/transport" in reason or isinstance(error, DistError)
+    is_timeout = is_of_partner and re.search("timed out|timeout", reason, re.IGNORECASE)
+    if _heartbeat is not None and is_timeout:
+        if _heartbeat.stopped.is_set():  # it has reported
+            time.sleep(WAIT_S)  # in which NCCL ends this process once its record is written
+        else:
+            _heartbeat.report_timeout()
     text = "".join(traceback.format_exception(error))
-    is_partners = any(words in str(error).lower() for words in PARTNER_ERRORS)
-    if is_partners or isinstance(error, DistError):
-        reason = masked(str(error).partition("\n")[0])[:200]
-        text = f"stops, because another rank has: {reason}"
+    if is_of_partner:
+        first_line, _, _ = reason.partition("\n")
+        text = f"stops, because another rank has: {masked(first_line)[:200]}"
     lines = [f"[rank {os.environ['RANK']}] {line}" for line in masked(text).splitlines()]
     print("\n".join(lines), file=sys.stderr, flush=True)
     os._exit(1)

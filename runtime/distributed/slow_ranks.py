@@ -60,9 +60,7 @@ class SlowRanks:
         self.spans: list[tuple[Any, Any]] = []
         self.judged: Any = (0.0, 0.0)  # own seconds of all ranks, and seconds of the training
         self.suspect: SlowRank | None = None  # in the last window
-        self.current: SlowRank | None = None  # in the last two
-        self.whole: SlowRank | None = None  # in the whole run
-        self.named: set[tuple[Any, ...]] = set()
+        self.slow: SlowRank | None = None  # in the last two
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         exchanges = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
         if trained and not exchanges and not hasattr(trained[0], "to_local"):  # FSDP's shards
@@ -93,18 +91,20 @@ class SlowRanks:
         self.spans.clear()
         return self.timing.seconds.get("data_wait", 0.0), self.host_s, self.compute_s
 
-    def judge(self, hosts: Sequence[str], seconds: np.ndarray) -> None:
-        """Compare the (ranks, causes) own seconds so far; warn of each rank and cause once."""
+    def judge(self, hosts: Sequence[str], seconds: np.ndarray) -> SlowRank | None:
+        """Compare the (ranks, causes) own seconds so far; warn of a rank that has become slow.
+
+        Returns:
+            The rank that was slow, for the same cause, in the last two windows.
+        """
         before, before_s = self.judged
-        total_s = sum(self.timing.seconds.get(name, 0.0) for name in ("data_wait", "compute"))
+        total_s = self.timing.train_s
         if "first_step" not in self.timing.seconds or total_s - before_s < WINDOW_S:
-            return
+            return self.slow
         self.judged = seconds, total_s
         last, self.suspect = self.suspect, slowest(hosts, seconds - before, total_s - before_s)
         is_again = last and self.suspect and last[:3] == self.suspect[:3]  # but for `slower_by`
-        self.current = self.suspect if is_again else None
-        if self.current and self.current[:3] not in self.named:
-            self.named.add(self.current[:3])
-            log.warning(str(self.current))
-        whole = slowest(hosts, seconds, total_s)
-        self.whole = whole if whole and whole[:3] in self.named else None
+        was_slow, self.slow = self.slow, self.suspect if is_again else None
+        if self.slow and not was_slow:
+            log.warning(str(self.slow))
+        return self.slow

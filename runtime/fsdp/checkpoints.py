@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,7 +24,7 @@ from torch.distributed.tensor import DTensor, Shard, empty
 
 from conf.errors import UserError
 from conf.files import checksum, sync_folder
-from runtime.group import SingleProcess
+from runtime.distributed import ProcessGroup
 from runtime.shards import check_shards
 
 OF_TABLES = {
@@ -33,7 +34,13 @@ OF_TABLES = {
 """What a table of contents names besides dtypes and the classes of torch.distributed.checkpoint."""
 
 
-def write_shards(state: dict[str, Any], folder: Path, group: Any) -> dict[str, Any]:
+def group_for_writing() -> ProcessGroup:
+    """Return all ranks, whose messages do not mix with those of other groups; every rank calls
+    it."""
+    return ProcessGroup(dist.new_group(backend="gloo"))
+
+
+def write_shards(state: dict[str, Any], folder: Path, group: ProcessGroup) -> dict[str, Any]:
     """Write the sharded tensors of nested values to a new folder in `folder`; every rank calls it.
 
     Returns:
@@ -62,7 +69,7 @@ def write_shards(state: dict[str, Any], folder: Path, group: Any) -> dict[str, A
     return state | {"shards": {"folder": path.name, "files": _checksums(path, group)}}
 
 
-def _checksums(path: Path, group: SingleProcess) -> dict[str, int]:
+def _checksums(path: Path, group: ProcessGroup) -> dict[str, int]:
     """Return the checksums of the files in a folder; each rank computes its share.
 
     Raises:
@@ -114,12 +121,10 @@ def read_whole(state: dict[str, Any], path: Path) -> dict[str, Any]:
     check_shards(state, path.parent)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that torch.distributed is not in use
-        return _read(state, path, torch.empty, is_alone=True)
+        return _read(state, path, torch.empty)
 
 
-def _read(
-    state: dict[str, Any], path: Path, new: Callable[..., Tensor], is_alone: bool = False
-) -> dict[str, Any]:
+def _read(state: dict[str, Any], path: Path, new: Callable[..., Tensor]) -> dict[str, Any]:
     """Read the sharded tensors of the checkpoint `path` into `new` ones, and put these into its
     state."""
     folder = path.parent / state["shards"]["folder"]
@@ -130,7 +135,7 @@ def _read(
         for name, about in reader.read_metadata().state_dict_metadata.items()
         if isinstance(about, dcp.TensorStorageMetadata)
     }
-    dcp.load(tensors, storage_reader=reader, no_dist=is_alone)
+    dcp.load(tensors, storage_reader=reader)
     others = {key: value for key, value in state.items() if key != "shards"}
     return map_named(lambda name, value: tensors.get(name, value), others)
 

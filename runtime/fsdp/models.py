@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from conf.errors import UserError, first_few
 from runtime.blocks import blocks_of, num_parameters
@@ -56,6 +56,13 @@ def shard(model: nn.Module, device: torch.device, dtype: torch.dtype | None = No
         # its blocks: an average of the weights is exchanged with shards.
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     return model
+
+
+def shard_like(tensor: Tensor, example: DTensor) -> Tensor:
+    """Return this rank's shard of a whole tensor, as `example` is sharded."""
+    # Every rank has the full tensor: nothing has to be sent.
+    full = tensor.to(example.device)
+    return distribute_tensor(full, example.device_mesh, example.placements, src_data_rank=None)
 
 
 def _check_parameters(model: nn.Module, blocks: list[nn.Module]) -> None:

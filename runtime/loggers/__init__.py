@@ -34,12 +34,11 @@ class Logger:
         """Log values by name, such as `train/loss`, after `step` optimizer steps.
 
         A float is a number to plot, a tensor of shape (N, 1 or 3, H, W) in [0, 1] holds images.
-        If it raises an error, the run warns and continues without the logger.
+        What is in files is to be written at once: a log that reaches less far than the checkpoint
+        of a run that was killed has a gap. If it raises an error, the run warns and continues
+        without the logger.
         """
         raise NotImplementedError
-
-    def flush(self) -> None:
-        """Write all values so far to disk; called before each checkpoint."""
 
     def close(self) -> None:
         """End the log; called at the end of the run."""
@@ -57,32 +56,26 @@ class Loggers:
             name: find("runtime.loggers", name, "log.to", "{}Logger") for name in names
         }
         self.run_dir, self.loggers = run_dir, dict[str, Logger]()
-        self.closed: list[str] = []
+        self.names: list[str] = []  # of those that are not left out
 
     def open(self, settings: Settings, step: int) -> None:
         """Let loggers that are not open begin with the next value; arguments as for `Logger`.
 
         A run that fails before its first step has thus no log.
         """
-        self.closed = [name for name in self.classes if name not in self.loggers]
-        self.settings, self.step = settings, step
+        self.names, self.settings, self.step = [*self.classes], settings, step
 
     def log(self, values: Values, step: int) -> None:
-        while self.closed:
-            with self._leave_out(name := self.closed.pop(0)):
-                self.loggers[name] = self.classes[name](self.run_dir, self.settings, self.step)
-        self._call(lambda logger: logger.log(values, step))
-
-    def flush(self) -> None:
-        self._call(lambda logger: logger.flush())
+        for name in [*self.names]:
+            with self._leave_out(name):
+                if name not in self.loggers:
+                    self.loggers[name] = self.classes[name](self.run_dir, self.settings, self.step)
+                self.loggers[name].log(values, step)
 
     def close(self) -> None:
-        self._call(lambda logger: logger.close())
-
-    def _call(self, method: Callable[[Logger], None]) -> None:
-        for name, logger in list(self.loggers.items()):
+        for name, logger in [*self.loggers.items()]:
             with self._leave_out(name):
-                method(logger)
+                logger.close()
 
     @contextmanager
     def _leave_out(self, name: str) -> Iterator[None]:
@@ -92,6 +85,7 @@ class Loggers:
         except Exception as error:  # a service's own type, or a bug
             log.warning("log.to=%s: values are lost until the next epoch: %s", name, told(error))
             self.loggers.pop(name, None)
+            self.names.remove(name)
 
 
 def kept_id(path: Path, create: Callable[[], str]) -> str:

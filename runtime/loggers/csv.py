@@ -23,15 +23,12 @@ class CSVLogger(Logger):
             rows = [row for row in full if int(row[0]) <= step]
         with write_atomically(path) as temporary, temporary.open("w", newline="") as file:
             csv.writer(file).writerows([["step", "name", "value"], *rows])
-        self.file = path.open("a", newline="")
+        self.file = path.open("a", newline="", buffering=1)  # a row is written at its end
         self.writer = csv.writer(self.file)
 
     def log(self, values: Values, step: int) -> None:
         numbers = {name: v for name, v in values.items() if not isinstance(v, Tensor)}
         self.writer.writerows([step, *item] for item in numbers.items())
-
-    def flush(self) -> None:
-        self.file.flush()
 
     def close(self) -> None:
         self.file.close()

@@ -27,8 +27,6 @@ class TensorBoardLogger(Logger):
             else:
                 self.writer.add_scalar(name, value, step)
                 self.metrics |= {name} if name.startswith("val/") else set()
-
-    def flush(self) -> None:
         self.writer.flush()
 
     def close(self) -> None:

@@ -1,8 +1,14 @@
 """What tasks share: their base class, sums and metrics, weights of classes, and pictures."""
 
-from tasks.common.inputs import with_targets
-from tasks.common.palette import class_colours, coloured
-from tasks.common.pictures import as_pictures, confusion_matrix, shares_text, with_captions
+from tasks.common.pictures import (
+    as_pictures,
+    class_colours,
+    coloured,
+    confusion_matrix,
+    shares_text,
+    with_captions,
+    with_targets,
+)
 from tasks.common.sums import count_of_each, divide_by_count, sum_columns
 from tasks.common.task import Task, check_shape
 from tasks.common.weights import class_weights, on_device

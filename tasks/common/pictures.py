@@ -1,4 +1,8 @@
-"""Drawing of images and charts for the loggers."""
+"""Drawing of images, classes and charts for the loggers."""
+
+import colorsys
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -6,7 +10,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torch.nn import functional as F
 
-LINE, CHARACTER = 12, 8  # pixels of a line of text, and of its widest character
+LINE = 12  # pixels of a line of text
 MIN_WIDTH = 96  # of an image with text
 # Pixels of a confusion matrix: all cells, largest cell, smallest cell with a number, names.
 CHART, MAX_CELL, MIN_CELL, NAMES = 480, 48, 24, 120
@@ -18,9 +22,39 @@ def as_pictures(images: Tensor) -> Tensor:
     return images if images.shape[1] in (1, 3) else images[:, :1]
 
 
+def with_targets(
+    pictures: Tensor, targets: Any, target: Any, value_range: Sequence[float]
+) -> dict[str, Tensor]:
+    """Draw inputs of the training with their targets: below them, or images of their own.
+
+    Args:
+        pictures: (N, 1 or 3, H, W) in [0, 1].
+        targets: their targets, as the loader yields them.
+        target: their kind, a `loaders.targets.Target`, or None.
+        value_range: values of black and full intensity in target images.
+    """
+    kind = target.kind if target and isinstance(targets, Tensor) else ""
+    names: tuple[str, ...] = getattr(target, "classes", ())
+    if kind == "masks":
+        drawn = coloured(targets, class_colours(len(names)), target.ignore_index)
+        return {"inputs": pictures, "targets": drawn}
+    if kind == "images":
+        low, high = value_range
+        return {"inputs": pictures, "targets": as_pictures((targets - low) / (high - low))}
+    if kind == "labels" and targets.ndim == 1:
+        named = dict(enumerate(names))  # data of your own may have others, which have no loss
+        texts = [named.get(label, str(label)) for label in targets.tolist()]
+    elif kind in ("labels", "several labels") and targets.shape[1:] == (len(names),):
+        texts = [shares_text(row, names) for row in targets]
+    elif kind == "numbers" and targets.ndim == 2:
+        texts = [", ".join(f"{number:.4g}" for number in row) for row in targets.tolist()]
+    else:
+        return {"inputs": pictures}
+    return {"inputs": with_captions(pictures, [[(text, "white")] for text in texts])}
+
+
 def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Tensor:
-    """Draw lines of (text, colour) below each picture, which is enlarged if small; (N, 3, H, W).
-    What follows a tab in a text stands at the right and hides a longer text before it."""
+    """Draw lines of (text, colour) below each picture, which is enlarged if small; (N, 3, H, W)."""
     factor = -(-MIN_WIDTH // pictures.shape[-1])
     pictures = F.interpolate(as_pictures(pictures), scale_factor=float(factor))
     height, width = pictures.shape[-2:]
@@ -29,13 +63,9 @@ def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Te
         image = Image.new("RGB", (width, height + LINE * max(map(len, captions))))
         image.paste(Image.fromarray(picture))
         for number, (text, colour) in enumerate(lines):
-            text, _, right = text.partition("\t")
-            top = height + LINE * number
-            _write(image, (2, top), text, colour)
-            image.paste(0, (width - CHARACTER * len(right), top, width, top + LINE))
-            _write(image, (width - 2, top), right, colour, "ra")
+            _write(image, (2, height + LINE * number), text, colour)
         drawn.append(np.array(image))
-    return floats(np.stack(drawn))
+    return _floats(np.stack(drawn))
 
 
 def shares_text(shares: Tensor, names: tuple[str, ...]) -> str:
@@ -44,6 +74,25 @@ def shares_text(shares: Tensor, names: tuple[str, ...]) -> str:
     found = [(share, name) for share, name in zip(shares.tolist(), names, strict=True) if share > 0]
     found.sort(key=lambda one: -one[0])
     return ", ".join(name if share == 1 else f"{name}: {share:.0%}" for share, name in found) or "-"
+
+
+def class_colours(num_classes: int) -> np.ndarray:
+    """Return one colour per class, (num_classes, 3) uint8; the first is black, for background."""
+    golden = 0.618033988749895  # each hue far from those before it
+    colours = [
+        colorsys.hsv_to_rgb(number * golden % 1, 0.5 + 0.5 * (number % 2), 1 - 0.2 * (number % 3))
+        for number in range(num_classes)
+    ]
+    return (255 * np.array([(0, 0, 0), *colours[1:]])).round().astype(np.uint8)
+
+
+def coloured(indices: Tensor, colours: np.ndarray, ignore_index: int = -1) -> Tensor:
+    """Draw class indices (N, H, W) in the colours of the classes, others and the `ignore_index` in
+    white; (N, 3, H, W)."""
+    table = np.concatenate([colours, np.full((1, 3), 255, np.uint8)])
+    indices = indices.cpu()
+    is_class = (indices >= 0) & (indices < len(colours)) & (indices != ignore_index)
+    return _floats(table[torch.where(is_class, indices, len(colours)).numpy()])
 
 
 def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
@@ -57,10 +106,10 @@ def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
     white, dark = np.array([255.0, 255.0, 255.0]), np.array([8.0, 48.0, 107.0])
     colours = (white + shares[..., None] * (dark - white)).astype(np.uint8)
     cells = Image.fromarray(colours).resize((size, size), Image.Resampling.NEAREST)
-    lines, columns = Image.new("RGB", (NAMES, size)), Image.new("RGB", (NAMES, size))
+    image, columns = Image.new("RGB", (NAMES + size, NAMES + size)), Image.new("RGB", (NAMES, size))
     for line, name in enumerate(names if cell >= LINE else ()):
         middle = line * cell + cell // 2
-        _write(lines, (NAMES - 4, middle), name[:18], "white", "rm")
+        _write(image, (NAMES - 4, NAMES + middle), name[:18], "white", "rm")
         _write(columns, (4, middle), name[:18], "white", "lm")
         for column in range(len(names)) if cell >= MIN_CELL else ():
             share = shares[line, column]
@@ -68,13 +117,11 @@ def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
             if share > 0:
                 place = (column * cell + cell // 2, middle)
                 _write(cells, place, f"{100 * share:.0f}", colour, "mm")
-    image = Image.new("RGB", (NAMES + size, NAMES + size))
     image.paste(cells, (NAMES, NAMES))
-    image.paste(lines, (0, NAMES))
     image.paste(columns.rotate(90, expand=True), (NAMES, 0))
     _write(image, (4, 4), "columns: predicted", "white")
     _write(image, (4, 4 + LINE), "rows: true, in %", "white")
-    return floats(np.array(image)[None])
+    return _floats(np.array(image)[None])
 
 
 def _write(
@@ -91,6 +138,6 @@ def _bytes(pictures: Tensor) -> np.ndarray:
     return (255 * pictures).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
 
-def floats(pictures: np.ndarray) -> Tensor:
+def _floats(pictures: np.ndarray) -> Tensor:
     """Convert (N, H, W, 3) uint8 images to (N, 3, H, W) floats in [0, 1]."""
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255

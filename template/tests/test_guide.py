@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from textwrap import dedent
-from typing import Any
 
-import numpy as np
 import pytest
 
 from compose import allowed_sets
@@ -145,16 +143,7 @@ def test_own_data_trains_alike_on_two_ranks_and_is_predicted(
     assert two[f"val/{metric}"] == pytest.approx(one[f"val/{metric}"], rel=1e-2, abs=0.02)
     metrics = json.loads((project / f"{folder}.metrics.json").read_text())
     assert metrics == pytest.approx(one["best"], rel=1e-4)
-    rows = table_of(project / f"{folder}.csv")
-    assert len(rows) > 20
-    if page == "keypoints":  # in pixels of the photo
-        mine: dict[str, Any] = {}
-        exec(files_of(PAGES[page])["loaders/own/dots.py"], mine)
-        _, val = mine["dots"](None)
-        found = np.array([[float(x) for x in list(row.values())[1:7]] for row in rows])
-        true = np.stack([val.photo(number)[1] for number in range(len(val))])
-        errors = np.linalg.norm(found.reshape(true.shape) - true, axis=2)
-        assert errors.mean() == pytest.approx(metrics["val/error_px"], rel=1e-3)
+    assert len(table_of(project / f"{folder}.csv")) > 20
 
 
 @pytest.mark.slow

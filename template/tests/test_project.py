@@ -56,8 +56,6 @@ def template(tmp_path: Path) -> Path:
 
 def test_a_project_has_its_own_name_history_and_nothing_of_the_template_alone(template) -> None:
     (template / "docs" / "photo.jpg").write_bytes(b"\xff\xd8")
-    (template / "wandb").mkdir()
-    (template / "wandb" / "run").write_bytes(b"\xff")  # which git ignores
     commit(template, "a photo")
     made(template, "../my first Project")
     project = template.parent / "my first Project"
@@ -69,9 +67,7 @@ def test_a_project_has_its_own_name_history_and_nothing_of_the_template_alone(te
     assert git(project, "branch", "--format=%(refname:short)").split() == ["main", "template"]
     assert git(project, "rev-list", "--count", "--all") == "1"
     assert os.access(project / ".ci" / "run", os.X_OK)
-    assert not [
-        name for name in (*TABLE["files"]["template"], "wandb") if (project / name).exists()
-    ]
+    assert not [name for name in TABLE["files"]["template"] if (project / name).exists()]
     gone = re.compile(r"matplotlib|distributed-training-template|benchmarks|experiment=")
     for name in git(project, "ls-files", "*.md", "*.toml", "*.txt").splitlines():
         assert not gone.search((project / name).read_text()), name
@@ -98,13 +94,11 @@ def test_a_newer_template_and_more_parts_are_merged_with_the_users_own(template:
     replace(template / "train.py", "    seed_everything(cfg.seed)\n", "    seed_everything(1)\n")
     replace(template / "models" / "__init__.py", "The models by name", "All models by name")
     (template / "models" / "newer.py").write_text("")
-    (template / "benchmarks" / "newer.py").write_text("")
     (template / "docs" / "recipes.md").unlink()
     commit(template, "newer")
     git(template, "tag", "v2")
-    brought = made(template, project, "amp ema unet csv")
+    brought = made(template, project, "amp ema segmentation")
     assert "now at v2 (" in brought
-    assert ", 1 commits after " in brought
     assert "git merge template" in brought
     assert (git(project, "status", "--porcelain"), git(project, "rev-parse", "main")) == before
     assert git(project, "log", "--format=%an", "template").split() == ["template", "template"]
@@ -114,15 +108,12 @@ def test_a_newer_template_and_more_parts_are_merged_with_the_users_own(template:
     commit(project, "my words")
     git(project, "merge", "--quiet", "--no-edit", "template")
     assert all((project / name).read_text() == text for name, text in own.items())
-    for name, texts in {
-        "train.py": ("(2 * loss).backward()", "seed_everything(1)"),
-        "models/__init__.py": ("All models by name",),
-        "runtime/ema.py": ("Mine. ",),
-        "README.md": ("Mine, made from",),
-        "models/newer.py": (),
-        "conf/model/unet.yaml": (),
-    }.items():
-        assert all((project / name).read_text().count(text) == 1 for text in texts), name
+    for name, text in [
+        *(("train.py", "(2 * loss).backward()"), ("train.py", "seed_everything(1)")),
+        *(("models/__init__.py", "All models by name"), ("runtime/ema.py", "Mine. ")),
+        *(("README.md", "Mine, made from"), ("models/newer.py", ""), ("conf/model/unet.yaml", "")),
+    ]:
+        assert text in (project / name).read_text(), name
     for name in ("train_ema.py", "benchmarks", "docs/recipes.md"):
         assert not (project / name).exists()
 

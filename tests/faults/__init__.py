@@ -20,7 +20,7 @@ PLACE = ("step", "loader", "guard")
 WORKERS = "import psutil, tests.helpers; workers = tests.helpers.workers_of(psutil.Process()); "
 """Python in the training loop that finds the workers of the training process."""
 
-LOOP = re.compile(r"(^ {8}for inputs, targets in run\.batches\(.*\n)", re.MULTILINE)
+LOOP = re.compile(r"(^ {8}for inputs, targets in .*run\.batches\(.*\n)", re.MULTILINE)
 
 
 def script_with(folder: Path, script: str, *lines: str) -> Path:
@@ -82,6 +82,8 @@ assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
 def assert_same_state(one: Path, other: Path) -> None:
     """The newest checkpoints of two runs are equal in all that decides how a run goes on."""
     first, second = checkpoint_of(one), checkpoint_of(other)
+    groups = [state["optimizer"].pop("param_groups") for state in (first, second)]
+    assert groups[0] == groups[1]
     for name in TENSORS:
         assert_same(first.get(name), second.get(name))
     assert [first[name] for name in PLACE] == [second[name] for name in PLACE]

@@ -8,7 +8,12 @@ from tests.parts import rows_of
 
 
 @pytest.mark.parametrize(
-    ("script", "overrides", "num_workers"), [("train.py", [], 1), *rows_of("RESUMED")]
+    ("script", "overrides", "num_workers"),
+    [
+        ("train.py", [], 1),
+        ("train.py", ["optimizer.name=muon", "optimizer.layer_decay=0.8"], 0),
+        *rows_of("RESUMED"),
+    ],
 )
 def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     script: str, overrides: list[str], num_workers: int, options, tmp_path

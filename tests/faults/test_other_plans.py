@@ -19,7 +19,7 @@ def test_other_data_is_refused_unless_the_epoch_may_start_again(options, photos,
     for split in renamed.iterdir():
         (split / "digit 0").rename(split / "digit 9")
     fresh = ["checkpoint.fresh_epoch=true", "epochs=1"]
-    other = "made with another plan of the data ("
+    other = "made with other data or settings ("
     rows: list[tuple[str, list[str], int, str]] = [
         ("stopped", ["max_steps=3"], 0, ""),
         ("seed", ["seed=1"], 2, f"{other}seed: 0 then, 1 now)"),

@@ -27,5 +27,5 @@ EXPORTED = [("export.py run={run} format=torch out={run}.pt2", answer_of)]
 MISTAKES_OF_USE = {
     "export.py format=onyx": "format=onyx",
     "export.py format=torch": ".pt2",
-    "export.py format=safetensors data.root=OTHERS": "output 0: a then, b now",
+    "export.py format=safetensors data.root=OTHERS": "output 0: digit 0 then, digit 1 now",
 }

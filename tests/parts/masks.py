@@ -15,9 +15,7 @@ from tests.images import (
     RESIZED_CROPS,
     TURNED,
     Data,
-    reading,
     save,
-    smooth,
     split_folders,
     without_val,
 )
@@ -62,18 +60,11 @@ SHOWN = [
 ENLARGED = [("masks", (120, 168), 0)]
 
 
-def small_masks(root: Path) -> list[str]:
-    for number in range(8):
-        save(root / "images" / f"{number}.png", smooth(number, 40, 40))
-        mask = np.repeat(np.array([0, 128], np.uint8), 800).reshape(40, 40)
-        save(root / "masks" / f"{number}.png", mask)
-    return ["data=masks", "data.val_count=4", "global_batch_size=2", *reading(root)]
-
-
-WHOLE = ["data.crop=null"]
+WHOLE = ["data.crop=[40,56]", "global_batch_size=4"]
+AREA = "40x56, 3 channels: images of 40-48x56, 40x56 cut (83.3% to 100.0% of the area)"
 DESCRIBED = [
-    (small_masks, WHOLE, "40x40, 3 channels", "data.num_classes=129"),
-    (small_masks, [*WHOLE, "data.num_classes=129"], "40x40, 3 channels", ""),
+    (masks, WHOLE, AREA, "data.num_classes=201"),
+    (masks, [*WHOLE, "data.num_classes=201"], AREA, ""),
 ]
 RESIZED_IN_SHARDS = {"masks": (None, {"input.png", "target.png"})}
 TRAINED = [

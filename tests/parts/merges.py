@@ -1,5 +1,7 @@
 """Merges of several techniques, and those that do not combine."""
 
+import pytest
+
 MISTAKES = [
     ("train_ddp.py", "torchrun"),
     ("compose.py ddp amp fsdp", "ddp does not combine with fsdp"),
@@ -12,6 +14,10 @@ PREDICTING = ["train_ddp_amp_ema.py"]
 LIKE_ONE_PROCESS = [
     ("train_ddp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
     ("train_fsdp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+]
+RECOMPUTED = [
+    pytest.param(f"train_{techniques}.py", marks=pytest.mark.slow)
+    for techniques in ("ddp", "fsdp", "amp_accumulate", "amp_ema_fsdp")
 ]
 AVERAGES = [
     ("train_ema_fsdp.py", ["model.kwargs.batch_norm=false"]),

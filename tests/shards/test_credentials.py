@@ -46,8 +46,7 @@ def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path, we
     # whatever is wrong beside the address, or with it
     web.fault = lambda path: "403"
     command = ["train.py", *options, root, "data.retry_s=0.1", f"output_dir={seen / 'wrong'}"]
-    wrong = ["epohcs=2", "epochs=0", "hydra.output_subdir=.hydra", "max_steps=3"]
-    wrong += ["hydra.mode=MULTIRUN", given, root.replace("http", "ftp")]
+    wrong = ["epohcs=2", "epochs=0", "max_steps=3", given, root.replace("http", "ftp")]
     for code, text in answers_to([[*command, each] for each in wrong], prints):
         assert code == 2, text
         assert 1 <= len(text.splitlines()) <= 3, text

@@ -3,21 +3,15 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import run_all
-from tests.images import digit_folders
+from tests.images import small_digits
 from tests.techniques import OPTIMIZERS, TEN
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> list[str]:
-    """66 digits of three classes, and 9 that validate: 5 on one of two ranks, 4 on the other."""
-    root = digit_folders(tmp_path_factory.mktemp("images"), range(3), 22, 3)
-    return [
-        *("data=imagefolder", f"data.root={root}"),
-        f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
-        *("data.resize=null", "data.crop=[20,20]", "data.random_crop=true"),
-        *("data.mean=[0.5]", "data.std=[0.25]", "model.kwargs.width=8", "global_batch_size=8"),
-        *("epochs=3", "log.every_steps=1", "log.images=0"),
-    ]
+    """9 samples validate: 5 on one of two ranks, 4 on the other."""
+    small = small_digits(tmp_path_factory)
+    return [*small, "global_batch_size=8", "log.every_steps=1", "log.images=0"]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchvision.ops import box_iou
 
-from tasks.common.sums import count_of_each
+from tasks.common import count_of_each
 
 IOUS = tuple(0.5 + 0.05 * number for number in range(10))
 """Least intersection over union of a detection with the box that it finds, as for COCO."""
