@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from conf.errors import UserError, unknown_name
 from conf.schema import Config, OptimizerConfig
 from runtime.parameter_groups import parameter_groups
+from runtime.shards import is_sharded
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): value
@@ -89,8 +90,7 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
             f"optimizer.weight_decay={options.weight_decay} is not possible with optimizer.name="
             f"{options.name}, which has no weight decay; use 0"
         )
-    is_sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
-    if name == "sgd" and is_sharded:
+    if name == "sgd" and any(map(is_sharded, model.parameters())):
         log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
     elif name in FUSED and not kwargs.get("foreach"):
         kwargs.setdefault("fused", True)

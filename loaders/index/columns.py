@@ -119,9 +119,9 @@ def open_columns(folder: Path, root: str = "") -> Index:
     fields = read_fields(folder, root, partial(open_columns, folder, root))
     if fields["files"]:
         return Index(**fields)
-    index = MemoryIndex(**fields, pixels=(), offsets=open_column(folder / "offsets.npy"))
-    pixels = [open_column(folder / f"pixels-{side}.npy") for side in range(len(index.sides))]
-    return replace(index, pixels=tuple(pixels))
+    sides = range(1 + (fields["target"].interpolation != "none"))
+    pixels = tuple(open_column(folder / f"pixels-{side}.npy") for side in sides)
+    return MemoryIndex(**fields, pixels=pixels, offsets=open_column(folder / "offsets.npy"))
 
 
 def read_fields(folder: Path, root: str, reopen: Callable[[], Index]) -> dict[str, Any]:
@@ -133,9 +133,8 @@ def read_fields(folder: Path, root: str, reopen: Callable[[], Index]) -> dict[st
     target = target_of(facts["target"])
     if hasattr(target, "values"):
         target = replace(target, values=open_column(folder / "values.npy"))  # type: ignore[call-arg]
-    # The pixels of a pack have no files.
-    is_pack = (folder / "offsets.npy").exists()
-    sides = range(0 if is_pack else 1 + (target.interpolation != "none"))
+    is_decoded = (folder / "offsets.npy").exists()  # without files
+    sides = range(0 if is_decoded else 1 + (target.interpolation != "none"))
     names = [open_column(folder / f"names-{side}.npy") for side in sides]
     distinct_sizes = open_column(folder / "distinct_sizes.npy")
     return {

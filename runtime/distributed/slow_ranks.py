@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from runtime.shards import is_sharded
 from runtime.timing import Timing
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class SlowRanks:
         self.slow: SlowRank | None = None  # in the last two
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         exchanges = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-        if trained and not exchanges and not hasattr(trained[0], "to_local"):  # FSDP's shards
+        if trained and not exchanges and not is_sharded(trained[0]):
             trained[0].register_hook(self._end)  # the last one to get its gradient
 
     def begin_step(self) -> None:
