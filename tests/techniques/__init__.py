@@ -8,4 +8,5 @@ OPTIMIZERS = {
 FLOAT16 = "amp.dtype=float16"
 PLAIN = ["model.kwargs.batch_norm=false"]
 """BatchNorm depends on the parts into which a batch is split."""
-TEN = [*PLAIN, "max_steps=10"]
+TEN = [*PLAIN, "amp.dtype=float32", "max_steps=10"]
+"""Of a `train.py` with AMP merged into it, too."""

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.helpers import (
-    REPOSITORY,
     checkpoint_of,
     folder_with,
     has_ranks,
@@ -28,8 +27,6 @@ def test_ranks_and_parts_of_a_batch_train_like_one_process_on_the_whole(
     script, optimizer, options, of_weights, of_values, baselines, data, tmp_path
 ) -> None:
     """Up to these tolerances; and each sample is validated once: one of two ranks has one more."""
-    if not any((REPOSITORY / name).exists() for name in (script, "compose.py")):
-        pytest.skip("train.py is no baseline: the technique is merged into it")
     one, other = baselines / optimizer, tmp_path / "run"
     overrides = [*data, *TEN, *OPTIMIZERS[optimizer], *options]
     train(script, other, *overrides, folder=folder_with(tmp_path / "s", script))
