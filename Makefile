@@ -23,7 +23,7 @@ setup: .venv/ready  ## create .venv with the pinned dependencies
 train: setup  ## train the default model on the embedded digits
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(or $(shell sed -n 's/^Start with `\(.*\)`.*/\1/p' train.py),python train.py)
 
-test: setup  ## run the tests, in as many processes as there are CPUs; SLOW=1: the slow ones too
+test: setup  ## run the quick tests, in as many processes as there are CPUs; SLOW=1: all tests
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
 		$(if $(SLOW),,-m "not slow")
 	@test ! -e /proc/driver/nvidia/version || $(BIN)/python -m pytest -m gpu
@@ -36,7 +36,9 @@ lint: setup  ## check style, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-ci: lint test  ## what has to pass before a change lands
+ci: SLOW = 1
+ci: export NO_SKIPS = 1
+ci: lint test  ## run everything: what has to pass before a change lands
 
 requirements:  ## pin the newest versions that pyproject.toml allows (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-emit-index-url \

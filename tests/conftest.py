@@ -1,8 +1,9 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing import forkserver
+from typing import Any
 from unittest import mock
 from urllib.request import ProxyHandler, build_opener, install_opener
 
@@ -37,6 +38,24 @@ def pytest_collection_finish() -> None:
         # It does not see a GPU: a process that uses one must not fork.
         with mock.patch.dict(os.environ, helpers.ENVIRONMENT):
             forkserver.ensure_running()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, pytest.TestReport]:
+    """With NO_SKIPS=1, as in `make ci`, a test that is skipped fails, unless it needs a GPU."""
+    report = yield
+    if report.skipped and os.environ.get("NO_SKIPS") and not item.get_closest_marker("gpu"):
+        report.outcome, report.longrepr = "failed", f"NO_SKIPS=1 forbids {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, pytest.CollectReport]:
+    """The same for whole files."""
+    report = yield
+    if report.skipped and os.environ.get("NO_SKIPS"):
+        report.outcome, report.longrepr = "failed", f"NO_SKIPS=1 forbids {report.longrepr}"
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -57,6 +57,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_benchmark_runs_and_draws_its_report(name: str, tmp_path: Path, data_dir: Path) -> None:
     overrides, cases, small = RUNS[name]

@@ -30,6 +30,7 @@ EXPERIMENTS: dict[str, tuple[int, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_learns_from_data_of_the_generator(name: str, tmp_path: Path) -> None:
     size, kind, options = EXPERIMENTS[name]

@@ -21,6 +21,7 @@ def outcomes(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_dry_run_goes_through_every_part(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "results" / "check"
     assert gpu_check.main(folder, FORKSERVER, patience=100) == 0

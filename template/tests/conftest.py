@@ -3,6 +3,8 @@ from tests.conftest import (
     pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_make_collect_report,
+    pytest_runtest_makereport,
 )
 
 __all__ = [
@@ -10,4 +12,6 @@ __all__ = [
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_make_collect_report",
+    "pytest_runtest_makereport",
 ]
