@@ -23,6 +23,9 @@ def test_called():
 @pytest.mark.gpu
 @pytest.mark.skipif(True, reason="there is no GPU")
 def test_gpu(): ...
+
+@pytest.mark.parametrize("row", [])
+def test_without_rows(row): ...
 """,
     "test_whole.py": """
 import pytest
@@ -34,7 +37,7 @@ pytest.importorskip("no_such_package")
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    [({}, (0, "0", "0", "4")), ({"NO_SKIPS": "1"}, (1, "1", "2", "1"))],
+    [({}, (0, "0", "0", "5")), ({"NO_SKIPS": "1"}, (1, "1", "2", "2"))],
 )
 def test_a_skipped_test_or_file_fails_where_nothing_may_be_skipped(
     environment: dict[str, str], expected: tuple[int, str, str, str], tmp_path: Path
