@@ -1,7 +1,7 @@
 """Machines that come and go: the launcher in `launch/`."""
 
+import json
 import signal
-from collections import Counter
 from contextlib import ExitStack
 
 import pytest
@@ -20,6 +20,10 @@ from tests.helpers import (
 from tests.torchrun import Torchrun
 
 LAUNCHER = "launch.elastic_torchrun"
+GLOBAL_BATCH_SIZE = 8
+HELD = ["from runtime import preemption", "is_free = preemption.is_requested"]
+HELD += ["while not (is_free() or os.path.exists(str(run.group.world_size))): time.sleep(0.05)"]
+"""Ranks wait in a step until the test lets a group of their size go on, or a signal ends it."""
 
 
 def test_machines_and_the_rendezvous_come_and_go_but_no_step(options, tmp_path) -> None:
@@ -28,22 +32,28 @@ def test_machines_and_the_rendezvous_come_and_go_but_no_step(options, tmp_path) 
     options = [*options, "model.kwargs.batch_norm=false"]  # which depends on the number of ranks
     one_process = recording(tmp_path / "one", "train.py")
     train("train.py", whole, *options, folder=one_process)
-    script = recording(tmp_path / "s", "train_ddp.py", "time.sleep(0.5)")
+    script = recording(tmp_path / "s", "train_ddp.py", "time.sleep(0.5)", *HELD)
     (seen := script / "seen.txt").touch()
     launcher = ["--nnodes=1:2", "--nproc_per_node=1", f"--rdzv_endpoint=127.0.0.1:{port}"]
     launcher += ["--rdzv_id=test", "--local_addr=127.0.0.1", "--max-restarts=9"]
     launcher += ["--rdzv_conf=last_call_timeout=1,keep_alive_interval=1"]
     command = [*launcher, "train_ddp.py", f"output_dir={run}", *options, "resume=auto"]
 
-    def num_ranks() -> list[int]:
-        """How many ranks have made each step."""
-        lines = seen.read_text().splitlines()
-        return list(Counter(line.partition(",")[0] for line in lines).values())
+    def steps_of(count: int) -> set[int]:
+        """The steps that so many ranks have begun."""
+        lines = map(json.loads, seen.read_text().splitlines())
+        return {step for step, _, samples in lines if len(samples) * count == GLOBAL_BATCH_SIZE}
 
     def wait_for_ranks(count: int) -> None:
-        """Until so many ranks have made a step more."""
-        made = len(num_ranks())
-        wait_for(lambda: count in num_ranks()[made:], f"a step of {count} ranks")
+        """Until so many ranks have begun a step more, in which they wait then."""
+        before = steps_of(count)
+        let_go(count)
+        wait_for(lambda: steps_of(count) > before, f"a step of {count} ranks")
+        (script / str(count)).unlink()
+
+    def let_go(*counts: int) -> None:
+        for count in counts:
+            (script / str(count)).touch()
 
     with ExitStack() as stack:
 
@@ -54,6 +64,7 @@ def test_machines_and_the_rendezvous_come_and_go_but_no_step(options, tmp_path) 
         place = start_process(rendezvous.main, [str(port)])
         one, other = machine("one"), machine("other")
         wait_for_ranks(2)
+        let_go(2)  # a rank that waits in its step does not notice that another has gone
         other.agent.kill()
         wait_for_ranks(1)
         another = machine("another")
@@ -63,6 +74,7 @@ def test_machines_and_the_rendezvous_come_and_go_but_no_step(options, tmp_path) 
         wait_for(lambda: "again: nothing answers there" in one.text(), "the loss to be told")
         place = start_process(rendezvous.main, [str(port)])
         wait_for_ranks(2)
+        let_go(1, 2)
         one.agent.terminate()
         assert one.wait() == 128 + signal.SIGTERM
         assert another.wait() == 0, another.text()
