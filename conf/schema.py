@@ -60,7 +60,8 @@ class CheckpointConfig:
 class AmpConfig:
     dtype: str = key("auto", one_of("auto", "float16", "bfloat16", "float32"))
     """`float16` (with loss scaling), `bfloat16` (without: it has the range of float32), `float32`
-    (off) or `auto`: float16 on CUDA, bfloat16 on a CPU."""
+    (off) or `auto`: float16 on CUDA; on a CPU bfloat16, or float32 if it has no instructions for
+    bfloat16."""
 
     init_scale: float = key(65536.0, ABOVE_0)
     """First loss scale; halved at each overflow, doubled after 2,000 steps without one."""

@@ -30,13 +30,13 @@ def main(args: Namespace) -> int:
     val_set = TensorDataset(arrays["val_images"][:, None] / 255, arrays["val_labels"].long())
     steps_per_epoch = len(train_set) // args.batch_size  # the last samples of an epoch are dropped
     total_steps = args.epochs * steps_per_epoch
-
     torch.manual_seed(args.seed)
     model = build_model().to(device)
     if device.type == "cuda":  # on a CPU there is none, and each rank normalises by its share
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    dtype = getattr(torch, args.dtype)
+    has_bfloat16 = device.type == "cuda" or torch.cpu.get_capabilities().get("avx512_bf16")
+    dtype = getattr(torch, args.dtype or ("bfloat16" if has_bfloat16 else "float32"))
     scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
 
     step, path = 0, args.out / "last.pt"
@@ -58,7 +58,7 @@ def main(args: Namespace) -> int:
         for inputs, labels in DataLoader(train_set, batch_size=None, sampler=left):
             torch.manual_seed(1_000_000 * args.seed + step * world_size + rank)
             optimizer.param_groups[0]["lr"] = args.lr * (1 - step / total_steps)
-            with torch.autocast(device.type, dtype):
+            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 outputs = ddp_model(inputs.to(device))
                 loss = nn.functional.cross_entropy(outputs, labels.to(device))
             scaler.scale(loss).backward()  # or small float16 gradients would become 0
@@ -81,7 +81,7 @@ def main(args: Namespace) -> int:
                 return 75  # EX_TEMPFAIL: try again
 
         sync_buffers(model)  # without SyncBatchNorm, those of the ranks differ
-        with torch.autocast(device.type, dtype):
+        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
             val_loss, top1 = evaluate(model, val_set, device)
         if rank == 0:
             print(f"epoch {epoch + 1}: val/loss {val_loss:.4f}, val/top1 {top1:.4f}", flush=True)
@@ -142,7 +142,7 @@ def remember_signals() -> list[int]:
 if __name__ == "__main__":
     parser = ArgumentParser()
     options = {"data": Path("data/mnist_mini.npz"), "out": Path("outputs/plain"), "seed": 0}
-    options |= {"epochs": 4, "batch-size": 64, "lr": 0.003, "save-every": 100, "dtype": "bfloat16"}
+    options |= {"epochs": 4, "batch-size": 64, "lr": 0.003, "save-every": 100, "dtype": ""}
     for name, default in options.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     code = main(parser.parse_args())

@@ -75,7 +75,7 @@ def held_by(run: Any) -> dict[str, int]:
 def help_for(held: dict[str, int], run: Any) -> list[str]:
     """Return the scripts and keys that would help and are there, the most helpful first."""
     smaller = ["train_accumulate.py accumulate_steps=auto", "train_recompute.py"]
-    smaller += ["train_amp.py"] * (run.precision is torch.float32)
+    smaller += ["train_amp.py amp.dtype=bfloat16"] * (run.precision is torch.float32)
     sharded = ["train_fsdp.py on more GPUs"]
     state = sum(held.get(name, 0) for name in ("weights", "gradients", "optimizer"))
     activations = sum(size for name, size in held.items() if name.startswith("activations"))

@@ -19,6 +19,7 @@ from importlib import import_module
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -262,6 +263,13 @@ def start(
         arguments = [script, *command[1:]], env | ranks, path, folder, watch
         processes.append(start_process(run_as_main, *arguments))
     return processes, paths
+
+
+@contextmanager
+def cpu_with(features: dict[str, bool], script: str) -> Iterator[None]:
+    """Run a script as if torch found these instructions on this CPU; to be bound for `start()`."""
+    with mock.patch("torch.cpu.get_capabilities", return_value=features):
+        yield
 
 
 def answers_to(

@@ -13,6 +13,7 @@ from tests.images import small_digits
 Edits = tuple[tuple[str, str], ...]
 PLAIN = "model.kwargs.batch_norm=false"
 HALF = "amp.dtype=float16"
+BFLOAT16 = "amp.dtype=bfloat16"
 BUILD = "    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)\n"
 DROPOUT = {BUILD: f"{BUILD}    model.classifier = nn.Sequential(nn.Dropout(), model.classifier)\n"}
 
@@ -134,7 +135,7 @@ def test_a_mistake_is_named(mistake: str, scripts: str, what: str, cause: str, c
         ("train_ddp_accumulate.py", ("accumulate_steps=4",), 1e-6),
         ("train_ddp_ema.py", (), 1e-6),
         *(("train_amp.py", (HALF,), 0.1), ("train_ddp_amp.py", (HALF,), 0.1)),
-        *(("train_amp.py", (), 0.3), ("train_ddp_amp.py", (), 0.3)),
+        *(("train_amp.py", (BFLOAT16,), 0.3), ("train_ddp_amp.py", (BFLOAT16,), 0.3)),
     ],
 )
 def test_scripts_without_mistakes_are_equal(script: str, more, rounding: float, compute) -> None:

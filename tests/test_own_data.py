@@ -246,6 +246,7 @@ def test_runs_with_the_loader_of_the_page_continue_in_mid_epoch_on_any_ranks(tmp
         path.write_text(path.read_text().replace("@hydra", f"{found}@hydra"))
     options = ["data.layout=stream", "epochs=1", "log.every_steps=1", "global_batch_size=16"]
     options += ["model.kwargs.batch_norm=false", "resume=auto"]
+    options += ["amp.dtype=float32"]  # where all techniques are merged into one script
     whole = tmp_path / "runs" / "whole"
     train("train.py", whole, *options, "max_steps=12", folder=tmp_path / "train.py")
     for script in scripts:

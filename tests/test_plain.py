@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers import (
     REPOSITORY,
+    cpu_with,
     free_port,
     join,
     replace,
@@ -164,6 +165,18 @@ def test_two_ranks_compute_what_one_process_computes(options, tmp_path) -> None:
         weights.append(checkpoint_of(out)["model"])
     assert printed[0] == printed[1]
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("has_bfloat16", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_a_cpu_without_bfloat16_computes_in_float32(has_bfloat16, dtype, options, tmp_path) -> None:
+    weights = []
+    for name, more in (("default", []), ("given", [f"--dtype={dtype}"])):
+        command = [f"plain/{AMP}", *options, "--epochs=1", *more, f"--out={tmp_path / name}"]
+        watch = partial(cpu_with, {"avx512_bf16": has_bfloat16})
+        processes, [prints] = start(command, tmp_path / f"{name}-", 1, REPOSITORY, watch)
+        assert join(processes) == [0], prints.read_text()
+        weights.append(checkpoint_of(tmp_path / name)["model"])
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(options, tmp_path) -> None:
