@@ -1,5 +1,6 @@
-"""Device, seed, precision and determinism of a process."""
+"""Device, threads, seed, precision and determinism of a process."""
 
+import logging
 import os
 import random
 import re
@@ -13,11 +14,13 @@ from conf.errors import UserError
 from conf.schema import Config
 from runtime.libc import keep_freed_memory
 
+log = logging.getLogger(__name__)
+
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
-    """Choose the device of this process, its precision and its use of memory.
+    """Choose the device of this process, its precision and its use of memory and CPUs.
 
     Args:
         cfg: configuration of the run.
@@ -39,8 +42,31 @@ def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
     device = resolve_device(cfg.device, local_rank or 0)
     if device.type == "cpu":
         keep_freed_memory()
+        set_threads()
     set_numerics(cfg)
     return device
+
+
+def set_threads() -> None:
+    """Use no more threads than a container may use CPUs, of whose quota OpenMP does not know.
+
+    Where other programs keep the CPUs busy, too, log what helps: a thread of OpenMP that waits for
+    another one, which a third program keeps from running, occupies its CPU.
+    """
+    from loaders.common import cpus_per_rank  # which commands need only here
+
+    num_cpus = cpus_per_rank()
+    if num_cpus < torch.get_num_threads() and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(num_cpus)
+    load, all_cpus = os.getloadavg()[0], os.cpu_count() or 1
+    is_busy = load > 2 * all_cpus  # the threads of a run that has just ended count, too
+    if is_busy and torch.get_num_threads() > 1 and "OMP_WAIT_POLICY" not in os.environ:
+        log.info(
+            "other programs use the CPUs (%d), too (load %.0f): the environment variable "
+            "OMP_WAIT_POLICY=passive makes this run faster",
+            all_cpus,
+            load,
+        )
 
 
 def num_processes() -> int:

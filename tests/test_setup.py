@@ -1,4 +1,4 @@
-"""Devices and the precision of arithmetic."""
+"""Devices, threads and the precision of arithmetic."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from runtime.setup import resolve_device, set_numerics
+from runtime.setup import resolve_device, set_numerics, setup
 from tests.helpers import make_config, refused
 
 
@@ -27,6 +27,44 @@ def test_one_key_chooses_what_cuda_computes_float32_in(chosen, expected) -> None
     assert (matmul.allow_tf32, cudnn.allow_tf32) == expected
     names = matmul.fp32_precision, cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     assert tuple(name == "tf32" for name in names) == expected
+
+
+@pytest.fixture
+def three_threads(monkeypatch) -> Iterator[None]:
+    """Of torch; no variable of the environment chooses them."""
+    before = torch.get_num_threads()
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("num_cpus", "given", "expected"), [(1, "", 1), (8, "", 3), (1, "3", 3)])
+def test_torch_has_no_more_threads_than_cpus_unless_it_is_told_to(
+    num_cpus, given, expected, three_threads, monkeypatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cpus)))
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    setup(make_config("device=cpu"))
+    assert torch.get_num_threads() == expected
+
+
+@pytest.mark.parametrize(
+    ("load_per_cpu", "variable", "is_told"),
+    [(3, "", True), (1, "", False), (3, "OMP_WAIT_POLICY=passive", False)],
+)
+def test_a_run_on_busy_cpus_names_the_variable_that_helps(
+    load_per_cpu, variable, is_told, three_threads, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load_per_cpu * (os.cpu_count() or 1), 0, 0))
+    if variable:
+        monkeypatch.setenv(*variable.split("="))
+    with caplog.at_level("INFO"):
+        setup(make_config("device=cpu"))
+    assert ("OMP_WAIT_POLICY=passive" in caplog.text) == is_told
 
 
 def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) -> None:
