@@ -107,7 +107,8 @@ class LogConfig:
     """Loggers: names of files in `runtime/loggers/`, such as [tensorboard,csv]."""
 
     every_steps: int = key(20, FROM_1)
-    """Steps between two log points, where values are fetched from the device."""
+    """Steps between two log points, where values are fetched from the device: `train/loss` is the
+    mean since the last one. `train/epoch_loss`, at a validation, is that of the epoch so far."""
 
     images: int = key(16, FROM_0)
     """Number of images in the grids of inputs, and, up to 16, in those of the validation's worst

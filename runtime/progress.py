@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from conf.schema import Config
 from loaders import Loader
 from tasks import Task
 
@@ -64,6 +65,12 @@ class Progress:
 def steps_done(loader: Loader) -> int:
     """Return the number of optimizer steps up to the position of the training loader."""
     return loader.epoch * len(loader) + loader.batches_done
+
+
+def num_steps(cfg: Config, loader: Loader) -> int:
+    """Return the number of optimizer steps of the whole run, unless it stops early."""
+    steps = cfg.epochs * len(loader)
+    return steps if cfg.max_steps is None else min(steps, cfg.max_steps)
 
 
 def is_finished(loader: Loader) -> bool:

@@ -16,7 +16,7 @@ from loaders.common import part
 from runtime.evaluate import Shown
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers, Settings
-from runtime.progress import is_finished, metrics_text
+from runtime.progress import is_finished, metrics_text, num_steps
 from runtime.speed import Speed
 from runtime.timing import Timing, bottleneck
 from tasks import Task
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 5.0
 """Without a terminal, lines of progress that come faster get twice as many steps between them."""
+
+BAR_COLUMNS = 50
+"""Columns of a terminal for a progress bar and its counts, beside what the bar says."""
 
 EPOCH_SUMS = ("losses_in_sum", "epoch_loss_sum", "epoch_steps")
 """Attributes of a recorder that a checkpoint in mid-epoch holds, besides `loss_sum`."""
@@ -71,7 +74,8 @@ class Recorder:
             desc=f"epoch {self.loader.epoch + 1}/{self.cfg.epochs}",
             initial=self.loader.batches_done,
             total=len(self.loader),
-            unit="step",
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+            dynamic_ncols=True,
             leave=False,
             mininterval=0.5,
             disable=not (self.cfg.log.progress and sys.stderr.isatty()),
@@ -117,15 +121,28 @@ class Recorder:
         points = {"train/loss": loss, "train/lr": self.lr, "train/grad_norm": self.grad_norm.item()}
         points |= self.speed.values()
         self.loggers.log(points, step_number)
-        line = f"loss {loss:.4f}"
-        if self.timing.num_images:
-            line += f", {self.timing.speed()}, {bottleneck(points)}"
-        self.bar.set_postfix_str(line, refresh=False)
-        if self.bar.disable and step_number % self.steps_between_lines == 0:
+        if self.group.rank == 0:
+            self.show(step_number, loss, points)
+
+    def show(self, step_number: int, loss: float, points: dict[str, float]) -> None:
+        """Show the values of a log point: beside the progress bar, or in a line of their own."""
+        values, timing = [f"loss {loss:.4f}"], self.timing
+        if not self.bar.disable:
+            if timing.num_images:
+                values += [timing.speed(), bottleneck(points).partition(":")[0]]
+            room = (self.bar.format_dict["ncols"] or 80) - BAR_COLUMNS
+            while len(values) > 1 and len(", ".join(values)) > room:
+                values.pop()
+            self.bar.set_postfix_str(", ".join(values), refresh=False)
+        elif step_number % self.steps_between_lines == 0:
             if time.monotonic() - self.last_line < SECONDS_BETWEEN_LINES:
                 self.steps_between_lines *= 2
             self.last_line = time.monotonic()
-            log.info("step %d: %s", step_number, line)
+            total = num_steps(self.cfg, self.loader)
+            if timing.num_images:
+                left = timing.time_of(total - step_number)
+                values += [timing.speed(), f"{left} left", bottleneck(points)]
+            log.info("step %d of %d: %s", step_number, total, ", ".join(values))
 
     def count_bad_samples(self) -> None:
         """Exchange the bad samples that ranks found; `data.max_bad_samples` limits all together."""
@@ -169,10 +186,12 @@ class Recorder:
         self.loggers.log({f"val/{name}": image for name, image in images.items()}, step_number)
 
     def log_validation(self, metrics: dict[str, float], step_number: int) -> None:
-        """Log the metrics of a validation."""
-        self.loggers.log(metrics, step_number)
-        loss = {"train/loss": self.epoch_loss_sum / self.epoch_steps} if self.epoch_steps else {}
+        """Log the metrics of a validation, and the mean loss of the epoch's steps so far."""
+        values = metrics
+        if self.epoch_steps:
+            values = {"train/epoch_loss": self.epoch_loss_sum / self.epoch_steps} | metrics
+        self.loggers.log(values, step_number)
         place = f"epoch {self.loader.epoch + 1} of {self.cfg.epochs}"
         if not is_finished(self.loader):
             place += f", step {self.loader.batches_done} of {len(self.loader)}"
-        log.info("%s: %s", place, metrics_text(loss | metrics))
+        log.info("%s: %s", place, metrics_text(values))

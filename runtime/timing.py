@@ -37,7 +37,8 @@ class Timing:
 
     Attributes:
         seconds: seconds so far, by phase.
-        num_images: number of training images of all ranks after the first step.
+        num_images, num_steps: number of training images of all ranks, and of steps, after the first
+            step.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Timing:
         self.device, self.clock, self.record_event = device, clock, record_event
         begin = psutil.Process().create_time() if _previous_end is None else _previous_end
         self.seconds = {"start_up": time.time() - begin}
-        self.num_images = 0
+        self.num_images = self.num_steps = 0
         self.mark = clock()
         # For each wait for a batch since the device was last known to be finished: seconds on the
         # host, begin and end on the device.
@@ -75,6 +76,7 @@ class Timing:
         """Count the images of a step of all ranks; speeds leave out the first step."""
         if "first_step" in self.seconds:
             self.num_images += num_images
+            self.num_steps += 1
 
     def end_step(self) -> None:
         """End a step on the host.
@@ -119,8 +121,13 @@ class Timing:
         return self.seconds.get("data_wait", 0.0) / self.train_s if self.train_s else 0.0
 
     def speed(self) -> str:
-        """Return the speed as text, such as `120 images/s`."""
-        return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} images/s"
+        """Return the speed as text, such as `120 samples/s`."""
+        return f"{self.images_per_s:.{0 if self.images_per_s >= 10 else 1}f} samples/s"
+
+    def time_of(self, num_steps: int) -> str:
+        """Return the time that so many steps take at the speed so far, such as `0:03:12`."""
+        minutes, seconds = divmod(round(num_steps * self.train_s / self.num_steps), 60)
+        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def bottleneck(speeds: dict[str, float]) -> str:

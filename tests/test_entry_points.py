@@ -150,7 +150,9 @@ def test_tensorboard_has_every_promised_tag_and_setting_and_the_line_of_an_epoch
     for metric in ("val/loss", "val/top1", "val/top5"):
         assert metric.encode() in contents["_hparams_/experiment"], metric
 
-    values = {"train/loss": sum(values_of(plain, "train/loss")) / 20}
+    values = {"train/epoch_loss": sum(values_of(plain, "train/loss")) / 20}
+    [(step, loss)] = scalars_of(plain, "train/epoch_loss")
+    assert (step, loss) == (20, pytest.approx(values["train/epoch_loss"]))
     values |= {name: summary_of(plain)[name] for name in ("val/loss", "val/top1", "val/top5")}
     listed = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
     assert f"INFO epoch 1 of 4, step 20 of 125: {listed}\n" in (plain / "train.log").read_text()

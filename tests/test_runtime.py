@@ -1,6 +1,14 @@
 """Parts of `runtime/` by themselves."""
 
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 from unittest.mock import MagicMock, Mock
@@ -172,6 +180,20 @@ def test_a_run_that_was_killed_between_two_log_points_logs_the_mean_of_all_steps
     assert run.recorder.epoch_loss_sum == sum(range(11))
 
 
+def test_at_the_end_of_an_epoch_the_mean_loss_of_its_steps_is_beside_that_of_the_last_ones(
+    run_of, tmp_path
+) -> None:
+    run = run_of("log.every_steps=5", "log.images=0", "max_steps=12", "log.to=[csv,tensorboard]")
+    for step, _ in enumerate(run.batches(run.loader), 1):
+        run.step(torch.tensor(float(step)), torch.zeros(()))
+    task = build_task(run.cfg, run.loader)
+    run.epoch(task, torch.ones(task.num_sums, dtype=torch.float64))
+    run.finish()
+    assert scalars_of(tmp_path, "train/loss") == [(5, 3.0), (10, 8.0), (12, 11.5)]
+    assert scalars_of(tmp_path, "train/epoch_loss") == [(12, 6.5)]
+    assert "12,train/epoch_loss,6.5" in (tmp_path / "metrics.csv").read_text().splitlines()
+
+
 def test_after_a_validation_an_epoch_goes_on_with_the_batches_read_ahead(run_of) -> None:
     run = run_of("validation.every_steps=4", "global_batch_size=1000", "epochs=2", "log.images=0")
     begun = run.loader.finished_batches = Mock(side_effect=run.loader.finished_batches)
@@ -206,10 +228,74 @@ def test_lines_of_progress_are_evenly_spaced_and_become_rarer(run_of, caplog) ->
         run.step(torch.zeros(()), torch.zeros(()))
     run.recorder.loggers.close()
     lines = [line.getMessage() for line in caplog.records]
-    steps = [int(line.split()[1][:-1]) for line in lines if line.startswith("step ")]
+    steps = [int(line.split()[1]) for line in lines if line.startswith("step ")]
     assert steps[0] == 2
     assert len(steps) < 10
     assert all(step % (step - before) == 0 for before, step in pairwise(steps))
+
+
+@pytest.mark.parametrize(
+    ("options", "total", "left"),
+    [
+        (["epochs=3"], 30, ["0:25:00", "0:20:00"]),
+        (["epochs=3", "max_steps=14"], 14, ["0:09:00", "0:04:00"]),
+        (["epochs=200"], 2000, ["33:15:00", "33:10:00"]),
+    ],
+)
+def test_a_line_of_progress_has_the_steps_of_the_whole_run_and_the_time_left(
+    options, total: int, left: list[str], run_of, caplog
+) -> None:
+    """Of a minute each; the run is stopped in step 7 and resumed."""
+    caplog.set_level("INFO")
+    clock = Mock(return_value=0.0)
+    options += ["global_batch_size=1000", "log.every_steps=5", "log.images=0", "resume=auto"]
+    for steps in (range(1, 8), range(8, 11)):
+        run = run_of(*options, "checkpoint.every_steps=7", clock=clock)
+        run.resume()
+        for _, _ in zip(steps, run.batches(run.loader), strict=False):
+            clock.return_value += 60
+            run.step(torch.zeros(()), torch.zeros(()))
+        run.writer.wait()
+        run.recorder.loggers.close()
+    lines = re.findall(r"step (\d+) of (\d+): .*, (\d+:\d\d:\d\d) left", caplog.text)
+    assert lines == [("5", f"{total}", left[0]), ("10", f"{total}", left[1])]
+
+
+@pytest.mark.parametrize(
+    ("columns", "has_speed", "has_cause"),
+    [(60, False, False), (80, True, False), (120, True, True)],
+)
+def test_the_progress_bar_and_what_it_says_fit_into_a_terminal(
+    columns: int, has_speed: bool, has_cause: bool, run_of, monkeypatch
+) -> None:
+    """At 12,800 samples/s, in an epoch of 156 steps, of 90."""
+    now = 0.0
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with open(end, "w", encoding="utf-8") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        run = run_of("epochs=90", "max_steps=120", "log.images=0", clock=lambda: now)
+        for _ in run.batches(run.loader):
+            now += 0.005
+            run.step(torch.tensor(12.3456), torch.zeros(()))
+            if run.step_number == 120:
+                run.recorder.bar.refresh()
+        run.recorder.loggers.close()
+    written = b""
+    with suppress(OSError):  # at the end
+        while True:
+            written += os.read(terminal, 1 << 16)
+    os.close(terminal)
+    frames = written.decode().rstrip("\r ").split("\r")
+    assert all(len(frame) < columns for frame in frames)
+    before, bar, after = frames[-1].split("|")
+    assert len(bar) >= 5
+    assert before.startswith("epoch 1/90")
+    assert "120/156" in after
+    assert "loss 12.3456" in after
+    assert after.endswith("]")  # it is not cut
+    assert ("12800 samples/s" in after) == has_speed
+    assert ("-bound" in after) == has_cause
 
 
 def test_a_run_logs_how_busy_its_gpu_is_and_says_what_limits_it(run_of, tmp_path, caplog) -> None:
