@@ -31,6 +31,10 @@ RENAMED = {
     "optimizer.momentum": "optimizer.kwargs.momentum",
     "loader.reader": "loader=dali_reader, in place of native",
 }
+HYDRA_OPTIONS = {"-h", "-c", "-r", "-p", "-m", "-sc", "-cp", "-cn", "-cd", "-i", "--", "--help"}
+HYDRA_OPTIONS |= {"--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--info"}
+HYDRA_OPTIONS |= {"--multirun", "--shell-completion", "--config-path", "--config-name"}
+HYDRA_OPTIONS |= {"--config-dir", "--experimental-rerun"}
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
 OF_A_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}
 OF_A_PATH |= {errno.ENOSPC, errno.EDQUOT}
@@ -40,6 +44,23 @@ def with_home(argument: str) -> str:
     """Return `key=~/path` with the home folder for `~`, which shells leave after most keys."""
     home = str(Path.home())
     return re.sub("^([^=]+=[\"']?)~(?=/)", lambda found: found[1] + home, argument)
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise UserError for an argument of a script that is neither an override nor Hydra's option.
+
+    Hydra would print its usage without the fix, and ignore `~epochs`.
+    """
+    for place, argument in enumerate(arguments):
+        key, equals, value = argument.lstrip("-~").partition("=")
+        if argument.startswith("-") and argument.partition("=")[0] not in HYDRA_OPTIONS:
+            value = value if equals else _value_after(arguments, place)
+            near = "" if key in _keys_and_groups() else nearest(key, _keys_and_groups())
+            raise UserError(f"{argument}: keys have no dashes; write {key}={value}{near}")
+        if argument.startswith("~") and key in _keys_and_groups():
+            raise UserError(
+                f"{argument}: {key} cannot be removed; leave it out, or set {key}=VALUE"
+            )
 
 
 def load_config(overrides: Sequence[str]) -> Config:
@@ -129,6 +150,8 @@ def _explain_config(error: Exception) -> str:
     """Return the message for an error of Hydra or OmegaConf."""
     if isinstance(error, OverrideParseException):
         key = error.override.partition("=")[0]
+        if word := _in_one_word(error.override):
+            return f"{error.override}: not a KEY=VALUE; write {word}, without spaces"
         return (
             f"{error.override}: not a KEY=VALUE that Hydra can read; write lists without spaces, "
             f"and other text in quotes within quotes: '{key}=\"VALUE\"'"
@@ -149,9 +172,38 @@ def _explain_config(error: Exception) -> str:
             return f"{key} is not set by the file of its group{near}; +{key}=VALUE adds it"
         if key in RENAMED:
             return f"{key} is now {RENAMED[key]}"
-        keys = owners_of_keys()
-        if owners := keys.get(key):
+        if owners := owners_of_keys().get(key):
             return f"{key} is a key of {' and '.join(owners)}; set that, or leave {key} out"
-        return f"{key} is not a key of the configuration{nearest(key, keys)}"
+        near = nearest(key, _keys_and_groups()) or "; docs/configuration.md describes all keys"
+        return f"{_argument_of(key)}: {key} is not a key of the configuration{near}"
     said = str(cause).splitlines()[0].rstrip(".")
+    if found := re.match(r"Could not append to .* at '(.+)'|Multiple values for (.+)\. To", said):
+        taken = found[1] or found[2]
+        if (given := _argument_of(taken)).startswith("+"):
+            return f"{given}: {taken} has a value already; leave out the +: {given.lstrip('+')}"
     return f"{key + ': ' if key else ''}{said}; docs/configuration.md describes all keys"
+
+
+def _keys_and_groups() -> list[str]:
+    return [*owners_of_keys(), *(field.name for field in fields(Config)), "experiment"]
+
+
+def _argument_of(key: str) -> str:
+    """Return the argument of the command line that sets a key, such as `+epochs=3`, or the key."""
+    arguments = [x for x in sys.argv[1:] if x.lstrip("+").partition("=")[0] == key]
+    return [*arguments, key][0]
+
+
+def _value_after(arguments: Sequence[str], place: int) -> str:
+    """Return the argument after a place if it may be the value of a key there, else `VALUE`."""
+    following = [*arguments[place + 1 : place + 2], ""][0].lstrip("=")
+    return following if following and "=" not in following else "VALUE"
+
+
+def _in_one_word(argument: str) -> str | None:
+    """Return `epochs=3` for one of the arguments `epochs 3` or `epochs= 3`; None for others."""
+    words = sys.argv[1:] if argument in sys.argv[1:] else [argument]
+    place = words.index(argument)
+    if place and words[place - 1].endswith("="):
+        return words[place - 1] + argument
+    return f"{argument}={_value_after(words, place)}" if argument in _keys_and_groups() else None

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from conf.check import check_batch_size
-from conf.cli import to_config, user_errors, with_home
+from conf.cli import check_arguments, to_config, user_errors, with_home
 from conf.schema import Config, register_choices
 from runtime.memory import memory_explained
 from runtime.setup import num_processes
@@ -54,6 +54,7 @@ def run_main(main: Callable[[], None]) -> None:
 
         OmegaConf.register_new_resolver("run_stamp", ranks.run_stamp, replace=True, use_cache=True)
     with user_errors(before_end):
+        check_arguments(sys.argv[1:])
         main()
 
 
