@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 
 from conf.cli import user_errors
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.options import parse_options
 from loaders.common import num_samples, tensors_of
 
@@ -213,7 +213,7 @@ def compare_runs(one: Path, two: Path) -> bool:
             values = f"{first[key].item():.7g} and {second[key].item():.7g}"
             print(f"the logs differ from step {key[0] + 1} on: {key[1]} {values}")
             return True
-    print(f"the logs are equal to 1e-6 in {len(shared)} values")
+    print(f"the logs are equal to 1e-6 in {counted(len(shared), 'value')}")
     return False
 
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from PIL import Image
 from tqdm import tqdm
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.files import write_atomically
 from conf.options import parse_options
 from loaders import Loader, build_loaders
@@ -141,7 +141,7 @@ def main() -> None:
         with write_atomically(path.with_suffix(".metrics.json")) as temporary:
             temporary.write_text(json.dumps(metrics, indent=2) + "\n")
     num_broken = sum(bool(line[-1]) for line in lines)
-    last = f"{len(lines)} samples, {num_broken} of them broken: {path}"
+    last = f"{counted(len(lines), 'sample')}, {num_broken} of them broken: {path}"
     print("; ".join([last, f"weights {trained.weights_file}", *loader.info.description]))
 
 

@@ -1,9 +1,9 @@
-"""List the runs of a folder: `python runs.py`, `python runs.py outputs/train sort=images/s`.
+"""List the runs of a folder: `python runs.py`, `python runs.py outputs/train sort=samples/s`.
 
 One table for each data set, number of validation samples and task, those on synthetic data last.
 Each run has the best value of the metric that chooses the best epoch, training speed, folder and
 changed settings, which are below if the line would be too long. What all runs of a table have set
-is above it. The best run is on top; `sort=` takes `best`, `images/s`, `name` or a metric of
+is above it. The best run is on top; `sort=` takes `best`, `samples/s`, `name` or a metric of
 `summary.json`, such as `val/loss` (smallest on top). Runs that differ in nothing but `data.fold`
 have one more line, above all runs, with means and the metric's standard deviation over the folds.
 Runs that did not end show no values.
@@ -24,7 +24,7 @@ import yaml
 
 from conf.cli import user_errors
 from conf.credentials import masked
-from conf.errors import UserError
+from conf.errors import UserError, counted
 
 MAX_WIDTH = 110
 """Of a run's columns; if they are wider, the settings are below."""
@@ -115,7 +115,7 @@ def listing(rows: list[Row], key: str) -> str:
 
     tables = []
     for (_, data, count), some in groupby(sorted(rows, key=group), group):
-        title = f"{data}: {count:,} validation samples" if count else data
+        title = f"{data}: {counted(count, 'validation sample')}" if count else data
         found = list(some)
         ordered = in_order(means_over_folds(found), key) + in_order(found, key)
         tables.append("\n".join([title] * bool(title) + table(ordered, key)))
@@ -152,7 +152,7 @@ def in_order(rows: list[Row], key: str) -> list[Row]:
 
     def place(row: Row) -> tuple[Any, ...]:
         metric = row.metric if key == "best" else key
-        value = row.images_per_s if key == "images/s" else row.score(metric)
+        value = row.images_per_s if key == "samples/s" else row.score(metric)
         if value is None or math.isnan(value):
             return True, "", 0, row.folder
         return False, metric, -value, row.folder
@@ -163,9 +163,9 @@ def in_order(rows: list[Row], key: str) -> list[Row]:
 def table(rows: list[Row], key: str) -> list[str]:
     first = rows[0].settings if len(rows) > 1 else ()
     shared = [setting for setting in first if all(setting in row.settings for row in rows)]
-    shown = [("best", "images/s", "run", "settings")]
+    shown = [("best", "samples/s", "run", "settings")]
     for row in rows:
-        metric = key if "/" in key and key != "images/s" else row.metric
+        metric = key if "/" in key and key != "samples/s" else row.metric
         value = f"{metric} {row.best[metric]:.4f}" if metric in row.best else "-"
         value += f" ± {row.deviation[metric]:.4f}" if metric in row.deviation else ""
         speed = f"{row.images_per_s:,.0f}" if row.images_per_s else "-"
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str]) -> None:
     rows = read_runs([file.parent for file in root.rglob("config.yaml")], root)
     if not rows:
         raise UserError(f"there are no runs below {root}; give the folder that holds the runs")
-    known = {"best", "images/s", "name"}.union(*(row.best for row in rows))
+    known = {"best", "samples/s", "name"}.union(*(row.best for row in rows))
     if key not in known:
         raise UserError(f"sort={key} is unknown; use one of {', '.join(sorted(known))}")
     print(listing(rows, key))

@@ -34,7 +34,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 import runs
 from conf.cli import user_errors
 from conf.credentials import masked
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.options import parse_options
 
 NUM_LOG_LINES = 12
@@ -185,8 +185,8 @@ def environments(jobs: int, num_ranks: int, on_cpu: bool) -> list[dict[str, str]
         return [{"OMP_NUM_THREADS": str(max(1, num_threads)), **os.environ}] * jobs
     if len(gpus) < jobs * num_ranks:
         raise UserError(
-            f"jobs={jobs} of {num_ranks} ranks need {jobs * num_ranks} GPUs, "
-            f"but there are {len(gpus)}; use fewer, or device=cpu"
+            f"jobs={jobs} of {counted(num_ranks, 'rank')} needs {jobs * num_ranks} GPUs, "
+            f"but the number of visible GPUs is {len(gpus)}; use fewer jobs, or device=cpu"
         )
     places = [gpus[place * num_ranks :][:num_ranks] for place in range(jobs)]
     return [{**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(place)} for place in places]
@@ -208,7 +208,8 @@ def combinations(overrides: list[Override]) -> list[dict[str, str]]:
 def main(arguments: Sequence[str]) -> None:
     sweep = Sweep(arguments)
     num_ended = len(sweep.trials) - len(sweep.waiting)
-    print(f"{sweep.out}: {sweep.num_trials} runs, {num_ended} have ended already", flush=True)
+    trials = counted(sweep.num_trials, "run")
+    print(f"{sweep.out}: {trials}, {num_ended} ended already", flush=True)
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
             signal.signal(each, sweep.stop)

@@ -67,6 +67,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def counted(number: int, name: str) -> str:
+    """Return a number of things as text, such as `2 steps` or `1 class`."""
+    plural = "" if number == 1 else "es" if name.endswith("s") else "s"
+    return f"{number:,} {name}{plural}"
+
+
 def first_few(names: Iterable[str], most: int = 6) -> str:
     """Return the first items and the number of the others, such as `a, b, c and 4 more`."""
     names = list(names)

@@ -16,6 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from conf.cli import load_config, user_errors
+from conf.errors import counted
 from conf.options import parse_options
 from conf.schema import DataConfig
 from loaders.common import cpus_per_rank
@@ -71,7 +72,7 @@ def main() -> None:
     for path, reason in problems.items():
         # Names that are not UTF-8 cannot be printed.
         print(os.fsencode(f"{path}: {reason}").decode(errors="backslashreplace"))
-    print(f"{num_files} files were decoded, {len(problems)} problems were found")
+    print(f"decoded {counted(num_files, 'file')}, found {counted(len(problems), 'problem')}")
     sys.exit(bool(problems))
 
 

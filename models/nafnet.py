@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 
 
 class NAFNet(nn.Module):
@@ -31,8 +31,8 @@ class NAFNet(nn.Module):
         super().__init__()
         if num_outputs != in_channels:
             raise UserError(
-                f"model=nafnet returns images of {in_channels} channels, as its inputs; the task "
-                f"needs {num_outputs} outputs: use model=unet for masks, torchvision for labels"
+                f"model=nafnet returns images of {counted(in_channels, 'channel')}, as its inputs; "
+                f"the task needs {num_outputs}: use model=unet for masks, torchvision for labels"
             )
         if width < 1 or scale < 1 or min(num_blocks, default=0) < 1:
             raise UserError(f"{width=}, {num_blocks=}, {scale=}: use 1 or more for each number")

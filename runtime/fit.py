@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.errors import ONE_SAMPLE, UserError, cause_of
+from conf.errors import ONE_SAMPLE, UserError, cause_of, counted
 from loaders.common import num_samples, part, tensors_of
 from runtime.memory import is_out_of_memory, local
 from runtime.run import Run
@@ -34,8 +34,9 @@ def find(run: Run, model: nn.Module, task: Task, place: dict[str, Any], batch: A
     for number in (n for n in range(1, share + 1) if share % n == 0):
         fits = run.group.gather(trial(run, model, task, batch, number))
         if all(fits):
-            parts = f"{share // number} of {share} samples a rank (global_batch_size={batch_size})"
-            log.info("accumulate_steps=auto: %d parts with %s", number, parts)
+            size = f"{share // number} of {counted(share, 'sample')} a rank"
+            parts = f"{counted(number, 'part')} with {size} (global_batch_size={batch_size})"
+            log.info("accumulate_steps=auto: %s", parts)
             run.progress.micro_batches = {"number": number, "place": place}
             run.timing.lap("fitting")
             return number

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from conf.errors import UserError, unknown_name
+from conf.errors import UserError, counted, unknown_name
 from conf.schema import Config, OptimizerConfig
 from runtime.parameter_groups import parameter_groups
 from runtime.shards import is_sharded
@@ -49,8 +49,8 @@ def build_optimizer(
         warmup_steps = round(options.warmup_epochs * steps_per_epoch)
     elif warmup_steps >= total_steps:
         raise UserError(
-            f"optimizer.warmup_steps={warmup_steps} is not less than the {total_steps} steps "
-            f"of epochs={cfg.epochs}; use a smaller value"
+            f"optimizer.warmup_steps={warmup_steps} is not less than the "
+            f"{counted(total_steps, 'step')} of epochs={cfg.epochs}; use a smaller value"
         )
     steps_left = max(1, total_steps - warmup_steps)  # none if less than half a step is left
 

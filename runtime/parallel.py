@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.schema import Config
 
 log = logging.getLogger(__name__)
@@ -27,9 +27,9 @@ def visible_gpus(cfg: Config, device: torch.device) -> list[int]:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus and device.type != "cuda":
         raise UserError(
-            f"device={device}, but train_dp.py uses all {num_gpus} visible GPUs; set "
+            f"device={device}, but train_dp.py uses all visible GPUs ({num_gpus}); set "
             "CUDA_VISIBLE_DEVICES= (empty) to train on the CPU, or use train.py"
         )
     if num_gpus < 2:
-        log.info("DataParallel with %d GPUs is no faster than train.py", num_gpus)
+        log.info("DataParallel with %s is no faster than train.py", counted(num_gpus, "GPU"))
     return sorted(range(num_gpus), key=lambda number: number != device.index)

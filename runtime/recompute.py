@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from conf.errors import counted
 from runtime.blocks import blocks_of, has_layers
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def recompute(model: nn.Module) -> nn.Module:
             own, count = type(block), count + 1
             block.__class__ = type(f"Recomputed{own.__name__}", (Recomputed, own), {})
     level = logging.INFO if count else logging.WARNING
-    log.log(level, "backward computes %d blocks of the model again", count)
+    log.log(level, "backward computes %s of the model again", counted(count, "block"))
     return model
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from conf.check import changed_of
 from conf.credentials import masked
+from conf.errors import counted
 from conf.files import write_atomically
 from conf.schema import Config
 from loaders import Loader
@@ -115,7 +116,11 @@ class Report:
             log.info("%s in training, %s", speed.timing.speed(), advice)
         if slow:
             log.info("%s", slow)
-        log.info("best: %s", metrics_text(progress.best_metrics) or "no epoch was validated")
+        if progress.best_metrics:
+            best = metrics_text(progress.best_metrics)
+            log.info("best by %s: %s", progress.best_metric, best)
+        else:
+            log.info("best: no epoch was validated")
         log.info("logs and checkpoints: %s", self.run_dir)
 
 
@@ -166,8 +171,3 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
         if key not in ("output_dir", "name", "resume"):
             changed[key] = value if isinstance(value, int | float | bool) else str(value)
     return masked(changed)
-
-
-def counted(number: int, name: str) -> str:
-    """Return a number of things as text, such as `2 steps`."""
-    return f"{number:,} {name}{'s' * (number != 1)}"

@@ -10,6 +10,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import Tensor
 
+from conf.errors import counted
 from conf.schema import Config
 from loaders import Loader
 from runtime import memory, preemption
@@ -263,7 +264,8 @@ class Run:
         patience, count = self.cfg.early_stopping.patience, self.progress.epochs_without_best
         if patience is not None and count >= patience:
             name = self.progress.best_metric
-            log.info("early stopping: no better %s in %d validations", name, count)
+            validations = counted(count, "validation")
+            log.info("early stopping: no better %s in %s", name, validations)
             return True
         return self._is_at_max_steps()
 

@@ -104,7 +104,7 @@ def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER)
     given = torch.device(name).index
     index = local_rank if given is None else given
     if index >= num_gpus:
-        fix = f"start at most {num_gpus} processes per machine or use" if num_gpus else "use"
+        fix = f"use --nproc_per_node={num_gpus} or" if num_gpus else "use"
         raise UserError(
             f"device={name} with local_rank={local_rank} needs GPU {index}, but the number of "
             f"visible GPUs is {num_gpus}; {fix} device=cpu"

@@ -65,12 +65,15 @@ def test_system_folders_are_skipped_and_other_endings_are_counted(options, tmp_p
     assert [[*index.files[0]] for index in (loader.index, val.index)] == before
     told = "\n".join(loader.info.description)
     assert all(text in told for text in ("3 files", "2 .heic", "1 no ending"))
-    for path in others:
+    for path in others[1:]:
         path.unlink()
+    one = "\n".join(loaders_of(*options, "global_batch_size=2")[0].info.description)
+    assert "1 file left out" in one
+    others[0].unlink()
     next(root.glob("c/*")).rename(root / "c" / "phone.JFIF")
     loader, val = loaders_of(*options, "global_batch_size=2")
     assert len(loader.index) + len(val.index) == 12
-    assert "files are left out" not in "\n".join(loader.info.description)
+    assert "left out" not in "\n".join(loader.info.description)
 
 
 SPLIT = {f"{split}/{name}/1.png": 8 for split in ("train", "val") for name in "ab"}
@@ -79,10 +82,10 @@ SPLIT = {f"{split}/{name}/1.png": 8 for split in ("train", "val") for name in "a
 @pytest.mark.parametrize(
     ("layout", "widths", "shown"),
     [
-        ("data=imagefolder", {"a/1.png": 8, "b/.hidden.png": 8}, ["1 class folders", ": b;"]),
+        ("data=imagefolder", {"a/1.png": 8, "b/.hidden.png": 8}, ["1 class folder ", ": b;"]),
         ("data=imagefolder", {"set/0/1.png": 8, "set/1/1.png": 8}, ["1 of 1", "/d/set, "]),
         ("data=imagefolder", {"a/1.png": 8, "b/c/1.png": 8}, ["1 of 2", ": b;", "data.root"]),
-        ("data=imagefolder", {"a/1.png": 8}, ["1 classes (a)"]),
+        ("data=imagefolder", {"a/1.png": 8}, ["1 class (a)"]),
         ("data=imagefolder", {"Train/a/1.png": 8, "train/a/1.png": 8}, ["Train and train"]),
         (
             "data=imagefolder",

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf.errors import counted
+from loaders.targets import RegressionTargets
 from tests.images import Data, common, loaders_of, make_photos, reading, save, save_tiff, smooth
 from tests.parts import rows_of
 
@@ -73,3 +75,10 @@ def test_the_inputs_and_their_way_are_described(
     assert found == f"inputs: {line}"
     assert warned in caplog.text
     assert bool(warned) == bool(caplog.text)
+
+
+def test_one_thing_has_no_plural() -> None:
+    told = [counted(number, name) for number in (0, 1, 2000) for name in ("step", "class")]
+    assert told == ["0 steps", "0 classes", "1 step", "1 class", "2,000 steps", "2,000 classes"]
+    ages = RegressionTargets(np.zeros((3, 1), np.float32), ("age",))
+    assert ages.describe() == "1 number (age)"

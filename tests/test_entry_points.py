@@ -59,6 +59,8 @@ def test_entry_points_run_with_each_loader(script: str, loader: str, tmp_path) -
     printed = train(script, output, *SHORT, loader, *["amp.dtype=bfloat16"] * is_low)
     assert f"logs and checkpoints: {output}" in printed
     assert "epoch 1/1" not in printed  # a progress bar, which is for terminals
+    assert "best by val/top1: val/loss " in printed
+    assert "images/s" not in printed  # samples may be none
     names = {path.name for path in output.glob("[!.e]*")}  # without events.*
     assert names == {"checkpoints", "config.yaml", "run.json", "summary.json", "train.log"}
     assert events_of(output).Tags()["images"] == []

@@ -126,8 +126,8 @@ def test_quotes_byte_order_marks_and_blank_lines_are_read(images: Path, tmp_path
 @pytest.mark.parametrize(
     ("header", "good", "wrong", "shown"),
     [
-        ("path,label", "", "", ["12 empty", "line 2", "line 7", "6 more"]),
-        ("path,label", "a", "nan", ["1 empty", "line 6 (label: 'nan')"]),
+        ("path,label", "", "", ["12 cells without", "line 2", "line 7", "6 more"]),
+        ("path,label", "a", "nan", ["1 cell without", "line 6 (label: 'nan')"]),
         ("path,label", "a;b", "a;None", ["line 6 (label: 'a;None')"]),
         ("path,label,label", "a,x", "b,y", ["columns label;"]),
         ("path;label", "a", "b", ["';'", "commas"]),
@@ -137,7 +137,7 @@ def test_quotes_byte_order_marks_and_blank_lines_are_read(images: Path, tmp_path
         ("path,label,split", "a;b,train", "a;x;y,val", ["line 6 (x;y)"]),
         ("path,label", "0.5", "n/a", ["line 6 (n/a)", "data.label_kind"]),
         ("path,label", "a", "b,c", ["2 cells", "line 6 (3)", "quotes"]),
-        ("path,a,b", "1,0", "2,0", ["1 cells of a", "line 6 (2)"]),
+        ("path,a,b", "1,0", "2,0", ["1 cell of a ", "line 6 (2)"]),
     ],
 )
 def test_wrong_lines_are_named(header, good, wrong, shown, images, tmp_path) -> None:
@@ -155,7 +155,7 @@ def test_classes_without_a_training_sample_are_named(images: Path, tmp_path) -> 
             train, _ = index_of(*options_of(images, table, *overrides))
             if not any("cow" in names for names in labels_by_number(train).values()):
                 break
-        assert "1 classes have no training sample: cow" in train.notes
+        assert "1 class without a training sample: cow" in train.notes
 
 
 def test_missing_files_and_double_paths_are_named(images: Path, tmp_path) -> None:

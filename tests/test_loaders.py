@@ -99,7 +99,7 @@ def test_with_num_workers_auto_the_fastest_setting_is_chosen(
         assert all(map(torch.equal, batch, other))
     chosen = measured.cfg.loader
     assert cfg.loader.num_workers == "auto"  # what the user gave stays as it is
-    speeds = caplog.text.partition("images/s by setting: ")[2].split(", ")
+    speeds = caplog.text.partition("samples/s by setting: ")[2].split(", ")
     with_workers = {"loader.num_workers=" in speed for speed in speeds}
     assert with_workers == ({False, True} if loader == "pytorch" else {False})
     images_per_s = {name: int(speed) for name, _, speed in (s.rpartition(" ") for s in speeds)}

@@ -44,7 +44,7 @@ def test_a_run_is_listed_with_its_settings_best_metric_and_speed(tmp_path) -> No
     (tmp_path / "no run").mkdir()
     [[title, *header, line, settings]] = listed(tmp_path)
     assert title.startswith("data=mnist_mini data.root=data task=classification: 2,000 ")
-    assert " ".join(header).split() == ["best", "images/s", "run", "settings"]
+    assert " ".join(header).split() == ["best", "samples/s", "run", "settings"]
     summary = summary_of(run)
     best, speed = summary["best"]["val/top1"], summary["perf/images_per_s"]
     assert line.split()[:4] == ["val/top1", f"{best:.4f}", f"{speed:,.0f}", "train/short"]
@@ -57,12 +57,12 @@ def test_runs_are_sorted_by_any_metric(tmp_path) -> None:
         write_run(tmp_path / name, {"val/top1": value, "val/loss": loss}, speed=speed)
     write_run(tmp_path / "killed", {"val/top1": 0.9})
     (tmp_path / "killed" / "summary.json").unlink()
-    orders = {"best": "bca", "val/loss": "cba", "name": "abc", "images/s": "bac"}
+    orders = {"best": "bca", "val/loss": "cba", "name": "abc", "samples/s": "bac"}
     for key, expected in orders.items():
         [[_, _, _, *lines, killed]] = listed(tmp_path, f"sort={key}")
         assert [line.split()[-2] for line in lines] == [*expected], key
         assert killed.split() == ["-", "-", "killed", "-"]
-    with refused("sort=val/top3 is unknown; use one of best, images/s, name, val/loss"):
+    with refused("sort=val/top3 is unknown; use one of best, name, samples/s, val/loss"):
         listed(tmp_path, "sort=val/top3")
 
 

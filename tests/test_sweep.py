@@ -84,7 +84,7 @@ def test_every_combination_runs_once_and_what_was_killed_or_failed_again(
     said = run(*arguments, code=1)
     assert said.count("failed with exit code -9; out/lr_0.") == 2
     said = run(*arguments)
-    assert "4 runs, 2 have ended already" in said
+    assert "4 runs, 2 ended already" in said
     starts = starts_of(folder)
     names = ["lr_0.1-seed_1", "lr_0.1-seed_2", "lr_0.2-seed_1", "lr_0.2-seed_2"]
     assert list(starts) == names
@@ -92,7 +92,7 @@ def test_every_combination_runs_once_and_what_was_killed_or_failed_again(
     lines = [line for some in starts.values() for line in some]
     assert {(gpu, resume) for gpu, resume, *_ in lines} == {("4", "auto"), ("5", "auto")}
     table = said.splitlines()[-5:]
-    assert table[0].split() == ["best", "images/s", "run", "settings"]
+    assert table[0].split() == ["best", "samples/s", "run", "settings"]
     assert [line.split()[1] for line in table[1:]] == ["0.2000", "0.2000", "0.1000", "0.1000"]
 
 
@@ -100,11 +100,11 @@ def test_a_run_with_another_fixed_override_or_script_is_another_run(folder: Path
     commands = [("train.py", 0), ("train.py", 5), ("mine.py", 5)]
     for number, (script, seed) in enumerate(commands, start=1):
         said = run(f"script={script}", f"seed={seed}", "lr=0.1,0.2")
-        assert "2 runs, 0 have ended already" in said
+        assert "2 runs, 0 ended already" in said
         assert said.splitlines()[-4] == f"all: seed={seed}"
         assert len(list(folder.glob("out/*/summary.json"))) == 2 * number
     said = run("script=train.py", "seed=5", "lr=0.3,0.2,0.1")
-    assert "3 runs, 2 have ended already" in said
+    assert "3 runs, 2 ended already" in said
     assert said.count(": starts") == 1
 
 
@@ -128,7 +128,7 @@ def test_optuna_chooses_by_what_the_runs_before_reached_and_goes_on_later(folder
     run("trials=2", *arguments)
     before = starts_of(folder)
     assert len(before) == 2
-    assert "26 runs, 2 have ended already" in run("trials=26", *arguments)
+    assert "26 runs, 2 ended already" in run("trials=26", *arguments)
     assert ": starts" not in run("trials=9", *arguments)
     starts = starts_of(folder)
     assert {name: starts[name] for name in before} == before

@@ -88,7 +88,7 @@ def test_a_validation_that_was_not_reached_is_made_up_for_and_the_best_is_chosen
     commands = [[*failing, "checkpoint.every_steps=3"], failing, failing]
     commands += [[*common, f"output_dir={output}"] for output in (run, whole)]
     printed = run_all(commands, tmp_path, folder=folder)
-    assert "early stopping: no better val/loss in 1 validations" in printed[1]
+    assert "early stopping: no better val/loss in 1 validation\n" in printed[1]
     assert "nothing to do: the run has ended after epoch 0 (step 6)" in printed[2]
     assert "raise epochs=2 max_steps=11 early_stopping.patience=1" in printed[2]
     assert steps_validated(run) == steps_validated(whole) == [3, 6, 8, 9, 11]

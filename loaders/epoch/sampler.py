@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.check import check_batch_size
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.schema import Config
 from loaders.epoch.order import ORDER, shuffled, stream_key, uniform
 
@@ -87,7 +87,7 @@ class EpochSampler:
         needed = cfg.global_batch_size if train else world_size
         if count < needed:
             raise UserError(
-                f"the data set {name} has {count} samples, fewer than "
+                f"the data set {name} has {counted(count, 'sample')}, fewer than "
                 + (f"global_batch_size={needed}" if train else f"world_size={needed}")
                 + "; use a smaller value or more data"
             )
@@ -191,8 +191,9 @@ class EpochSampler:
         if self.num_bad > self.data.max_bad_samples:
             last = [*self.left_out, *self.bad.values()][-1]
             raise BadFileError(
-                f"{self.num_bad} samples of {self.name} are bad, more than data.max_bad_samples="
-                f"{self.data.max_bad_samples}, the last one: {last}{self.advice}"
+                f"{self.name} has {counted(self.num_bad, 'bad sample')}, more than "
+                f"data.max_bad_samples={self.data.max_bad_samples}, the last one: {last}"
+                f"{self.advice}"
             )
 
     def without_bad(self, rows: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
+from conf.errors import counted
 from loaders.images.headers import FORMATS
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -33,7 +34,9 @@ def decode_mask(content: bytes | bytearray) -> np.ndarray:
             if stored.format == "JPEG":
                 raise ValueError(f"is a JPEG, which changes indices; {wanted}")
             if stored.format == "PNG" and stored.mode == "L" and content[PNG_BITS] < 8:
-                raise ValueError(f"has {content[PNG_BITS]} bits of grey per pixel; {wanted}")
+                raise ValueError(
+                    f"has {counted(content[PNG_BITS], 'bit')} of grey per pixel; {wanted}"
+                )
             if stored.mode not in ("P", "L", "1", "I", "I;16", "I;16B"):
                 raise ValueError(f"is a {kind}; {wanted}")
             image = np.array(stored)

@@ -24,7 +24,7 @@ def read_tiff_header(file: str | BinaryIO) -> Header:
     with TiffFile(file) as tiff:
         page = tiff.pages.first
         if len(tiff.pages) != 1:
-            raise ValueError(f"has {len(tiff.pages)} pages; split it into files of one page")
+            raise ValueError(f"has {len(tiff.pages)} pages, not 1; split it into files of one page")
         if page.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"has pixels of type {page.dtype}; convert them to uint8 or uint16")
         planar = page.planarconfig == 2 and page.samplesperpixel > 1

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.cli import load_config, user_errors
+from conf.errors import counted
 from conf.options import parse_options
 from loaders.index.build import SPLITS, open_splits, write_index
 
@@ -24,7 +25,7 @@ def main() -> None:
     write_index(dict(zip(SPLITS, splits, strict=True)), data, Path(options["out"]))
     for line in splits[0].notes:
         print(line)
-    print(", ".join(f"{len(index):,} samples of {index.name}" for index in splits))
+    print(", ".join(f"{counted(len(index), 'sample')} of {index.name}" for index in splits))
 
 
 if __name__ == "__main__":

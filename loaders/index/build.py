@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conf.credentials import without_credentials
-from conf.errors import UserError, first_few, shown
+from conf.errors import UserError, counted, first_few, shown
 from conf.names import file_of, find
 from conf.schema import DataConfig
 from loaders.index.columns import open_columns, parse_json, replaced_folder, write_columns
@@ -144,7 +144,8 @@ def open_index(data: DataConfig) -> tuple[Index, Index]:
         changed = [why for reasons in found for why in reasons.values()]
         if changed:
             raise UserError(
-                f"{len(changed)} samples of {index.name} are not what data.index={folder} knows: "
+                f"{counted(len(changed), 'sample')} of {index.name} changed since "
+                f"data.index={folder} was made: "
                 f"{first_few(changed)}; make it again: {again}"
             )
     return train, val

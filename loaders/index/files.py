@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from conf.errors import UserError, first_few
+from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
 from loaders.index.folders import IMAGE_ENDINGS, describe_others
 from loaders.index.headers import ImageFiles
@@ -44,14 +44,14 @@ def index_splits(
     )
     if (train.channels, train.dtype) != (val.channels, val.dtype):
         raise UserError(
-            f"{train.name} has {train.channels} channels of {train.dtype}, but {val.name} "
-            f"{val.channels} of {val.dtype}; use images of one kind"
+            f"{train.name} has {counted(train.channels, 'channel')} of {train.dtype}, but "
+            f"{val.name} {val.channels} of {val.dtype}; use images of one kind"
         )
     classes, of_each = getattr(train.target, "classes", ()), train.target.class_counts()
     if of_each is None or of_each.all():
         return train, val
     missing = [name for name, count in zip(classes, of_each, strict=True) if not count]
-    line = f"{len(missing)} classes have no training sample: {first_few(missing)}"
+    line = f"{counted(len(missing), 'class')} without a training sample: {first_few(missing)}"
     return replace(train, notes=(*train.notes, line)), val
 
 
@@ -84,7 +84,7 @@ def file_index(name: str, root: str, sides: tuple[ImageFiles, ...], target: Targ
         other = kinds[wrong[0]]
         raise UserError(
             f"{len(wrong)} of {len(files)} images of {name} differ in channels or bits: "
-            f"{files[0]} has {channels} channels of {bits} bits, {files[wrong[0]]} "
+            f"{files[0]} has {counted(channels, 'channel')} of {bits} bits, {files[wrong[0]]} "
             f"{other['channels']} of {other['bits']}; use images of one kind"
         )
     return Index(

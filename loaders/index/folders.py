@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.errors import first_few
+from conf.errors import counted, first_few
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp")
 SYSTEM_NAMES = (
@@ -50,12 +50,12 @@ def images_below(folder: Path, others: Counter[str] | None = None) -> list[str]:
 
 
 def describe_others(others: Counter[str]) -> tuple[str, ...]:
-    """Return a line with the numbers that `images_below` counted, such as `5 files are left out, as
-    their endings are not those of images: 4 .heic, 1 .txt`; none without files."""
+    """Return a line with the numbers that `images_below` counted, such as `5 files left out, whose
+    endings are not those of images: 4 .heic, 1 .txt`; none without files."""
     if not others:
         return ()
     counts = [f"{count:,} {ending}" for ending, count in others.most_common()]
     return (
-        f"{others.total():,} files are left out, as their endings are not those of images: "
+        f"{counted(others.total(), 'file')} left out, whose endings are not those of images: "
         f"{first_few(counts)}",
     )

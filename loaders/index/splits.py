@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.schema import DataConfig
 from loaders.index.folders import folders_in
 
@@ -109,8 +109,8 @@ def split_by_seed(
         val = order[data.fold :: data.num_folds]
     if not 0 < len(val) < count:
         raise UserError(
-            f"a validation split of {len(val)} of {count} samples leaves one split empty; set "
-            "data.val_fraction, data.val_count or data.num_folds"
+            f"a validation split of {len(val)} of {counted(count, 'sample')} leaves one split "
+            "empty; set data.val_fraction, data.val_count or data.num_folds"
         )
     return np.setdiff1d(order, val), np.sort(val)
 

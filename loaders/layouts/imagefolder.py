@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.errors import UserError, check_utf8, first_few
+from conf.errors import UserError, check_utf8, counted, first_few
 from conf.schema import DataConfig
 from loaders.index import (
     IMAGE_ENDINGS,
@@ -62,14 +62,15 @@ def class_folders(
         empty = [name for name, found in below.items() if not found]
         if empty and split == "train":
             raise UserError(
-                f"{folder} has {len(empty)} class folders without an image "
+                f"{folder} has {counted(len(empty), 'class folder')} without an image "
                 f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
             )
         files += [path for found in below.values() for path in found]
         counts = [len(below.get(name, ())) for name in classes]
         labels[split] = np.repeat(np.arange(len(classes)), counts)
     if len(classes) < 2:
-        raise UserError(f"{root} has {len(classes)} classes ({', '.join(classes)}); use 2 or more")
+        found = f"{counted(len(classes), 'class')} ({', '.join(classes)})"
+        raise UserError(f"{root} has {found}; use 2 or more")
     values = np.concatenate([*labels.values()])
     return index_splits(
         root.name,

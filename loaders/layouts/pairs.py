@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.data.pairs import PairsConfig
-from conf.errors import UserError, first_few
+from conf.errors import UserError, counted, first_few
 from loaders.index import (
     IMAGE_ENDINGS,
     ImageFiles,
@@ -71,8 +71,8 @@ def _pairs_below(folder: Path, data: PairsConfig, others: Counter[str]) -> list[
     unpaired += [targets[stem] for stem in sorted(targets.keys() - inputs.keys())]
     if unpaired:
         raise UserError(
-            f"{len(unpaired)} images in {folder} have no partner: {first_few(unpaired)}; add the "
-            "partners or remove these"
+            f"{folder} has {counted(len(unpaired), 'image')} without a partner: "
+            f"{first_few(unpaired)}; add the partners or remove these"
         )
     if not inputs:
         raise UserError(
@@ -96,9 +96,9 @@ def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:
         i = wrong[0]
         sizes = [f"{height}x{width}" for height, width in (inputs[i], targets[i])]
         raise UserError(
-            f"the images of {len(wrong)} pairs do not have the same size times {max(1, factor)}, "
-            f"such as {input_files.paths[i]} ({sizes[0]}) and {target_files.paths[i]} "
-            f"({sizes[1]}); a target must be as large as its input, or larger by one whole factor "
-            "in all pairs"
+            f"{counted(len(wrong), 'pair')} of images without the same size times "
+            f"{max(1, factor)}, such as {input_files.paths[i]} ({sizes[0]}) and "
+            f"{target_files.paths[i]} ({sizes[1]}); a target must be as large as its input, or "
+            "larger by one whole factor in all pairs"
         )
     return max(1, factor)  # 0: no pair is good

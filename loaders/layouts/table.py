@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.data.table import TableConfig
-from conf.errors import UserError, first_few
+from conf.errors import UserError, counted, first_few
 from loaders.index import (
     Index,
     held_out_split,
@@ -45,11 +45,17 @@ class Table:
         cells = {name: [column[i] for i in lines] for name, column in self.cells.items()}
         return replace(self, places=[self.places[i] for i in lines], cells=cells)
 
-    def refuse(self, wrong: Iterable[bool], cells: Sequence[str], what: str, fix: str) -> None:
-        """Raise UserError with the places and values of wrong cells, if there are any."""
+    def refuse(
+        self, wrong: Iterable[bool], cells: Sequence[str], name: str, what: str, fix: str
+    ) -> None:
+        """Raise UserError with the places and values of wrong cells, if there are any.
+
+        The message counts them by their name, such as `line`; `what` says what is wrong.
+        """
         named = [f"{self.places[i]} ({cells[i]})" for i, is_wrong in enumerate(wrong) if is_wrong]
         if named:
-            raise UserError(f"{len(named)} {what} in {self.name}: {first_few(named)}; {fix}")
+            count = counted(len(named), name)
+            raise UserError(f"{count} {what} in {self.name}: {first_few(named)}; {fix}")
 
 
 def table(data: TableConfig, held_out: str = "val") -> tuple[Index, Index]:
@@ -125,8 +131,9 @@ def _read_csv(name: str, data: TableConfig) -> Table:
             ) from error
     read, lengths = Table(name, places, {}), list(map(len, rows))
     wrong = [length != len(header) for length in lengths]
-    what = f"lines do not have {len(header)} cells as the header does"
-    read.refuse(wrong, list(map(str, lengths)), what, "put quotes around cells with commas")
+    what = f"without the {counted(len(header), 'cell')} of the header"
+    fix = "put quotes around cells with commas"
+    read.refuse(wrong, list(map(str, lengths)), "line", what, fix)
     numbers = {column: header.index(column) for column in used}
     return replace(read, cells={c: [row[n] for row in rows] for c, n in numbers.items()})
 
@@ -160,7 +167,7 @@ def _checked(read: Table, data: TableConfig) -> Table:
         are_empty = [not cell or not MISSING_VALUES.isdisjoint(_names(cell)) for cell in cells]
         named = [f"{name}: {cell!r}" for cell in cells]
         fix = "fix or remove the lines, or rename the class if one is meant"
-        read.refuse(are_empty, named, "empty cells", fix)
+        read.refuse(are_empty, named, "cell", "without a value", fix)
     names = read.cells[data.path_column]
     relative = [os.path.relpath(p, data.root) if os.path.isabs(p) else p for p in names]
     paths = list(map(os.path.normpath, relative))
@@ -168,11 +175,11 @@ def _checked(read: Table, data: TableConfig) -> Table:
     earlier = [first.setdefault(path, at) for path, at in zip(paths, read.places, strict=True)]
     are_twice = [one != other for one, other in zip(earlier, read.places, strict=True)]
     named = [f"{path}, as {place}" for path, place in zip(paths, earlier, strict=True)]
-    read.refuse(are_twice, named, "paths are listed twice", "keep one line of each")
+    read.refuse(are_twice, named, "path", "listed twice", "keep one line of each")
     splits = read.cells.get(SPLIT_COLUMN, ())
     are_unknown = [split not in SPLITS for split in splits]
-    what = f"lines have an unknown {SPLIT_COLUMN}"
-    read.refuse(are_unknown, splits, what, f"use {', '.join(SPLITS)}")
+    what = f"with an unknown {SPLIT_COLUMN}"
+    read.refuse(are_unknown, splits, "line", what, f"use {', '.join(SPLITS)}")
     return replace(read, cells={**read.cells, data.path_column: paths})
 
 
@@ -181,10 +188,10 @@ def _existing_files(read: Table, data: TableConfig) -> list[str]:
     files = [os.path.join(data.root, path) for path in read.cells[data.path_column]]
     missing = [not os.path.isfile(path) for path in files]
     fix = f"correct the paths or data.root={data.root}, or remove the lines"
-    read.refuse(missing, files, "files are missing", fix)
+    read.refuse(missing, files, "missing file", "listed", fix)
     outside = [path.startswith("../") for path in read.cells[data.path_column]]
     fix = "set data.root to a folder that holds all of them"
-    read.refuse(outside, files, "paths lead out of data.root", fix)
+    read.refuse(outside, files, "path", "leading out of data.root", fix)
     return files
 
 
@@ -202,8 +209,8 @@ def _lines_of(read: Table, data: TableConfig, held_out: str) -> dict[str, np.nda
         return lines
     num_train = len(lines["train"])
     raise UserError(
-        f"{where} has {num_train} lines of train and {len(splits) - num_train} of val or test; it "
-        "needs some of both, or remove the column"
+        f"{where} has {counted(num_train, 'line')} of train and "
+        f"{len(splits) - num_train} of val or test; it needs some of both, or remove the column"
     )
 
 
@@ -231,7 +238,7 @@ def _target(
         values = np.array([list(map(_number, cells)) for cells in columns], np.float32)
         fix = "correct them, or set data.label_kind=classes if labels are meant"
         for cells, are_finite in zip(columns, np.isfinite(values), strict=True):
-            read.refuse(~are_finite, cells, "cells are no finite numbers", fix)
+            read.refuse(~are_finite, cells, "cell", "without a finite number", fix)
         return RegressionTargets(values.T, names)
     if len(columns) == 1:
         return _classes(read, kind, columns[0], num_train)
@@ -241,7 +248,7 @@ def _target(
         )
     for name, cells in zip(names, columns, strict=True):
         wrong = [cell not in ZERO_OR_ONE for cell in cells]
-        read.refuse(wrong, cells, f"cells of {name} are neither 0 nor 1", "use 0 and 1")
+        read.refuse(wrong, cells, "cell", f"of {name} with neither 0 nor 1", "use 0 and 1")
     return MultiLabels(np.array(columns).T.astype(np.float32), names)
 
 
@@ -258,12 +265,13 @@ def _classes(read: Table, kind: str, cells: Sequence[str], num_train: int) -> La
     classes = tuple(sorted(found, key=lambda name: (int(name) if are_integers else 0, name)))
     number_of = {name: number for number, name in enumerate(classes)}
     unknown = [SEPARATOR.join(n for n in names if n not in number_of) for names in named]
-    fault = "lines of the validation or test split have labels that no training line has"
-    read.refuse(map(bool, unknown), unknown, fault, "correct them or add training lines")
+    fault = "of the validation or test split with labels that no training line has"
+    read.refuse(map(bool, unknown), unknown, "line", fault, "correct them or add training lines")
     needed = 2 if kind == "classes" else 1
     if len(classes) < needed:
         raise UserError(
-            f"{read.name} has {len(classes)} classes ({', '.join(classes)}); use {needed} or more"
+            f"{read.name} has {counted(len(classes), 'class')} ({', '.join(classes)}); "
+            f"use {needed} or more"
         )
     if kind == "classes":
         return Labels(np.array([number_of[cell] for cell in cells]), classes)

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from conf.errors import first_few
+from conf.errors import counted, first_few
 from conf.schema import DataConfig
 from loaders.images import is_grey
 from loaders.index import BadFileError, Index
@@ -114,7 +114,7 @@ def _describe_inputs(index: Index, data: DataConfig) -> str:
     if data.random_resized_crop is not None:
         low, high = (f"{share:.0%}" for share in data.random_resized_crop)
         steps.append(f"in training {low} to {high} of the area")
-    inputs = f"inputs: {height}x{width}, {index.channels} channel{'s' * (index.channels > 1)}"
+    inputs = f"inputs: {height}x{width}, {counted(index.channels, 'channel')}"
     inputs += " of 16 bits" if index.dtype == "uint16" else ""
     return f"{inputs}: {', '.join(steps)}" if steps else inputs
 

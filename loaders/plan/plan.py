@@ -10,7 +10,7 @@ import logging
 
 import numpy as np
 
-from conf.errors import UserError, first_few
+from conf.errors import UserError, counted, first_few
 from conf.schema import Config, DataConfig
 from loaders.augment import AUGMENTATIONS, active_augmentations
 from loaders.epoch import ORDER, EpochSampler, stream_key, uniform
@@ -121,8 +121,8 @@ class PlanSampler(EpochSampler):
     def __init__(self, index: Index, cfg: Config, rank: int, world_size: int, train: bool) -> None:
         if index.left_out and rank == 0:
             log.warning(
-                "%s: %d files are left out (data.max_bad_samples=%d): %s",
-                *(index.name, len(index.left_out), cfg.data.max_bad_samples),
+                "%s: %s left out (data.max_bad_samples=%d): %s",
+                *(index.name, counted(len(index.left_out), "file"), cfg.data.max_bad_samples),
                 first_few(f"{path} ({reason})" for path, reason in index.left_out.items()),
             )
         super().__init__(index.name, len(index), cfg, rank, world_size, train, index.left_out)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from conf.credentials import without_credentials
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.names import file_of
 from conf.schema import Config, DataConfig
 from loaders.backends import ImageLoader, backend
@@ -121,7 +121,7 @@ def _unlabelled_index(data: DataConfig, channels: int) -> Index:
     index = file_index(name, data.root, (files,), Unlabelled())
     if index.channels != channels:
         raise UserError(
-            f"the images of {name} have {index.channels} channels, but the model was trained on "
-            f"{channels}; use images of the kind that it was trained on"
+            f"{name} has images of {counted(index.channels, 'channel')}, but the model was trained "
+            f"on {channels}; use images of the kind that it was trained on"
         )
     return index

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from conf.credentials import without_credentials
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.files import checksum
 from conf.schema import DataConfig
 from loaders.index import one_process_at_a_time, replaced_folder
@@ -72,7 +72,8 @@ def room_for_copies(shard_sizes: list[int], data: DataConfig, folder: Path) -> i
     for limit, num_bytes in limits.items():
         if num_bytes < needed:
             raise UserError(
-                f"{limit}, but copies of {len(sizes):,} shards need {needed / 1e9:.3g} GB; "
+                f"{limit}, but copies of {counted(len(sizes), 'shard')} need "
+                f"{needed / 1e9:.3g} GB; "
                 f"increase it, or use {fix}"
             )
     return needed if data.cache_gb is None else int(1e9 * data.cache_gb)

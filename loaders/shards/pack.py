@@ -22,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from conf.credentials import without_credentials
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.files import checksum
 from conf.schema import DataConfig
 from loaders.common import cpus_per_rank
@@ -145,7 +145,7 @@ def pack_shards(
         columns = [_write_index(split, storage, pool) for split in splits.values()]
     about["columns"] = columns[0] | columns[1]
     storage.write(DESCRIPTION, json.dumps(about, indent=2, default=list).encode())
-    print(f"{shown} is packed: {len(jobs):,} shards")
+    print(f"{shown} is packed: {counted(len(jobs), 'shard')}")
 
 
 def _write_index(

@@ -5,6 +5,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from conf.errors import counted
+
 
 @dataclass(frozen=True)
 class Target:
@@ -61,7 +63,7 @@ class Labels(Target):
         return np.bincount(self.values, minlength=len(self.classes)).astype(float)
 
     def describe(self) -> str:
-        return _listed("classes", self.classes)
+        return _listed("class", self.classes)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class MultiLabels(Target):
         return self.values.sum(axis=0, dtype=float)
 
     def describe(self) -> str:
-        return f"any of {_listed('classes', self.classes)} each"
+        return f"any of {_listed('class', self.classes)} each"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class RegressionTargets(Target):
         return len(self.names)
 
     def describe(self) -> str:
-        return _listed("numbers", self.names)
+        return _listed("number", self.names)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Masks(Target):
     """`uint8` or `uint16`: type of the masks' pixels in files and packs."""
 
     def describe(self) -> str:
-        return f"masks of {_listed('classes', self.classes)}"
+        return f"masks of {_listed('class', self.classes)}"
 
     def spec(self, inputs: ImageSpec) -> ImageSpec:
         return ImageSpec(1, self.stored_dtype, 1, self.interpolation, "indices")
@@ -179,7 +181,7 @@ class Masks(Target):
 def _listed(what: str, names: tuple[str, ...]) -> str:
     """Return the classes as text, such as `3 classes (cat, cow, dog)`."""
     shown = names if len(names) <= 6 else (*names[:3], "...", names[-1])
-    return f"{len(names)} {what} ({', '.join(shown)})"
+    return f"{counted(len(names), what)} ({', '.join(shown)})"
 
 
 TARGETS: dict[str, type[Target]] = {

@@ -52,7 +52,7 @@ def fitting_weights(
     fresh = _shapes({name: own[name] for name in parameters if name not in fitting}) or "nothing"
     num_loaded = f"{len(loaded)} of {len(parameters)} parameter tensors are loaded"
     log.info("model.weights=%s: %s%s", cfg.weights, num_loaded, note)
-    log.info("model.weights=%s: %s starts fresh", cfg.weights, fresh)
+    log.info("model.weights=%s: newly initialized: %s", cfg.weights, fresh)
     return fitting
 
 

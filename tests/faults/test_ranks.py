@@ -44,7 +44,7 @@ def test_bad_samples_are_counted_over_ranks_and_a_resume(options, photos, tmp_pa
     # Each rank has met fewer of them, and so has each part of the run.
     codes, texts = run_to_end(script, run, *options, "data.max_bad_samples=4")
     assert set(codes) == {2}, texts
-    assert all("5 samples of photos/train are bad, more than data.max" in text for text in texts)
+    assert all("photos/train has 5 bad samples, more than data.max" in text for text in texts)
     assert "Traceback" not in "".join(texts)
 
 

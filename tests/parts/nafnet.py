@@ -3,7 +3,7 @@
 from tests.parts import Trained
 
 MISTAKES = [
-    ("train.py model=nafnet", "model=nafnet returns images of 1 channels"),
+    ("train.py model=nafnet", "model=nafnet returns images of 1 channel,"),
 ]
 TRAINED = [
     Trained(

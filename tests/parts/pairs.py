@@ -37,7 +37,7 @@ UNPAIRED = {"target/99.png": 8} | {f"input/{number:02d}.png": 8 for number in ra
 PAIRED = {"input/a.png": 8, "target/a.png": 8, "input/b.png": 8, "target/b.png": 9}
 BAD_FOLDERS = [
     ("data=pairs", UNPAIRED, ["14 images", "partner", "01.png", "8 more"]),
-    ("data=pairs", PAIRED, ["1 pairs", "b.png (8x8)", "(8x9)"]),
+    ("data=pairs", PAIRED, ["1 pair ", "b.png (8x8)", "(8x9)"]),
 ]
 MISTAKES = [("train.py data=pairs data.root=FOLDER/photos", "FOLDER/photos/input is not a folder")]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.schema import Config
 from loaders.augment import Augmentation, parts, to_device
 from loaders.epoch import prefetched, transformed
@@ -52,8 +52,9 @@ class BatchTransform:
         for key, values in [("mean", mean), ("std", std)]:
             if len(values) not in (1, index.channels):
                 raise UserError(
-                    f"data.{key} has {len(values)} values but the images of {index.name} have "
-                    f"{index.channels} channels; give one value or {index.channels}"
+                    f"data.{key} has {counted(len(values), 'value')} but the images of "
+                    f"{index.name} have {counted(index.channels, 'channel')}; give one value or "
+                    f"{index.channels}"
                 )
         # From [0, 1] to what the model sees: of inputs, and of targets, which have no mean and std.
         self.scales = [self._per_channel((high - low) / std), self._per_channel([high - low])]

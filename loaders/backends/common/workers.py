@@ -54,7 +54,7 @@ def with_fastest_parallelism(cfg: Config, new_loader: Callable[[Config], ImageLo
         gc.collect()  # ends its workers
     chosen = min(s for s, speed in speeds.items() if speed * WORTHWHILE >= max(speeds.values()))
     shown = ", ".join(f"{_name(*setting)} {speed:.0f}" for setting, speed in speeds.items())
-    log.info("loader.num_workers=auto: %s; images/s by setting: %s", _name(*chosen), shown)
+    log.info("loader.num_workers=auto: %s; samples/s by setting: %s", _name(*chosen), shown)
     options.num_workers, options.num_threads = chosen
     return cfg
 
