@@ -29,12 +29,16 @@ def main(args: Namespace) -> int:
     model = build_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
+    settings = vars(args) | {"data": str(args.data), "out": None, "save_every": None}
     step, path = 0, args.out / "last.pt"
     checkpoint = torch.load(path, map_location="cpu") if path.exists() else None
     if checkpoint:
+        if changed := settings.items() ^ checkpoint["args"].items():
+            sys.exit(f"{path} has other settings: {sorted(changed)}; use them, or another --out")
         step = checkpoint["step"]
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
+        print(f"resumed from {path}: step {step} of {total_steps}", flush=True)
 
     # An epoch whose steps are all done comes once more: its evaluation may be missing.
     for epoch in range(max(0, step - 1) // steps_per_epoch, args.epochs):
@@ -55,9 +59,9 @@ def main(args: Namespace) -> int:
             if step % args.save_every == 0 or step == total_steps or is_stopped:
                 if not all(values.isfinite().all() for values in model.state_dict().values()):
                     sys.exit(f"a weight is not finite after step {step}; {path} stays as it was")
-                print(f"step {step} of {total_steps}: loss {loss.item():.4f}", flush=True)
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                save({"step": step} | state, path)
+                save({"step": step, "args": settings} | state, path)
+                print(f"step {step} of {total_steps}: loss {loss.item():.4f}", flush=True)
             if is_stopped:
                 return 75  # EX_TEMPFAIL: try again
 
@@ -103,10 +107,11 @@ def save(state: dict, path: Path) -> None:
 
 
 def remember_signals() -> list[int]:
-    """Return a list that SIGTERM and SIGUSR1 extend from now on, instead of ending the process."""
+    """Return a list that these signals extend from now on, instead of ending the process."""
     received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: received.append(number))
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, frame: received.append(number))
     return received
 
 

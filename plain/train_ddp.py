@@ -37,15 +37,18 @@ def main(args: Namespace) -> int:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
+    settings = vars(args) | {"data": str(args.data), "out": None, "save_every": None}
     step, path = 0, args.out / "last.pt"
     box = [torch.load(path, map_location="cpu") if rank == 0 and path.exists() else None]
     dist.broadcast_object_list(box)  # from rank 0: other machines may not see its file
     if checkpoint := box[0]:
+        if changed := settings.items() ^ checkpoint["args"].items():
+            sys.exit(f"{path} has other settings: {sorted(changed)}; use them, or another --out")
         step = checkpoint["step"]
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-    ddp_model = nn.parallel.DistributedDataParallel(model)  # after loading
-    ddp_model.broadcast_buffers = False  # not in each step: they matter in evaluation only
+        print(f"rank {rank} resumed from {path}: step {step} of {total_steps}", flush=True)
+    ddp_model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)  # after loading
 
     # An epoch whose steps are all done comes once more: its evaluation may be missing.
     for epoch in range(max(0, step - 1) // steps_per_epoch, args.epochs):
@@ -67,14 +70,13 @@ def main(args: Namespace) -> int:
             if rank == 0 and (step % args.save_every == 0 or step == total_steps or is_stopped):
                 if not all(values.isfinite().all() for values in model.state_dict().values()):
                     sys.exit(f"a weight is not finite after step {step}; {path} stays as it was")
-                print(f"step {step} of {total_steps}: loss {loss.item():.4f}", flush=True)
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                save({"step": step} | state, path)
+                save({"step": step, "args": settings} | state, path)
+                print(f"step {step} of {total_steps}: loss {loss.item():.4f}", flush=True)
             if is_stopped:
                 dist.barrier()  # when one rank ends, torchrun ends the others, which may be saving
                 return 75  # EX_TEMPFAIL: try again
 
-        sync_buffers(model)  # without SyncBatchNorm, those of the ranks differ
         val_loss, top1 = evaluate(model, val_set, device)
         if rank == 0:
             print(f"epoch {epoch + 1}: val/loss {val_loss:.4f}, val/top1 {top1:.4f}", flush=True)
@@ -95,15 +97,12 @@ def build_model() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))
 
 
-def sync_buffers(model: nn.Module) -> None:
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
-
-
 @torch.no_grad()
 def evaluate(model: nn.Module, data: TensorDataset, device: torch.device) -> list[float]:
     """Return mean loss and accuracy: sums over all samples, as batches may differ in size."""
     model.eval()
+    for buffer in model.buffers():  # without SyncBatchNorm, those of the ranks differ
+        dist.broadcast(buffer, src=0)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     share = range(dist.get_rank(), len(data), dist.get_world_size())
     for inputs, labels in DataLoader(data, batch_size=500, sampler=share):
@@ -125,10 +124,11 @@ def save(state: dict, path: Path) -> None:
 
 
 def remember_signals() -> list[int]:
-    """Return a list that SIGTERM and SIGUSR1 extend from now on, instead of ending the process."""
+    """Return a list that these signals extend from now on, instead of ending the process."""
     received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: received.append(number))
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, frame: received.append(number))
     return received
 
 

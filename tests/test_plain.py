@@ -68,6 +68,12 @@ def after_step(step: int, action: str) -> tuple[str, str]:
     return STEPPED, f"            if step == {step - 1}:\n                {action}\n{STEPPED}"
 
 
+def hang_up_is(disposition: str) -> tuple[str, str]:
+    """The disposition of SIGHUP that the script is started with."""
+    start = "    signals = remember_signals()\n"
+    return start, f"    signal.signal(signal.SIGHUP, signal.{disposition})\n{start}"
+
+
 def run(
     script: str, out: Path, *options: str, ranks: int | None = None
 ) -> tuple[list[int | None], str]:
@@ -84,7 +90,9 @@ def checkpoint_of(out: Path) -> dict[str, Any]:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    torch.testing.assert_close(checkpoint_of(one), checkpoint_of(other), rtol=0, atol=0)
+    first, second = checkpoint_of(one), checkpoint_of(other)
+    assert first.pop("args") == second.pop("args")
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module", params=SCRIPTS)
@@ -125,17 +133,47 @@ def test_a_run_that_is_killed_at_any_step_and_started_again_ends_with_the_same_b
 def test_a_signal_to_one_rank_saves_after_the_step_and_ends_all(whole, tmp_path) -> None:
     script, options, expected, last_line = whole
     out = tmp_path / "run"
-    for number, step in ((signal.SIGTERM, 7), (signal.SIGUSR1, 12)):
+    for number, step in ((signal.SIGTERM, 7), (signal.SIGUSR1, 12), (signal.SIGHUP, 17)):
         action = f'if os.environ.get("RANK") != "0": os.kill(os.getpid(), {number:d})'
-        stop = edited(script, tmp_path, after_step(step, action))
+        stop = edited(script, tmp_path, hang_up_is("SIG_DFL"), after_step(step, action))
         codes, printed = run(stop, out, *options)
         assert codes == [75] * num_ranks(script), printed
         assert checkpoint_of(out)["step"] == step
+        assert ("epoch 1" in printed) == (step == 17)  # left out by the signal after its last step
     codes, printed = run(f"plain/{script}", out, *options)
     assert not any(codes), printed
-    assert "epoch 1" in printed  # whose evaluation the second signal had left out
     assert printed.splitlines()[-1] == last_line
     assert_same(out, expected)
+
+
+def test_other_settings_are_named_and_leave_the_checkpoint(whole, tmp_path) -> None:
+    """Of a run that has ended, and in mid-epoch."""
+    script, options, ended, last_line = whole
+    out, command = tmp_path / "run", f"plain/{script}"
+    stop = after_step(7, "os.kill(os.getpid(), signal.SIGTERM)")
+    assert 75 in run(edited(script, tmp_path, stop), out, *options)[0]
+    others = ["--lr=0.5", "--seed=7", "--epochs=3", "--batch-size=16"]
+    for folder, changes in [(ended, others[:2]), *((out, [change]) for change in others)]:
+        before = (folder / "last.pt").read_bytes()
+        codes, printed = run(command, folder, *options, *changes)
+        assert codes == [1] * num_ranks(script), printed
+        for change in changes:
+            name, _, value = change.removeprefix("--").partition("=")
+            assert re.search(rf"'{name.replace('-', '_')}', {value}\b", printed), printed
+        assert "resumed" not in printed
+        assert str(folder / "last.pt") in printed
+        assert (folder / "last.pt").read_bytes() == before
+    # What the result does not depend on may change, and the run says where it goes on.
+    codes, printed = run(command, out, *options, "--save-every=7")
+    assert not any(codes), printed
+    assert f"resumed from {out / 'last.pt'}: step 7 of {NUM_STEPS}" in printed
+    assert printed.splitlines()[-1] == last_line
+    assert_same(out, ended)
+
+
+def test_a_run_goes_on_after_its_terminal_is_closed_if_it_ignores_that(options, tmp_path) -> None:
+    edits = [hang_up_is("SIG_IGN"), after_step(7, "os.kill(os.getpid(), signal.SIGHUP)")]
+    assert run(edited(ONE, tmp_path, *edits), tmp_path / "run", *options)[0] == [0]
 
 
 def test_weights_that_are_not_finite_are_not_saved(options, tmp_path) -> None:
@@ -249,7 +287,7 @@ def test_the_scripts_differ_where_a_technique_needs_it() -> None:
     one, ddp, amp = (definitions(script) for script in SCRIPTS)
     assert {name for name in amp if amp[name] != ddp[name]} == {"main"}
     changed = {name for name in ddp if ddp[name] != one.get(name)}
-    assert changed == {"main", "evaluate", "sync_buffers"}
+    assert changed == {"main", "evaluate"}
     parts = [(FOLDER / script).read_text().splitlines() for script in SCRIPTS]
     for before, after, most in ((parts[0], parts[1], 15), (parts[1], parts[2], 12)):
         assert len([line for line in before if line not in after]) <= most
@@ -305,15 +343,12 @@ def test_piece_preemption() -> None:
 def use_pieces(rank: int, port: int) -> None:
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    model = nn.BatchNorm1d(3)
-    model(torch.full((2, 3), float(rank)))
-    piece("sync_buffers")(model)
-    assert model.running_mean is not None
-    assert model.running_mean.tolist() == [0, 0, 0]  # of rank 0
-
+    model = nn.BatchNorm1d(3, affine=False, eps=0)
+    model.running_mean.fill_(float(rank))
     inputs, labels = torch.arange(21.0).sin().view(7, 3), torch.arange(7) % 3
-    found = piece("evaluate")(nn.Identity(), TensorDataset(inputs, labels), torch.device("cpu"))
+    found = piece("evaluate")(model, TensorDataset(inputs, labels), torch.device("cpu"))
     accuracy = (inputs.argmax(1) == labels).double().mean()
+    # With the statistics of rank 0, by which the model changes nothing.
     assert found == pytest.approx([float(cross_entropy(inputs, labels)), float(accuracy)])
     dist.destroy_process_group()
 
