@@ -34,7 +34,7 @@ from loaders import build_loaders
 from loaders.backends import ImageLoader
 from loaders.common import map_leaves, num_samples, part, tensors_of
 from models import build_model
-from runtime import run_main
+from runtime import run_command
 from runtime.trained import read_trained
 from tasks import Task, build_task
 
@@ -214,4 +214,4 @@ def any_batch(given: Any) -> tuple[Any]:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_command(main)

@@ -32,7 +32,7 @@ from conf.options import parse_options
 from loaders import Loader, build_loaders
 from loaders.prediction import build_new_loader, build_test_loader
 from models import build_model
-from runtime import run_main, setup
+from runtime import run_command, setup
 from runtime.group import SingleProcess
 from runtime.trained import read_trained
 from tasks import build_task
@@ -168,4 +168,4 @@ def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> No
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_command(main)

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from conf.check import check_batch_size
 from conf.cli import check_arguments, to_config, user_errors, with_home
 from conf.schema import Config, register_choices
+from runtime import preemption
 from runtime.memory import memory_explained
 from runtime.setup import num_processes
 
@@ -30,6 +31,8 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
 
     @functools.wraps(main)
     def with_config(composed: DictConfig) -> None:
+        if HydraConfig.initialized():
+            preemption.start(Path(HydraConfig.get().runtime.output_dir))
         with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
             cfg = to_config(composed)
             counts = {"world_size": num_processes()}
@@ -43,16 +46,23 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Call a script's `main`; errors of the command line end it as `entry_point` describes."""
-    sys.argv[1:] = map(with_home, sys.argv[1:])
+    """Call a training script's `main`; errors of the command line end it as `entry_point`
+    describes, and signals as `runtime.preemption` does."""
+    preemption.listen()
     register_choices()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text
     if "TORCHELASTIC_RUN_ID" in os.environ and (ranks := of_ranks()):
         from omegaconf import OmegaConf
 
         OmegaConf.register_new_resolver("run_stamp", ranks.run_stamp, replace=True, use_cache=True)
+    run_command(main)
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Call the `main` of a command that is no training; errors end it as `entry_point` describes."""
+    sys.argv[1:] = map(with_home, sys.argv[1:])
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text
     with user_errors(before_end):
         check_arguments(sys.argv[1:])
         main()

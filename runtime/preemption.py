@@ -1,11 +1,13 @@
-"""Signals after which a run saves and exits: SIGTERM, SIGUSR1 (Slurm's --signal) and Ctrl-C."""
+"""Signals after which a run saves and exits: SIGTERM, SIGUSR1 (Slurm's --signal), SIGHUP (a closed
+terminal) and Ctrl-C. Before its first step, it exits without saving."""
 
 import logging
 import os
 import signal
 import sys
-import threading
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 from types import FrameType
 from typing import NoReturn
 
@@ -14,11 +16,45 @@ log = logging.getLogger(__name__)
 REQUEUE_MARKER = "requeue"
 """File in the folder of a run that has to be started again."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Besides SIGINT, which before the first step interrupts as it does any Python."""
 
-_requested = threading.Event()
+_requested = Event()
+_run_dir: Path | None = None  # of a run that has not made a step yet
+_has_begun = False
 # The parent, as long as it lives: ranks of a torchrun that was killed save and end, too.
 _torchruns: list[int] = []
+
+
+def listen() -> None:
+    """Handle these signals from now on; SIGHUP that is ignored, as under nohup, stays ignored."""
+    for number in (*SIGNALS, signal.SIGINT):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _remember)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _torchruns.append(os.getppid())
+    # A thread is told of a signal even while the main one waits in C++, as for another rank.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    Thread(target=_leave_start, args=(reader,), daemon=True).start()
+
+
+def start(run_dir: Path) -> None:
+    """Exit at the next signal, or at once after one, until the run has begun.
+
+    Until then there is nothing to save, and indexing, compiling or other ranks may take minutes.
+    """
+    global _run_dir, _has_begun
+    _run_dir, _has_begun = run_dir, False
+    if _requested.is_set():
+        _exit_before_a_step(run_dir)
+
+
+def begin() -> None:
+    """Let the run exit by itself from now on, after the step in which `is_requested()` is True."""
+    global _has_begun
+    _has_begun = True
 
 
 def is_requested() -> bool:
@@ -26,14 +62,6 @@ def is_requested() -> bool:
     if _torchruns and _torchruns[-1] != os.getppid():
         _requested.set()
     return _requested.is_set()
-
-
-def listen() -> None:
-    """Record these signals instead of ending; a second Ctrl-C raises KeyboardInterrupt."""
-    for number in SIGNALS:
-        signal.signal(number, _remember)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _torchruns.append(os.getppid())
 
 
 def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
@@ -46,6 +74,23 @@ def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
 
 
 def _remember(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGINT and _requested.is_set():
+    if number == signal.SIGINT and (_requested.is_set() or not _has_begun):
         signal.default_int_handler(number, frame)
     _requested.set()
+
+
+def _leave_start(signals: int) -> None:
+    """Read the numbers of signals from a pipe; exit at the first one while a run starts."""
+    while numbers := os.read(signals, 1):
+        if numbers[0] in SIGNALS and _run_dir is not None and not _has_begun:
+            _exit_before_a_step(_run_dir)
+
+
+def _exit_before_a_step(run_dir: Path) -> NoReturn:
+    """End this process with 75, at once, and ask for another start in the same folder."""
+    with suppress(OSError):
+        (run_dir / REQUEUE_MARKER).touch()
+        fix = f"start again with output_dir={run_dir} resume=auto"
+        # Not by `print`, whose lock the main thread may hold.
+        os.write(2, f"stopped by a signal before the first step; {fix}\n".encode())
+    os._exit(os.EX_TEMPFAIL)

@@ -1,6 +1,7 @@
 """The scripts that start a run on a cluster, as far as a machine without one can check them."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 import yaml
 from torch.distributed.run import parse_args
 
-from tests.helpers import REPOSITORY, wait_for
+from conf.cli import with_home
+from tests.helpers import REPOSITORY, make_config, wait_for
 
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
 TRAINJOB = REPOSITORY / "launch" / "trainjob.yaml"
@@ -130,17 +132,36 @@ def test_a_job_submitted_elsewhere_says_where_to_submit_it(tmp_path) -> None:
     assert not (tmp_path / "srun.txt").exists()
 
 
-PLACES = [("a=1", RUN), ('output_dir="a (1)"', "a (1)"), ("output_dir='it is'", "it is")]
+PLACES = [
+    "output_dir=a/b",
+    "++output_dir=a",
+    "output_dir=-rf",
+    'output_dir="a (1)"',
+    "output_dir='it is'",
+    """output_dir="it's 'one' 1\"""",
+    r"output_dir='it\'s'",
+    r'''++output_dir="a \"b\""''',
+    "output_dir=~/a",
+    "output_dir='~/a b'",
+]
 
 
-@pytest.mark.parametrize(("override", "folder"), [*PLACES, ("output_dir=~/a", "a")])
-def test_the_job_is_requeued_if_the_run_asks_for_it(override, folder, tmp_path) -> None:
-    step = f"mkdir -p '{folder}'; touch '{folder}/requeue'; exit 75"
-    status, text = run_job(tmp_path, step, override, REFUSED="1")
-    assert status == 75
+@pytest.mark.parametrize("override", [None, *PLACES])
+def test_the_job_is_requeued_if_the_run_asks_for_it(override, tmp_path, monkeypatch) -> None:
+    """In the folder that the run reads from its command line, and after an earlier start."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = make_config(with_home(override)).output_dir if override else RUN
+    run = tmp_path / given
+    run.mkdir(parents=True)
+    (run / "requeue").touch()
+    overrides = [override] if override else ["a=1"]
+    gone = f"[[ ! -e {shlex.quote(str(run))}/requeue ]] || exit 3"
+    step = f"{gone}; touch {shlex.quote(str(run))}/requeue; exit 75"
+    status, text = run_job(tmp_path, step, *overrides, REFUSED="1")
+    assert status == 75, text
     assert lines_of(tmp_path / "requeue.txt") == ["requeue 4711"]
-    assert "not requeued; submit again with 'output_dir=" in text
-    assert f"{folder}\"'" in text
+    _, _, again = text.partition("not requeued; submit again with ")
+    assert shlex.split(again)[0] == (override or f"output_dir={RUN}")
 
 
 def test_a_cancelled_job_is_not_requeued(tmp_path) -> None:

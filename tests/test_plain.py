@@ -344,6 +344,7 @@ def use_pieces(rank: int, port: int) -> None:
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     model = nn.BatchNorm1d(3, affine=False, eps=0)
+    assert model.running_mean is not None
     model.running_mean.fill_(float(rank))
     inputs, labels = torch.arange(21.0).sin().view(7, 3), torch.arange(7) % 3
     found = piece("evaluate")(model, TensorDataset(inputs, labels), torch.device("cpu"))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from loaders.common import tensors_of
 
-BLOCKED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+BLOCKED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
 """Signals that are often sent to all processes, and that only the training process handles."""
 
 

@@ -2,17 +2,35 @@
 
 import os
 import signal
+from pathlib import Path
 
 from runtime.preemption import REQUEUE_MARKER
 from tests.faults import NUM_STEPS, assert_same_state, hit, script_with, steps_saved
-from tests.helpers import checkpoint_of, needs_torchrun, run_to_end, summary_of, train
+from tests.helpers import (
+    checkpoint_of,
+    folder_with,
+    needs_torchrun,
+    replace,
+    run_to_end,
+    summary_of,
+    train,
+)
+
+BEGIN = "    run_main(main)\n"
+
+
+def started_with(folder: Path, hang_up: str) -> Path:
+    """The script in a folder, started with this disposition of SIGHUP."""
+    line = f"    import signal; signal.signal(signal.SIGHUP, signal.{hang_up})\n"
+    replace(folder / "train.py", BEGIN, line + BEGIN)
+    return folder
 
 
 def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished, tmp_path) -> None:
-    """One in step 3, 7 and the last, validated later. Its other processes get all of them in step
-    5, after which they load another batch."""
+    """One in step 3, 7, 11 and the last, validated later. Its other processes get all of them in
+    step 5, after which they load another batch."""
     run, options = tmp_path / "run", [*options, "resume=auto"]
-    signals = {3: signal.SIGTERM, 7: signal.SIGUSR1, NUM_STEPS: signal.SIGINT}
+    signals = {3: signal.SIGTERM, 7: signal.SIGUSR1, 11: signal.SIGHUP, NUM_STEPS: signal.SIGINT}
     more = {step: list[str]() for step in signals}
     more[7] = ["loader.num_workers=1", "loader.prefetch_factor=1"]
     lines = list[str]()
@@ -22,7 +40,7 @@ def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished,
     pids = "pids = ' '.join(str(p.pid) for p in psutil.Process().children(recursive=True))"
     lines += hit(5, 0, f"import psutil; {pids}; os.system(f'{kills}')")
 
-    folder = script_with(tmp_path / "s", "train.py", *lines)
+    folder = started_with(script_with(tmp_path / "s", "train.py", *lines), "SIG_DFL")
     for step in signals:
         codes, [text] = run_to_end("train.py", run, *options, *more[step], folder=folder)
         assert codes == [os.EX_TEMPFAIL], text
@@ -48,3 +66,38 @@ def test_a_second_ctrl_c_stops_at_once(options, tmp_path) -> None:
     assert "goes on" in text
     assert "KeyboardInterrupt" in text
     assert steps_saved(run)[-1] == 2
+
+
+def test_a_closed_terminal_is_ignored_under_nohup(options, tmp_path) -> None:
+    hang_up = f"if step == 3: os.kill(os.getpid(), {signal.SIGHUP:d})"
+    folder = started_with(script_with(tmp_path / "s", "train.py", hang_up), "SIG_IGN")
+    train("train.py", tmp_path / "run", *options, folder=folder)
+    assert not (tmp_path / "run" / REQUEUE_MARKER).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_before_the_first_step_asks_for_another_start(number, options, tmp_path) -> None:
+    """While Hydra has not named the folder yet, while data is indexed, and in the first step."""
+    run, kill = tmp_path / "run", f"import os, time; os.kill(os.getpid(), {number:d})"
+    first_step = script_with(tmp_path / "step", "train.py", f"{kill}; time.sleep(1000)")
+    index, command_line = (folder_with(tmp_path / name, "train.py") for name in ("i", "c"))
+    for folder in (command_line, index, first_step):
+        started_with(folder, "SIG_DFL")
+    replace(index / "train.py", "    # data\n", f"    {kill}; time.sleep(1000)\n    # data\n")
+    called = f"    def begin():\n        {kill}\n        main()\n\n    run_main(begin)\n"
+    replace(command_line / "train.py", BEGIN, called)
+    for folder in (command_line, index, first_step):
+        codes, [text] = run_to_end("train.py", run, *options, "resume=auto", folder=folder)
+        assert codes == [os.EX_TEMPFAIL], text
+        assert f"output_dir={run} resume=auto" in text
+        (run / REQUEUE_MARKER).unlink()
+    train("train.py", run, *options, "resume=auto", "max_steps=1")
+
+
+def test_ctrl_c_before_the_first_step_interrupts(options, tmp_path) -> None:
+    kill = f"import os, time; os.kill(os.getpid(), {signal.SIGINT:d}); time.sleep(1000)"
+    folder = folder_with(tmp_path / "s", "train.py")
+    replace(folder / "train.py", "    # data\n", f"    {kill}\n    # data\n")
+    [code], [text] = run_to_end("train.py", tmp_path / "run", *options, folder=folder)
+    assert code not in (None, 0, os.EX_TEMPFAIL)
+    assert "KeyboardInterrupt" in text

@@ -1,6 +1,8 @@
 """Ranks, torchrun and machines that are killed or signalled; other numbers of ranks."""
 
+import os
 import signal
+import time
 
 import pytest
 
@@ -16,7 +18,17 @@ from tests.faults import (
     seen_by,
     steps_saved,
 )
-from tests.helpers import REPOSITORY, checkpoint_of, scalars_of, summary_of, train
+from tests.helpers import (
+    REPOSITORY,
+    checkpoint_of,
+    folder_with,
+    replace,
+    scalars_of,
+    script_for,
+    summary_of,
+    train,
+    wait_for,
+)
 from tests.torchrun import TWO_RANKS, Torchrun
 
 SCRIPT = "train_ddp.py"
@@ -68,6 +80,33 @@ def test_killed_and_signalled_processes_end_together_and_go_on(options, tmp_path
     assert scalars_of(run, "train/loss") == scalars_of(whole, "train/loss")
     assert summary_of(run)["steps"] == NUM_STEPS
     assert not (run / REQUEUE_MARKER).exists()
+
+
+@pytest.mark.parametrize("signalled", ["torchrun", "rank"])
+def test_ranks_that_wait_for_one_that_indexes_ask_for_another_start(
+    signalled, options, tmp_path
+) -> None:
+    """torchrun or the waiting rank is signalled; without a step there is no checkpoint."""
+    run, ready = tmp_path / "run", tmp_path / "ready"
+    path = folder_with(tmp_path / "s", SCRIPT) / script_for(SCRIPT)
+    index = "    import os, time\n    if group.rank == 0: time.sleep(1000)\n"
+    replace(path, "    # data\n", f"{index}    # data\n")
+    replace(
+        path,
+        "    run = Run(",
+        f"    open({str(ready)!r}, 'w').write(str(os.getpid()))\n    run = Run(",
+    )
+    command = [*TWO_RANKS, SCRIPT, f"output_dir={run}", *options, "resume=auto"]
+    with Torchrun(command, path.parent, tmp_path / "prints") as torchrun:
+        wait_for(lambda: ready.exists() and ready.read_text(), "the rank that waits")
+        time.sleep(1)
+        if signalled == "torchrun":
+            torchrun.agent.terminate()
+        else:
+            os.kill(int(ready.read_text()), signal.SIGTERM)
+        assert torchrun.wait() != 0
+        assert (run / REQUEUE_MARKER).exists(), torchrun.text()
+    assert not steps_saved(run)
 
 
 def test_a_run_goes_on_in_mid_epoch_with_other_batches_on_more_ranks(options, tmp_path) -> None:
