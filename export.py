@@ -19,11 +19,12 @@ with a difference below 1e-4 (relative for values above 1).
 import json
 import sys
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -121,7 +122,7 @@ def main() -> None:
             with torch.no_grad():
                 # Any number of samples at a time: all, and one.
                 parts = [(compute(given), expected), (compute(part(given, 0, 1)), expected[:1])]
-        except ModuleNotFoundError:
+        except (ModuleNotFoundError, OSError):  # such as a full disk
             raise
         except Exception as error:  # PyTorch has no common type for what it cannot export
             raise UserError(
@@ -190,7 +191,9 @@ def write_onnx(exported: Exported, given: Any, metadata: dict[str, str], file: P
 def write_program(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
     # With one sample, the number of samples would be fixed at 1.
     program = torch.export.export(exported, (part(given, 0, 2),), dynamic_shapes=any_batch(given))
-    torch.export.save(program, file, extra_files={"metadata.json": json.dumps(metadata)})
+    content = BytesIO()  # PyTorch ends the process if the disk is full
+    torch.export.save(program, content, extra_files={"metadata.json": json.dumps(metadata)})
+    file.write_bytes(content.getbuffer())
     return torch.export.load(file).module()
 
 
@@ -199,7 +202,7 @@ def write_weights(exported: Exported, given: Any, metadata: dict[str, str], file
         name: value.clone(memory_format=torch.contiguous_format)
         for name, value in exported.model.state_dict().items()
     }
-    save_file(weights, file, metadata)
+    file.write_bytes(save(weights, metadata))
     exported.model.load_state_dict(load_file(file))
     return exported
 

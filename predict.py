@@ -164,7 +164,8 @@ def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> No
     if palette is not None and image.dtype == np.uint8:
         picture.putpalette(palette.tobytes())
     file.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(file)
+    with write_atomically(file) as temporary:
+        picture.save(temporary)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Call the `main` of a command that is no training; errors end it as `entry_point` describes."""
+    """Call the `main` of another command; errors end it as `entry_point` describes."""
     sys.argv[1:] = map(with_home, sys.argv[1:])
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text

@@ -1,8 +1,10 @@
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 from unittest import mock
 from urllib.request import ProxyHandler, build_opener, install_opener
@@ -72,6 +74,25 @@ def _no_process_is_left() -> Iterator[None]:
             if process.is_alive():
                 process.kill()
         helpers.STARTED.clear()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    (folder := tmp_path / "disk").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def full_disk(small_disk: Path) -> Path:
+    """A file system with 8 KiB left."""
+    free = shutil.disk_usage(small_disk).free
+    (small_disk / "filler").write_bytes(bytes(free - 8192))
+    return small_disk
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """The configuration is typed, documented and complete; a value out of its range is named."""
 
 import errno
+import os
 import re
+import signal
+import time
 from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +19,7 @@ from conf.check import check_batch_size, check_ranges, keys_of, owners_of_keys
 from conf.cli import explain
 from conf.files import write_atomically
 from conf.schema import NAMED_BY, Config, own_classes
-from tests.helpers import REPOSITORY, make_config, refused
+from tests.helpers import REPOSITORY, join, make_config, refused, start_process, wait_for
 
 FILLED = ["data.root=somewhere", "model.name=small_cnn"]
 CHOICES = [
@@ -99,6 +102,42 @@ def test_a_full_disk_is_told_with_the_file_and_without_a_traceback(tmp_path: Pat
     assert told is not None
     assert str(tmp_path / "run.json") in told
     assert not list(tmp_path.iterdir())
+
+
+def write_and_wait(path: Path, text: str, goes_on: Path | None) -> None:
+    """Write a file until there is another one; without it, until this process is killed."""
+    with write_atomically(path) as temporary:
+        temporary.write_text(text)
+        path.with_name(text).touch()
+        if goes_on is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            wait_for(goes_on.exists, str(goes_on))
+
+
+def test_a_file_of_a_writer_that_was_killed_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """One that another process is writing stays, unless it has not written for more than a day."""
+    path, goes_on, folder = tmp_path / "p" / "p.csv", tmp_path / "goes on", tmp_path / "p"
+    folder.mkdir()
+    writing = start_process(write_and_wait, path, "mine", goes_on)
+    wait_for((folder / "mine").exists, "the writer")
+    [unfinished] = [file for file in folder.iterdir() if file.name != "mine"]
+    assert join([start_process(write_and_wait, path, "dead", None)]) == [-signal.SIGKILL]
+    assert len(list(folder.iterdir())) == 4  # two names of texts, two parts of files
+    with write_atomically(path) as own:
+        own.write_text("new")
+    assert {file.name for file in folder.iterdir()} == {"mine", "dead", "p.csv", unfinished.name}
+    goes_on.touch()
+    assert join([writing]) == [0]
+    assert path.read_text() == "mine"
+
+    old = tmp_path / "q" / own.name  # of a process that lives
+    old.parent.mkdir()
+    old.touch()
+    os.utime(old, (0, time.time() - 90000))
+    with write_atomically(old.with_name("q.csv")) as temporary:
+        temporary.write_text("new")
+    assert [file.name for file in old.parent.iterdir()] == ["q.csv"]
 
 
 def test_a_batch_that_ranks_or_their_micro_batches_cannot_share_is_refused() -> None:

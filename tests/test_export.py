@@ -1,6 +1,8 @@
 """`export.py` writes and checks models that need no repository; test_predict.py has every task."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
@@ -16,7 +18,7 @@ from torch import nn
 
 import export
 from conf.errors import UserError
-from tests.helpers import REPOSITORY, run_all
+from tests.helpers import REPOSITORY, answers_to, run_all
 from tests.images import digit_folders, photos_in, save, smooth, turned
 from tests.test_predict import SMALL, table
 
@@ -80,6 +82,21 @@ def test_the_documented_lines_predict_what_predict_does(
         name, _, probability = capsys.readouterr().out.rpartition(" ")
         assert name == row["prediction"]
         assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch", "safetensors"])
+def test_a_full_disk_is_named_and_nothing_is_left(form: str, run: Path, full_disk: Path) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    out = f"out={full_disk / 'mine.pt2'}"
+    command = ["export.py", f"run={run}", f"format={form}", out]
+    [(code, text)] = answers_to([command], full_disk.parent)
+    assert code == 2, text
+    [line] = [line for line in text.splitlines() if out in line]
+    assert os.strerror(errno.ENOSPC) in line
+    assert "model" not in line.replace(out, "")
+    assert "Traceback" not in text
+    assert [path.name for path in full_disk.iterdir()] == ["filler"]
 
 
 @pytest.mark.parametrize(("form", "message"), [("onnx", "onnxruntime"), ("other", "2.0e-04")])

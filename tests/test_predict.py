@@ -1,7 +1,9 @@
 """`predict.py` uses what a run has trained; for every task, the exported file answers alike."""
 
 import csv
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from PIL import Image
 
 from loaders.prediction import build_test_loader
+from predict import write_image
 from tests.helpers import (
     REPOSITORY,
     answers_to,
@@ -186,6 +189,19 @@ def test_the_test_split_is_evaluated_on_any_number_of_ranks(digits: Path, tmp_pa
         of_ranks = json.loads(again.with_suffix(".metrics.json").read_text())
         assert of_ranks == pytest.approx(metrics, abs=1e-6)
         assert again.read_text() == test.read_text()
+
+
+def test_a_full_disk_keeps_the_picture_before_and_leaves_no_part_of_one(full_disk: Path) -> None:
+    grey, noise = full_disk / "grey.png", full_disk / "noise.png"
+    write_image(grey, np.full((8, 8, 3), 7, np.uint8), None)
+    before = grey.read_bytes()
+    too_large = np.random.default_rng(0).integers(0, 256, (100, 100, 3), np.uint8)
+    for file in (grey, noise):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as error:
+            write_image(file, too_large, None)
+        assert str(file) in str(error.value)
+    assert grey.read_bytes() == before
+    assert sorted(path.name for path in full_disk.iterdir()) == ["filler", "grey.png"]
 
 
 def test_data_without_a_test_split_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import re
 import shutil
-import subprocess
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -38,19 +36,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options
     assert "resume=auto: there is no checkpoint that can be read (4 found)" in error
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system with room for one checkpoint of 0.7 MB, but not for two."""
-    (folder := tmp_path / "disk").mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system is not allowed here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_full_disk_leaves_the_checkpoint_before_intact(small_disk, options) -> None:
-    """TensorBoard and the log lie on the same disk."""
+    """It has room for one of 0.7 MB, but not for two. TensorBoard and the log lie there, too."""
     run = small_disk / "run"
     options = [*options, "model.kwargs.width=30", "checkpoint.best=false"]  # 0.7 MB
     options += ["checkpoint.every_steps=5", "resume=auto"]
