@@ -22,6 +22,11 @@ def timm(in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: 
     Raises:
         UserError: timm has no such architecture, or it does not take `kwargs`.
     """
+    if "checkpoint_path" in kwargs:  # may be in the configuration of a stranger's run
+        raise UserError(
+            f"model.kwargs.checkpoint_path={kwargs['checkpoint_path']} is not read; set "
+            "model.weights to that file"
+        )
     if arch is None or not is_model(arch):
         raise unknown_name("model.arch", str(arch), list_models())
     try:

@@ -23,6 +23,11 @@ def torchvision(
     Raises:
         UserError: torchvision has no such architecture, or it does not take `kwargs`.
     """
+    if "weights" in kwargs:
+        raise UserError(
+            f"model.kwargs.weights={kwargs['weights']} is not read; set model.weights to imagenet "
+            "or a file"
+        )
     names = models.list_models(module=models)  # without those of segmentation, detection and video
     if arch not in names:
         raise unknown_name("model.arch", str(arch), names)

@@ -25,6 +25,7 @@ from conf.errors import UserError
 from conf.files import sync_folder, write_atomically
 from conf.schema import CheckpointConfig
 from loaders.common import tensors_of
+from models.pretrained import load_tensors
 from runtime.group import SingleProcess
 from runtime.shards import check_shards, remove_shards, write_shards
 
@@ -175,7 +176,7 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             damage = zipfile.ZipFile(file).testzip()  # torch.load would not see flipped bytes
             if damage is not None:
                 raise ValueError(f"wrong checksum of {damage}")
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = load_tensors(file)
             check_shards(state, file.parent)
         except Exception as error:  # damaged bytes raise errors of any type
             reason = str(error).partition("\n")[0][:200]

@@ -93,8 +93,8 @@ def remove_shards(folder: Path) -> None:
     for path in folder.glob("[!.]*.pt") if unnamed else ():
         try:
             state = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
-        except Exception as error:  # damaged bytes raise errors of any type
-            log.warning("%s cannot be read (%s): no shards are removed", path, error)
+        except Exception:  # damaged bytes raise errors of any type
+            log.warning("%s cannot be read: no shards are removed", path)
             return
         if "shards" in state:
             unnamed.discard(folder / state["shards"]["folder"])

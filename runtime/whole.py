@@ -15,6 +15,7 @@ from conf.cli import user_errors
 from conf.errors import UserError
 from conf.files import write_atomically
 from conf.options import parse_options
+from models.pretrained import load_tensors
 from runtime.checkpoint import link, newest_first, publish
 from runtime.fsdp import read_whole
 from runtime.run_dir import lock_run_dir
@@ -34,7 +35,7 @@ def make_whole(run: Path) -> list[Path]:
     replaced = []
     for path in [*files, *folder.glob("best.pt")]:
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = load_tensors(path)
             if "shards" not in state:
                 continue
             state = read_whole(state, path)

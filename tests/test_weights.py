@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from conf.errors import UserError
 from loaders import build_loaders
 from models import build_model
 from models.pretrained import fitting_weights, freeze_as, initial_weights
@@ -51,8 +52,14 @@ def test_weights_come_from_files_checkpoints_and_runs(saved, tmp_path) -> None:
     shutil.copy(path, best / "model.safetensors")
     files = {
         tmp_path / "plain.pt": weights,
-        tmp_path / "checkpoint.pt": {"model": weights, "step": 3},
-        tmp_path / "wrapped.pt": {f"module.{name}": value for name, value in weights.items()},
+        **{
+            tmp_path / f"{key}.pt": {key: weights, "step": 3}
+            for key in ("model", "state_dict", "model_state_dict", "net")
+        },
+        **{
+            tmp_path / f"{front}pt": {f"{front}{name}": value for name, value in weights.items()}
+            for front in ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
+        },
         newest / "step-00000002.pt": {"model": started().state_dict()},
         newest / "step-00000010.pt": {"model": weights},
     }
@@ -88,6 +95,7 @@ def test_the_first_convolution_is_adapted_to_other_channels(saved, caplog) -> No
     torch.testing.assert_close(back(images), one(images))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore:.*TorchScript:UserWarning")
 def test_what_holds_no_weights_or_none_that_fit_is_refused(saved, tmp_path) -> None:
     path, _ = saved
     names = ("classifier.weight (10x64)", "features.0.0.weight (8x1x3x3)")
@@ -100,6 +108,13 @@ def test_what_holds_no_weights_or_none_that_fit_is_refused(saved, tmp_path) -> N
     for source in (missing, noise, empty, folder, "imagenet"):
         with refused(str(source)):
             started(f"model.weights={source}")
+    # What PyTorch does not read without running what is in it, nobody is advised to read.
+    torch.save(nn.Linear(2, 2), pickled := tmp_path / "pickled.pt")
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), script := tmp_path / "script.pt")
+    for source in (noise, pickled, script):
+        with pytest.raises(UserError, match="damaged, or more than tensors") as error:
+            started(f"model.weights={source}")
+        assert "weights_only" not in str(error.value)
     with refused("model.freeze=all"):
         started("model.freeze=all")
     with refused("model.freeze=backbone", "nothing to train"):

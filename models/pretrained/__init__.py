@@ -8,4 +8,4 @@ from models.pretrained.finetune import (
     initial_weights,
     is_in,
 )
-from models.pretrained.weights import read_weights, weights_in
+from models.pretrained.weights import load_tensors, read_weights, weights_in

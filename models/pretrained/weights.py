@@ -1,6 +1,7 @@
 """Weights in files and in the folders of runs."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor
 
 from conf.errors import UserError
+
+WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+")
+"""Names that DDP and torch.compile leave in front of those of tensors."""
 
 FACTS = ("target", "in_channels", "dtype", "precision")
 """Keys of the description of its data and precision that a run writes with its weights."""
@@ -42,7 +46,7 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             each = {name: json.loads(metadata[name]) for name in FACTS if name in metadata}
             facts = each | dict(json.loads(metadata.get("facts", "{}")))
         else:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved = load_tensors(path)
     except Exception as error:  # damaged bytes and foreign classes raise errors of any type
         reason = str(error).partition("\n")[0] or repr(error)
         raise UserError(
@@ -56,16 +60,27 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "of its run: python -m runtime.whole run=DIR"
         )
     facts = saved.get("facts", facts)
-    for key in ("model", "state_dict"):  # of a checkpoint
+    for key in ("model", "state_dict", "model_state_dict", "net"):  # of a checkpoint
         if isinstance(saved.get(key), dict):
             saved = saved[key]
-    # Wrappers of other scripts leave their names in front.
-    named = {
-        str(name).removeprefix("module.").removeprefix("_orig_mod."): value
-        for name, value in saved.items()
-        if isinstance(value, Tensor)
-    }
-    return named, facts
+    tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
+    return {WRAPPERS.sub("", str(name)): value for name, value in tensors.items()}, facts
+
+
+def load_tensors(path: Path) -> Any:
+    """Read a file of `torch.save`, to the host.
+
+    Raises:
+        ValueError: it holds more than tensors and plain values, which may be code.
+        Exception: it is damaged; of any type.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        if "weights_only" not in str(error):
+            raise
+        # PyTorch advises to run whatever is in the file.
+        raise ValueError("damaged, or more than tensors and plain values") from error
 
 
 def weights_in(run: Path) -> Path:

@@ -5,6 +5,7 @@ import shutil
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from runtime.checkpoint import CheckpointWriter
 from tests.faults import NUM_STEPS, assert_same, assert_same_state, step_file, steps_saved
@@ -34,6 +35,15 @@ def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options
     assert stopped == 2
     assert error.count("is damaged") == 4
     assert "resume=auto: there is no checkpoint that can be read (4 found)" in error
+
+
+def test_nobody_is_advised_to_run_what_is_pickled_in_a_checkpoint(options, tmp_path) -> None:
+    torch.save(nn.Linear(2, 2), pickled := tmp_path / "pickled.pt")
+    command = ["train.py", *options, f"output_dir={tmp_path / 'run'}", f"resume={pickled}"]
+    [(code, text)] = answers_to([command], tmp_path)
+    assert code == 2
+    assert str(pickled) in text
+    assert "Weights only load failed" not in text  # as PyTorch goes on to tell how it would not
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_intact(small_disk, options) -> None:

@@ -3,10 +3,13 @@
 import shutil
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 
 from conf.errors import UserError
+from models import build_model
 from runtime.trained import read_trained
-from tests.helpers import replace
+from tests.helpers import answers_to, replace
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,27 @@ def test_a_damaged_file_of_a_run_is_named_in_one_line(
         read_trained(tmp_path / "run", [])
     assert str(path) in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["timm.checkpoint_path", "torchvision.weights"])
+def test_a_file_of_weights_that_a_run_names_as_an_argument_of_its_model_is_not_read(
+    name: str, finished, tmp_path
+) -> None:
+    """It may be of a stranger, and libraries may run what is in it."""
+    library, _, key = name.partition(".")
+    pytest.importorskip(library)
+    run, file = shutil.copytree(finished, tmp_path / "run"), tmp_path / "weights.pt"
+    cfg = OmegaConf.load(run / "config.yaml")
+    cfg.model.update(name=library, arch="resnet18", kwargs={})
+    torch.save(build_model(cfg.model, 3, 2).state_dict(), file)
+    cfg.model.kwargs = {key: str(file)}
+    OmegaConf.save(cfg, run / "config.yaml")
+    for script in ("predict.py split=val out=p.csv", "export.py format=safetensors out=e"):
+        command = [*script.split(), f"run={run}"]
+        [(code, text)] = answers_to([command], tmp_path)
+        assert code == 2
+        assert f"model.kwargs.{key}={file}" in text
+        assert "Traceback" not in text
 
 
 def test_a_run_whose_configuration_has_the_keys_of_other_layouts_and_loaders_is_read(
