@@ -37,7 +37,7 @@ HYDRA_OPTIONS |= {"--multirun", "--shell-completion", "--config-path", "--config
 HYDRA_OPTIONS |= {"--config-dir", "--experimental-rerun"}
 OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
 OF_A_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}
-OF_A_PATH |= {errno.ENOSPC, errno.EDQUOT}
+OF_A_PATH |= {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def with_home(argument: str) -> str:

@@ -67,6 +67,7 @@ TABLE = [
     ("train.py data=cells data.root=FOLDER/photos", "cannot be used"),
     ("train.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
     ("train.py output_dir=FOLDER/a_file", "output_dir=FOLDER/a_file"),
+    (f"train.py output_dir=FOLDER/{'long' * 64}", "output_dir=FOLDER/longlong"),
     ("train.py data.index=FOLDER", "data.index=FOLDER is not an index; make one if"),
     ("-m loaders.check data=imagefolder", "data.root is not set"),
     ("-m loaders.check --out=x", "--out=x"),

@@ -1,6 +1,9 @@
 """One run at a time in a folder, and what a run may go on from."""
 
+import errno
+import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -128,3 +131,13 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
     assert join([waiting]) == [0], prints.read_text()
     assert "step-00000002.pt: step 2" in prints.read_text()
     assert checkpoint_of(run)["step"] == 6
+
+
+def test_a_read_only_folder_is_named(options, small_disk, tmp_path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    place = f"output_dir={small_disk / 'run'}"
+    [(code, text)] = answers_to([["train.py", *options, place]], tmp_path)
+    assert code == 2, text
+    [line] = text.splitlines()
+    assert line.startswith(place)
+    assert os.strerror(errno.EROFS) in line
