@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
+from loaders.targets import check_rounding
 from tasks.common import Task, check_shape, divide_by_count, sum_columns, with_captions
 
 
@@ -36,6 +37,7 @@ class Regression(Task):
         labels = target.values.reshape(-1, self.num_outputs)
         self.shift = [0.0] * self.num_outputs
         if len(labels):  # predict.py has none
+            check_rounding(labels, self.columns)
             self.shift = labels.mean(axis=0, dtype=np.float64).tolist()
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -101,6 +101,22 @@ def test_cells_become_classes_several_labels_or_numbers(
     assert names.replace(",", ", ") in loader.info.description[0]
 
 
+@pytest.mark.parametrize(("offset", "is_refused"), [(1.6e9, True), (-1.6e9, True), (1000, False)])
+def test_numbers_that_float32_merges_are_refused_with_their_column(
+    offset: float, is_refused: bool, images: Path, tmp_path
+) -> None:
+    numbers = [offset + k for k in range(NUM_IMAGES)]
+    cells = [f"{k / 7},{number:.0f}" for k, number in enumerate(numbers)]
+    table = write(tmp_path, "path,share,time", cells)
+    options = options_of(images, table, "data.label_columns=[share,time]")
+    if is_refused:
+        with refused("numbers of time", f"{numbers[-1]:.0f} is {offset:.0f}"):
+            index_of(*options)
+    else:
+        labels = labels_by_number(index_of(*options)[0])
+        assert {k: cells[1] for k, cells in labels.items()} == {k: offset + k for k in labels}
+
+
 def test_the_column_split_splits(images: Path, tmp_path) -> None:
     """Of val and test, val is used; files in neither split need not exist."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from loaders.targets import RegressionTargets
+from tests.helpers import refused
 from tests.task_contract import build, check_contract, check_refused, metrics_of, random
 
 
@@ -29,6 +30,14 @@ def test_it_keeps_the_contract(loss: str) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     check_refused(regression, ("loss", "bce"), ("label_smoothing", 0.1))
     check_refused(regression, ("weights", "auto"), ("weights", 0))
+
+
+def test_numbers_of_own_data_that_float32_merges_are_refused() -> None:
+    seconds = torch.arange(24, dtype=torch.float64).view(-1, 2)
+    regression(labels=seconds)
+    seconds[:, 1] += 1.6e9
+    with refused("numbers of b", "1600000023 is 1600000000"):
+        regression(labels=seconds)
 
 
 def test_mae_and_r2_are_those_of_scikit_learn() -> None:

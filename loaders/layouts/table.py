@@ -18,7 +18,7 @@ from loaders.index import (
     index_splits,
     read_headers,
 )
-from loaders.targets import Labels, MultiLabels, RegressionTargets
+from loaders.targets import Labels, MultiLabels, RegressionTargets, check_rounding
 
 SPLIT_COLUMN = "split"
 SPLITS = ("train", "val", "test")
@@ -235,11 +235,13 @@ def _target(
     names = tuple(data.label_columns)
     columns = [read.cells[name] for name in names]
     if kind == "numbers":
-        values = np.array([list(map(_number, cells)) for cells in columns], np.float32)
+        values = np.array([list(map(_number, cells)) for cells in columns])
         fix = "correct them, or set data.label_kind=classes if labels are meant"
-        for cells, are_finite in zip(columns, np.isfinite(values), strict=True):
-            read.refuse(~are_finite, cells, "cell", "without a finite number", fix)
-        return RegressionTargets(values.T, names)
+        are_finite = np.abs(values) <= np.finfo(np.float32).max  # False for nan
+        for cells, are_good in zip(columns, are_finite, strict=True):
+            read.refuse(~are_good, cells, "cell", "without a finite number", fix)
+        check_rounding(values.T, names)
+        return RegressionTargets(values.T.astype(np.float32), names)
     if len(columns) == 1:
         return _classes(read, kind, columns[0], num_train)
     if kind == "classes":

@@ -9,6 +9,7 @@ from loaders.targets.kinds import (
     Target,
     TargetImages,
     Unlabelled,
+    check_rounding,
     describe_target,
     target_of,
 )

@@ -1,11 +1,12 @@
 """The kinds of targets, one class each, and facts about them as stored with an index or a run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from conf.errors import counted
+from conf.errors import UserError, counted
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,25 @@ class RegressionTargets(Target):
 
     def describe(self) -> str:
         return _listed("number", self.names)
+
+
+def check_rounding(values: np.ndarray, names: Sequence[str]) -> None:
+    """Refuse numbers (N, len(names)) so far from 0 that float32 does not tell them apart.
+
+    Raises:
+        UserError: it changes one by more than a thousandth of the standard deviation of its column.
+    """
+    for name, column in zip(names, values.T, strict=True):
+        rounded = column.astype(np.float32)
+        errors = np.abs(column - rounded)
+        spread = column.std(dtype=np.float64)
+        if spread > 0 and errors.max() > spread / 1000:
+            worst = errors.argmax()
+            raise UserError(
+                f"the numbers of {name} differ by too little for float32, in which "
+                f"{column[worst]:.15g} is {rounded[worst]:.15g}; subtract one number from all of "
+                f"them, such as {column.mean(dtype=np.float64):.0f}"
+            )
 
 
 @dataclass(frozen=True)
