@@ -107,7 +107,8 @@ def photos(run: Run, sizes: Sizes, folder: str, *more: str) -> list[str]:
     return [
         *("data=imagefolder", f"data.root={root / folder}", f"data.cache_dir={root / 'cache'}"),
         *(f"data.resize={sizes.resize}", f"data.crop=[{sizes.crop},{sizes.crop}]"),
-        *("data.random_crop=true", "data.hflip=0.5", f"data.val_count={sizes.batch_size}"),
+        *("data.random_resized_crop=null", "data.random_crop=true"),
+        f"data.val_count={sizes.batch_size}",
         *(f"global_batch_size={sizes.batch_size}", "model.channels_last=true", *more),
         *run.overrides,
     ]

@@ -113,6 +113,7 @@ def write_files(count: int, folder: Path) -> list[str]:
     options = [
         *("data=imagefolder", f"data.root={root}", f"data.index={folder / 'index'}"),
         *("data.check_files=false", "data.resize=null", "data.crop=[56,56]"),
+        *("data.random_resized_crop=null", "data.hflip=0", "model=small_cnn"),
     ]
     data = make_config(*options, f"data.cache_dir={folder}").data
     files = [str(root / f"{number:03}.jpg") for number in range(num_files)]

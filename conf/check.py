@@ -67,12 +67,23 @@ def check_combinations(cfg: Config) -> None:
             f"epochs={cfg.epochs}; use a smaller value"
         )
 
+    if cfg.optimizer.head_epochs >= cfg.epochs:
+        raise UserError(
+            f"optimizer.head_epochs={cfg.optimizer.head_epochs} is not less than "
+            f"epochs={cfg.epochs}; use a smaller value, or model.freeze=backbone"
+        )
+
     data, (low, high) = cfg.data, cfg.data.value_range
     outside = any(not low <= value <= high for value in data.mean or ())
     if outside or any(value > high - low for value in data.std or ()):
         raise UserError(
             f"data.mean={data.mean} data.std={data.std} do not fit data.value_range="
             f"{data.value_range}; divide both by 255, or set data.value_range=[0,255]"
+        )
+    if data.random_crop and data.random_resized_crop is not None:
+        raise UserError(
+            "data.random_crop=true is not possible with data.random_resized_crop="
+            f"{data.random_resized_crop}; set one of them to false or null"
         )
     if data.fold is not None and (data.fold >= data.num_folds or data.val_count is not None):
         given = f"data.num_folds={data.num_folds} data.val_count={data.val_count}"

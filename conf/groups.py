@@ -130,7 +130,8 @@ class DataConfig:
     (resized) image."""
 
     random_crop: bool = False
-    """Crop at a random position in training; false: at the centre, as in evaluation."""
+    """Crop at a random position in training; false: at the centre, as in evaluation. Not with
+    `random_resized_crop`."""
 
     random_resized_crop: Any = key(None, SHARES)
     """Crop a random share of the image's area in training, [low, high] in (0, 1], with an aspect
@@ -226,8 +227,9 @@ class ModelConfig:
     at random. A resumed run has the weights of its checkpoint instead."""
 
     freeze: str | None = None
-    """`backbone`: train the head (the last layer or layers) alone; BatchNorm statistics before it
-    stay fixed. null: train all layers."""
+    """`backbone`: train the head (the last layer or layers) alone. `statistics`: train all layers.
+    With both, those before the head stay in evaluation mode: BatchNorm keeps its statistics, and
+    dropout does nothing. null: neither."""
 
 
 @dataclass
@@ -266,6 +268,10 @@ class OptimizerConfig:
 
     backbone_lr_scale: float = key(1.0, ABOVE_0)
     """Factor of `lr` for all layers but the head, such as 0.1 for fine-tuning."""
+
+    head_epochs: float = key(0.0, FROM_0)
+    """Epochs at the start in which the head alone learns: the rate of all other layers is 0. Their
+    BatchNorm statistics follow the data."""
 
     layer_decay: float = key(1.0, Allowed("a number in (0, 1]", lambda x: 0 < x <= 1))
     """Factor of the learning rate from each layer to the one below it, such as 0.75 for fine-tuning

@@ -166,7 +166,8 @@ class Config:
     """Number of optimizer steps after which the run ends; the schedule stays that of `epochs`."""
 
     global_batch_size: int = key(64, FROM_1)
-    """Number of samples per optimizer step over all devices."""
+    """Number of samples per optimizer step over all devices; of photos, pairs and masks 16 by
+    default. Each epoch of training drops the samples that do not fill the last batch."""
 
     accumulate_steps: Any = key(1, MICRO_BATCHES)
     """Number of parts of a batch whose gradients are added up, in scripts that accumulate them;

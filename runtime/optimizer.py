@@ -3,6 +3,7 @@
 import inspect
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from conf.errors import UserError, counted, unknown_name
 from conf.schema import Config, OptimizerConfig
+from models.pretrained import head_of, is_in
 from runtime.parameter_groups import parameter_groups
 from runtime.shards import is_sharded
 
@@ -36,7 +38,8 @@ def build_optimizer(
 
     Frozen weights are left out. The learning rate rises linearly from 1 % of its peak during the
     warm-up and then follows `optimizer.schedule`, such as a cosine to 0 at the last step of
-    `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR").
+    `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR"). In the first `optimizer.head_epochs`, that of
+    all layers but the head is 0 (Kumar et al. 2022, "Fine-tuning can distort pretrained features").
 
     Raises:
         UserError: torch.optim has no such class, it does not take these arguments or weights, or
@@ -65,8 +68,20 @@ def build_optimizer(
             return options.step_factor ** (step // (options.step_epochs * steps_per_epoch))
         return 1.0
 
-    optimizer = new_optimizer(options, model)
-    return optimizer, Schedule(optimizer, share_of_peak)
+    head_steps = round(options.head_epochs * steps_per_epoch)
+    if head_steps:
+        log.info("optimizer.head_epochs=%g: the head learns alone at first", options.head_epochs)
+
+    def share_below_head(step: int) -> float:
+        return share_of_peak(step) if step >= head_steps else 0.0
+
+    optimizer, names = new_optimizer(options, model), head_of(model)
+    head = {p for name, p in model.named_parameters() if is_in(name, names)}
+    shares: list[Callable[[int], float]] = [
+        share_of_peak if group["params"][0] in head else share_below_head
+        for group in optimizer.param_groups
+    ]
+    return optimizer, Schedule(optimizer, shares)
 
 
 def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:

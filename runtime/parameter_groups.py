@@ -14,7 +14,8 @@ def parameter_groups(model: nn.Module, options: OptimizerConfig) -> list[dict[st
 
     Each layer has `layer_decay` times the rate of the one above it (Clark et al. 2020, "ELECTRA";
     for ViTs, Bao et al. 2022, "BEiT"), and all but the head `backbone_lr_scale` times that. The
-    head's groups come first, because the first rate is logged.
+    head's groups come first, because the first rate is logged. With `head_epochs`, no group has
+    weights of the head and others.
     """
     head, scale, decay = head_of(model), options.backbone_lr_scale, options.layer_decay
     layers = layers_of(model) if decay != 1 else dict.fromkeys(model.parameters(), 0)
@@ -24,14 +25,14 @@ def parameter_groups(model: nn.Module, options: OptimizerConfig) -> list[dict[st
         if not parameter.requires_grad:
             continue
         above, in_head = top - layers[parameter], is_in(name, head)
-        is_slow = scale != 1 and not in_head
+        is_apart = not in_head and (scale != 1 or options.head_epochs > 0)
         is_undecayed = parameter.ndim < 2 and not options.decay_norms_and_biases
         by_adamw = of_muon and (in_head or not is_matrix(name, parameter, model))
         group: dict[str, Any] = {"params": []}
-        group["lr"] = options.lr * (scale if is_slow else 1) * decay**above
+        group["lr"] = options.lr * (scale if is_apart else 1) * decay**above
         group |= {"weight_decay": 0.0} if is_undecayed else {}
         group |= {"use_fallback": by_adamw} if of_muon else {}
-        key = (above, is_slow, is_undecayed, by_adamw)
+        key = (above, is_apart, is_undecayed, by_adamw)
         groups.setdefault(key, group)["params"].append(parameter)
     return [groups[key] for key in sorted(groups)]
 

@@ -123,7 +123,7 @@ class Run:
             restore(cfg, self.state, saved, self.group)
             self.step_number = steps_done(self.loader)
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
-        elif cfg.model.weights is not None:
+        else:
             start_from_weights(cfg, self.model, self.loader, self.group)
         self.guard.keep_statistics()
 

@@ -14,7 +14,7 @@ from conf.errors import UserError
 from conf.schema import Config, DataConfig
 from loaders import Loader
 from loaders.common import map_leaves
-from models.pretrained import fitting_weights, initial_weights
+from models.pretrained import fitting_weights, initial_weights, zeros_for_head
 from runtime.facts import Differences, check_facts, differences, facts_of, listed
 from runtime.group import SingleProcess
 from runtime.progress import steps_done
@@ -34,6 +34,7 @@ MUST_MATCH = (
     # These decide the optimizer's groups of weights.
     "optimizer.decay_norms_and_biases",
     *("model.freeze", "optimizer.backbone_lr_scale", "optimizer.layer_decay"),
+    "optimizer.head_epochs",
     "optimizer.kwargs.",  # with some, such as amsgrad, an optimizer keeps other values
 )
 """Prefixes of those that a resume must not change."""
@@ -138,8 +139,12 @@ def restore(
 
 
 def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: SingleProcess) -> None:
-    """Load the `cfg.model.weights` that fit the model; the head only if its outputs are the same.
-    Raises as `initial_weights()` and `fitting_weights()`."""
+    """Load the `cfg.model.weights` that fit the model, if any are named; the head only if its
+    outputs are the same. Raises as `initial_weights()` and `fitting_weights()`."""
+    if cfg.model.weights is None:
+        if cfg.model.arch is not None:  # ImageNet has weights of such models
+            log.info("model.weights=null: starts at random; experiment=finetune needs less data")
+        return
     saved, facts = group.broadcast_from_rank0(
         lambda: initial_weights(cfg.model, loader.in_channels)
     )
@@ -147,7 +152,7 @@ def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: Sin
         check_facts(facts, str(cfg.model.weights))
     differing = differences(facts, facts_of(loader)).keys() if facts else set()
     fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
-    load_into(model, model.state_dict() | fitting)
+    load_into(model, model.state_dict() | fitting | zeros_for_head(model, fitting))
 
 
 def _changed_settings(cfg: Config, saved: dict[str, Any]) -> Differences:

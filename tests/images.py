@@ -21,6 +21,8 @@ from loaders.index import SPLITS, Index, open_splits, write_index
 from tests.helpers import REPOSITORY, make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
+FOLDERS = ["data=imagefolder", "data.random_resized_crop=null", "data.hflip=0", "model=small_cnn"]
+"""Overrides that read class folders without augmentation, and train the small CNN."""
 PLAIN = ["data.mean=null", "data.std=null", "data.resize=null"]
 CROPPED = ["data.crop=[32,32]", "global_batch_size=4"]
 RESIZED_CROPS = ["data.random_resized_crop=[0.3,1]", "data.random_crop=false"]
@@ -101,7 +103,7 @@ def reading(root: Path, *more: str) -> list[str]:
 
 def photos_in(root: Path, *more: str) -> list[str]:
     """Overrides that read class folders in centre crops of 40x40 pixels, in batches of four."""
-    options = ["data=imagefolder", "data.resize=null", "data.crop=[40,40]", "global_batch_size=4"]
+    options = [*FOLDERS, "data.resize=null", "data.crop=[40,40]", "global_batch_size=4"]
     return [*options, *reading(root), *more]
 
 
@@ -182,7 +184,7 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 
 def photos(root: Path) -> Data:
     """JPEGs with any orientation, 0 and 9 too, and other forms of files, in three class folders."""
-    data = Data(["data=imagefolder", *PLAIN])
+    data = Data([*FOLDERS, *PLAIN])
     for number, (form, mode, options) in enumerate(OTHERS + 3 * JPEGS):
         image = Image.fromarray(smooth(number, 45 + number, 80 - number))
         if number >= len(OTHERS):
@@ -256,7 +258,7 @@ def small_digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Overrides for 66 digits of three classes, and 9 that validate, with a small model."""
     root = digit_folders(tmp_path_factory.mktemp("images"), range(3), 22, 3)
     return [
-        *("data=imagefolder", f"data.root={root}", "epochs=3", "model.kwargs.width=8"),
+        *(*FOLDERS, f"data.root={root}", "epochs=3", "model.kwargs.width=8"),
         f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
         *("data.resize=null", "data.crop=[20,20]", "data.random_crop=true"),
         *("data.mean=[0.5]", "data.std=[0.25]"),

@@ -20,6 +20,7 @@ from conf.cli import explain
 from conf.files import write_atomically
 from conf.schema import NAMED_BY, Config, own_classes
 from tests.helpers import REPOSITORY, join, make_config, refused, start_process, wait_for
+from tests.parts import rows_of
 
 FILLED = ["data.root=somewhere", "model.name=small_cnn"]
 CHOICES = [
@@ -172,6 +173,26 @@ def test_a_key_of_another_layout_or_loader_is_refused_with_those_that_have_it() 
 def test_a_layout_that_is_chosen_by_its_name_alone_has_its_keys(name: str) -> None:
     cfg = make_config("data=mnist_mini", f"data.layout={name}")
     assert type(cfg.data) is own_classes("data")[name]
+
+
+@pytest.mark.parametrize(
+    ("choices", "arch", "batch_size", "shares"),
+    [
+        ("data=imagefolder", "resnet18", 16, [0.35, 1]),
+        ("data=imagefolder model=timm global_batch_size=8", "resnet50", 8, [0.35, 1]),
+        ("data=imagefolder model=small_cnn data.random_resized_crop=null", None, 16, None),
+        ("experiment=finetune", "resnet50", 16, [0.35, 1]),
+        ("experiment=finetune model.arch=resnet34", "resnet34", 16, [0.35, 1]),
+        ("data=mnist_mini", None, 64, None),
+        *rows_of("PHOTOS"),
+    ],
+)
+def test_photos_have_a_model_and_a_batch_size_of_their_own(
+    choices: str, arch: str | None, batch_size: int, shares: list[float] | None
+) -> None:
+    cfg = filled(*choices.split())
+    assert (cfg.model.arch, cfg.global_batch_size) == (arch, batch_size)
+    assert cfg.data.random_resized_crop == shares
 
 
 def test_every_file_of_every_group_fits_the_schema() -> None:

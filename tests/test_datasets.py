@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from tests.helpers import refused
-from tests.images import index_of, loaders_of, make_photos, reading, save, smooth
+from tests.images import FOLDERS, index_of, loaders_of, make_photos, reading, save, smooth
 from tests.parts import rows_of
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
     """Those that read 12 photos in three class folders."""
-    return ["data=imagefolder", *reading(make_photos(tmp_path / "photos", 12))]
+    return [*FOLDERS, *reading(make_photos(tmp_path / "photos", 12))]
 
 
 def test_a_split_depends_on_a_seed_of_its_own(options: list[str]) -> None:

@@ -9,20 +9,31 @@ import pytest
 
 from conf.errors import counted
 from loaders.targets import RegressionTargets
-from tests.images import Data, common, loaders_of, make_photos, reading, save, save_tiff, smooth
+from tests.images import (
+    FOLDERS,
+    Data,
+    common,
+    loaders_of,
+    make_photos,
+    reading,
+    save,
+    save_tiff,
+    smooth,
+)
 from tests.parts import rows_of
 
-FOLDERS = ["data=imagefolder", "data.val_count=4", "global_batch_size=2"]
+OPTIONS = [*FOLDERS, "data.val_count=4", "global_batch_size=2"]
+CELLS = "40x50, 5 channels of 16 bits"
 
 
 def digits(root: Path) -> list[str]:
     for number in range(12):
         save(root / str(number % 2) / f"{number}.png", smooth(number, 28, 28)[..., 0])
-    return [*FOLDERS, *reading(root)]
+    return [*OPTIONS, *reading(root)]
 
 
 def photos(root: Path) -> list[str]:
-    return [*FOLDERS, *reading(make_photos(root, 12))]
+    return [*OPTIONS, *reading(make_photos(root, 12))]
 
 
 def cells(root: Path) -> list[str]:
@@ -63,7 +74,8 @@ def memory(root: Path) -> list[str]:
             "the area), in training 10% to 100% of the area",
             "",
         ),
-        (cells, [], "40x50, 5 channels of 16 bits", ""),
+        (cells, ["data.hflip=0", "data.vflip=0.25"], f"{CELLS}: 25% flipped upside-down", ""),
+        (cells, ["data.hflip=0", "data.vflip=0"], CELLS, ""),
         *((partial(written, kind), *row) for kind, *row in rows_of("DESCRIBED")),
     ],
 )

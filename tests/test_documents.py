@@ -11,7 +11,7 @@ import torch
 from conf.cli import load_config
 from loaders import build_loaders
 from tests.helpers import PACKAGES, REPOSITORY
-from tests.images import make_photos, reading, save_index
+from tests.images import FOLDERS, make_photos, reading, save_index
 from tests.parts import rows_of as rows_of_parts
 from tests.test_architecture import (
     ARCHITECTURE,
@@ -63,7 +63,7 @@ def test_the_page_on_the_architecture_names_files_and_tables_that_exist() -> Non
 
 
 BATCHES = [
-    *("data=imagefolder", "data.random_crop=true", "data.hflip=0.5"),
+    *(*FOLDERS, "data.random_crop=true", "data.hflip=0.5"),
     *("data.colour_jitter=[0.4,0,0]", "data.resize=36", "data.crop=32", "global_batch_size=4"),
 ]
 

@@ -42,7 +42,7 @@ from tests.helpers import (
     summary_of,
     values_of,
 )
-from tests.images import save, save_tiff
+from tests.images import FOLDERS, save, save_tiff
 from tests.torchrun import TWO_RANKS, Torchrun
 
 on_cuda = pytest.mark.parametrize("device", DEVICES[1:])
@@ -77,13 +77,13 @@ def data(tmp_path_factory) -> Path:
 CUT = ["data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
 JITTER = "data.colour_jitter=[0.4,0.4,0.4]"
 DATA = {
-    "photos": ["data=imagefolder", "data.resize=72", "data.crop=[60,52]", *CUT],
+    "photos": [*FOLDERS, "data.resize=72", "data.crop=[60,52]", *CUT],
     "photos, jittered": [
-        *("data=imagefolder", "data.resize=null", "data.crop=[48,56]", JITTER),
+        *(*FOLDERS, "data.resize=null", "data.crop=[48,56]", JITTER),
         *("data.random_resized_crop=[0.3,1]", "model.channels_last=true"),
     ],
     "photos, mixed": [
-        *("data=imagefolder", "data.resize=72", "data.crop=[60,52]", "data.rotation=20"),
+        *(*FOLDERS, "data.resize=72", "data.crop=[60,52]", "data.rotation=20"),
         *("data.gaussian_blur=[0.5,0.1,2]", "data.random_erasing=0.5"),
         *("data.mixup=0.4", "data.cutmix=1"),
     ],

@@ -12,7 +12,7 @@ from PIL import Image
 from loaders import build_loaders
 from tests.helpers import make_config, refused, summary_of, train
 
-OPTIONS = ["data=huggingface", "data.resize=32", "data.crop=28"]
+OPTIONS = ["data=huggingface", "model=small_cnn", "data.resize=32", "data.crop=28"]
 OPTIONS += ["global_batch_size=4", "max_steps=3", "loader.num_workers=1"]
 NAMES = ["cat", "dog"]
 SIZES = [(40, 50), (36, 33), (64, 32)]

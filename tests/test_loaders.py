@@ -14,7 +14,7 @@ from loaders.backends import build_loaders, default_workers
 from loaders.common import cpus_per_rank
 from runtime.setup import resolve_device
 from tests.helpers import DEVICES, Operations, make_config, workers_of
-from tests.images import loaders_of, make_photos, reading
+from tests.images import FOLDERS, loaders_of, make_photos, reading
 from tests.parts import rows_of
 
 
@@ -48,7 +48,7 @@ def test_the_training_keeps_its_number_of_threads() -> None:
 def test_a_jpeg_takes_few_operations(tmp_path) -> None:
     """To resize in two parts, flip and fill in: after each, a thread waits for the interpreter's
     lock behind all the others."""
-    options = ["data=imagefolder", *reading(make_photos(tmp_path / "photos", 40)), "data.crop=24"]
+    options = [*FOLDERS, *reading(make_photos(tmp_path / "photos", 40)), "data.crop=24"]
     options += ["data.random_resized_crop=[0.2,1]", "data.resize=null", "data.hflip=1"]
     loader: Any = loaders_of(*options, "loader.num_threads=1", "global_batch_size=32")[0]
     with Operations() as operations:  # it counts those of this thread

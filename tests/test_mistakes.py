@@ -51,6 +51,11 @@ TABLE = [
     ("train.py data.mean=[123.7]", "data.value_range=[0,255]"),
     ("train.py profile.steps=[1,0.5]", "profile.steps"),
     ("train.py optimizer.warmup_epochs=4", "epochs=4"),
+    ("train.py optimizer.head_epochs=4", "optimizer.head_epochs=4.0 is not less than epochs=4"),
+    (
+        "train.py data=imagefolder data.root=FOLDER/photos data.random_crop=true",
+        "data.random_resized_crop=[0.35, 1.0]; set",
+    ),
     ("train.py resume=auto overwrite=true", "resume=auto"),
     ("train.py data.mean=[0.1,0.2]", "2 values but the images of mnist_mini/train have 1 channel;"),
     ("train.py global_batch_size=10000 epochs=1 optimizer.warmup_steps=1", "the 1 step of"),

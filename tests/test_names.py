@@ -11,7 +11,7 @@ import models
 from conf.errors import UserError
 from conf.names import find, names_in
 from tests.helpers import ENVIRONMENT, REPOSITORY, needs_torchrun, refused
-from tests.images import make_photos, reading
+from tests.images import FOLDERS, make_photos, reading
 from tests.test_architecture import FOLDERS_OF_PARTS, imports_of
 
 FORMS = {"models": "{}", "tasks": "{}", "runtime.loggers": "{}Logger"}
@@ -60,7 +60,7 @@ def test_an_own_file_is_found_and_told_what_it_lacks(tmp_path, monkeypatch) -> N
 
 
 def test_a_run_on_local_photos_imports_only_what_it_uses(tmp_path: Path) -> None:
-    options = ["data=imagefolder", *reading(make_photos(tmp_path / "photos", 12))]
+    options = [*FOLDERS, *reading(make_photos(tmp_path / "photos", 12))]
     options += ["data.resize=32", "data.crop=28", "global_batch_size=2", "max_steps=1"]
     command = [sys.executable, "-c", PROGRAM, "train.py", *options, f"output_dir={tmp_path}/run"]
     if needs_torchrun("train.py"):

@@ -147,6 +147,26 @@ def test_the_rates_of_layers_fall_from_the_head_down(
         assert groups[name]["initial_lr"] == pytest.approx(0.2 * scale * 0.5**depth), name
 
 
+@pytest.mark.parametrize("others", [[], ["optimizer.layer_decay=0.5"]])
+def test_the_head_learns_alone_in_its_epochs_and_then_all_follow_the_schedule(others) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    found: dict[float, dict[str, list[float]]] = {}
+    for head_epochs in (0, 0.5):
+        cfg = make_config("epochs=2", f"optimizer.head_epochs={head_epochs}", *others)
+        optimizer, schedule = build_optimizer(cfg, model, STEPS_PER_EPOCH)
+        place = {p: n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        found[head_epochs] = {name: [] for name, _ in model.named_parameters()}
+        for _ in range(2 * STEPS_PER_EPOCH):
+            for name, parameter in model.named_parameters():
+                rate = float(schedule.get_last_lr()[place[parameter]])
+                found[head_epochs][name].append(rate)
+            optimizer.step()
+            schedule.step()
+    for name, rates in found[0].items():
+        expected = rates if name.startswith("1.") else [0.0] * 5 + rates[5:]
+        assert found[0.5][name] == expected, name
+
+
 def test_the_rate_of_a_single_layer_is_the_whole_one() -> None:
     groups = groups_of(nn.Linear(2, 2), "optimizer.layer_decay=0.5")
     assert {group["initial_lr"] for group in groups.values()} == {0.2}

@@ -9,13 +9,13 @@ import pytest
 from loaders.index import BadFileError
 from loaders.pack import pack
 from tests.helpers import make_config, refused
-from tests.images import index_of, loaders_of, make_photos, reading
+from tests.images import FOLDERS, index_of, loaders_of, make_photos, reading
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
     """Those that read 12 photos in three class folders."""
-    return ["data=imagefolder", *reading(make_photos(tmp_path / "photos", 12))]
+    return [*FOLDERS, *reading(make_photos(tmp_path / "photos", 12))]
 
 
 def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.helpers import (
     run_all,
     summary_of,
 )
-from tests.images import Data, common, digit_folders, make_photos, photos_in, reading, save
+from tests.images import FOLDERS, Data, common, digit_folders, make_photos, photos_in, reading, save
 from tests.parts import Trained, rows_of
 from tests.test_bad_data import WAYS
 
@@ -163,7 +163,7 @@ def digits(tmp_path_factory) -> Path:
     shutil.move(digit_folders(folder / "more", range(4), 50, 0) / "train", root / "test")
     shutil.copytree(root / "train", copy / "train")
     shutil.copytree(root / "test", copy / "val")
-    data = ["data=imagefolder", *reading(root), "data.resize=null", "data.crop=28"]
+    data = [*FOLDERS, *reading(root), "data.resize=null", "data.crop=28"]
     train = ["train.py", f"output_dir={folder / 'run'}", *data, *SMALL, "loss.weights=auto"]
     run_all([train], folder)
     return folder

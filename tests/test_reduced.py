@@ -9,10 +9,10 @@ import torch
 
 from loaders.images import HEADER, decode_resized, read_header
 from loaders.index import BadFileError
-from tests.images import PLAIN, index_of, loaders_of, reading, save, smooth, turned
+from tests.images import FOLDERS, PLAIN, index_of, loaders_of, reading, save, smooth, turned
 from tests.parts import rows_of
 
-OPTIONS = ["data=imagefolder", "data.val_fraction=0.25", "global_batch_size=4"]
+OPTIONS = [*FOLDERS, "data.val_fraction=0.25", "global_batch_size=4"]
 OPTIONS += [*PLAIN, "data.resize=64", "data.hflip=0.5"]
 
 

@@ -136,8 +136,11 @@ def test_imagenet_weights_are_loaded_from_their_place_or_named(tmp_path, monkeyp
     torch.testing.assert_close(own["conv1.weight"], whole["conv1.weight"].sum(1, keepdim=True))
 
 
-def test_a_frozen_backbone_stays_in_evaluation_mode_also_in_a_copy() -> None:
-    model = started("model.freeze=backbone")
+@pytest.mark.parametrize("freeze", ["backbone", "statistics"])
+def test_a_frozen_backbone_stays_in_evaluation_mode_also_in_a_copy(freeze: str) -> None:
+    model = started(f"model.freeze={freeze}")
+    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert (len(learning) == 14) == (freeze == "statistics")
     copied = copy.deepcopy(model)  # such as an average of the weights
     model.train()
     copied.eval()
@@ -147,6 +150,14 @@ def test_a_frozen_backbone_stays_in_evaluation_mode_also_in_a_copy() -> None:
     assert not any(module.training for module in model.get_submodule("features").modules())
     model.eval()
     assert not model.get_submodule("classifier").training
+
+
+def test_a_frozen_backbone_stays_in_evaluation_mode_with_sync_batchnorm() -> None:
+    cfg = ["model=torchvision", "model.arch=resnet18", "model.freeze=statistics"]
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(started(*cfg, in_channels=3))
+    model.train()
+    model(torch.rand(2, 3, 32, 32))  # in training mode, such a layer computes on GPUs alone
+    assert {name for name, module in model.named_modules() if module.training} == {"", "fc"}
 
 
 @pytest.mark.parametrize("script", ["train.py", *rows_of("SHARDING")])
@@ -168,6 +179,24 @@ def test_scripts_need_no_new_line_to_train_the_head_only(script: str, saved, tmp
         assert torch.equal(value, before[name]) != name.startswith("classifier"), name
 
 
+@pytest.mark.parametrize("script", ["train.py", *rows_of("SHARDING")])
+def test_the_head_learns_first_and_then_all_layers_also_after_a_resume(
+    script: str, saved, tmp_path
+) -> None:
+    """Epochs have five steps."""
+    path, before = saved
+    run = tmp_path / "run"
+    options = [f"output_dir={run}", *SHORT, "epochs=2", "global_batch_size=2000", "resume=auto"]
+    options += [f"model.weights={path}", "model.freeze=statistics", "optimizer.head_epochs=1"]
+    parameters = dict(started().named_parameters())
+    for num_steps in (3, 5, 6):
+        run_all([[script, *options, f"max_steps={num_steps}"]], tmp_path, 1 + has_ranks(script))
+        after = checkpoint_of(run)["model"]
+        changed = {name for name in after if not torch.equal(after[name], before[name])}
+        head = {name for name in parameters if name.startswith("classifier")}
+        assert changed == (head if num_steps <= 5 else parameters.keys()), num_steps
+
+
 def test_a_head_for_other_classes_starts_fresh_although_its_size_fits(tmp_path, caplog) -> None:
     roots = [make_photos(tmp_path / name, 12) for name in ("first photos", "others")]
     (roots[1] / "c").rename(roots[1] / "d")
@@ -181,3 +210,23 @@ def test_a_head_for_other_classes_starts_fresh_although_its_size_fits(tmp_path, 
     said = [message for message in caplog.messages if "model.weights" in message]
     assert [message.split(": ")[1][:8] for message in said[::2]] == ["14 of 14", "12 of 14"]
     assert said[3].endswith("classifier.weight (3x64), classifier.bias (3)")
+
+
+def test_a_fresh_head_gives_all_classes_the_same_output(saved) -> None:
+    path, weights = saved
+    for num_classes in (3, 10):
+        cfg = make_config(f"model.weights={path}")
+        loader, _ = build_loaders(cfg, torch.device("cpu"))
+        model = build_model(cfg.model, 1, num_classes)
+        start_from_weights(cfg, model, loader, SingleProcess())
+        head = model.state_dict()["classifier.weight"]
+        assert torch.equal(head, weights["classifier.weight"] if num_classes == 10 else 0 * head)
+
+
+@pytest.mark.parametrize(("model", "is_told"), [("torchvision", True), ("small_cnn", False)])
+def test_random_weights_of_a_model_of_imagenet_are_told(model, is_told, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    cfg = make_config(f"model={model}", "model.arch=resnet18" if is_told else "seed=0")
+    loader, _ = build_loaders(cfg, torch.device("cpu"))
+    start_from_weights(cfg, nn.Linear(1, 1), loader, SingleProcess())
+    assert ("experiment=finetune" in caplog.text) == is_told

@@ -114,6 +114,8 @@ def _describe_inputs(index: Index, data: DataConfig) -> str:
     if data.random_resized_crop is not None:
         low, high = (f"{share:.0%}" for share in data.random_resized_crop)
         steps.append(f"in training {low} to {high} of the area")
+    for chance, way in ((data.hflip, "left-right"), (data.vflip, "upside-down")):
+        steps += [f"{chance:.0%} flipped {way}"] if chance else []
     inputs = f"inputs: {height}x{width}, {counted(index.channels, 'channel')}"
     inputs += " of 16 bits" if index.dtype == "uint16" else ""
     return f"{inputs}: {', '.join(steps)}" if steps else inputs

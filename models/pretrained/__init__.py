@@ -7,5 +7,6 @@ from models.pretrained.finetune import (
     head_of,
     initial_weights,
     is_in,
+    zeros_for_head,
 )
 from models.pretrained.weights import load_tensors, read_weights, weights_in

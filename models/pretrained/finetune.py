@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from conf.errors import UserError, first_few, unknown_name
@@ -73,6 +75,19 @@ def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tenso
     )
 
 
+def zeros_for_head(model: nn.Module, fitting: Iterable[str]) -> dict[str, Tensor]:
+    """Return zeros for the head's last layer, unless it is among the names of fitting weights.
+
+    The outputs are then equal for all classes at first, and no gradients of a random head reach the
+    layers below (Kolesnikov et al. 2020, "Big Transfer", section 3.3).
+    """
+    modules = head_of(model)
+    head = {name: p.detach() for name, p in model.named_parameters() if is_in(name, modules)}
+    last = [name.rpartition(".")[0] for name in [*head][-1:]]
+    fresh = [name for name in head if is_in(name, last) and name not in fitting]
+    return {name: torch.zeros_like(head[name]) for name in fresh}
+
+
 def head_of(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the head's modules: the model's `head_name`, one name or a tuple, or else
     its last layer with parameters."""
@@ -94,34 +109,39 @@ def first_convolution(model: nn.Module) -> str:
 
 
 def freeze_as(cfg: ModelConfig, model: nn.Module) -> None:
-    """Train the head alone if `cfg.freeze` is `backbone`; raise UserError for other names.
-
-    All other layers get no gradients and stay in evaluation mode, in which BatchNorm keeps its
-    statistics and dropout does nothing.
+    """Keep all layers but the head in evaluation mode, in which BatchNorm keeps its statistics and
+    dropout does nothing, if `cfg.freeze` is `statistics` or `backbone`; with `backbone`, they get
+    no gradients. Raise UserError for other names.
     """
     if cfg.freeze is None:
         return
-    if cfg.freeze != "backbone":
-        raise unknown_name("model.freeze", cfg.freeze, ["backbone", "null"])
+    if cfg.freeze not in ("backbone", "statistics"):
+        raise unknown_name("model.freeze", cfg.freeze, ["backbone", "statistics", "null"])
     head = head_of(model)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_in(name, head))
+        parameter.requires_grad_(cfg.freeze == "statistics" or is_in(name, head))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(
             f"model.freeze=backbone leaves nothing to train: model={cfg.name} has no layer with "
             "weights that is its head; use model.freeze=null"
         )
-    for name, module in model.named_modules():
-        # The modules around the head keep the mode: a model may ask for it, as `self.training`.
-        is_around = any(is_in(part, [name]) for part in head)
-        if name and not is_in(name, head) and not is_around:
-            module.register_forward_pre_hook(_stay_in_evaluation)
+    # The modules around the head keep the mode: a model may ask for it, as `self.training`.
+    frozen = {
+        name
+        for name, _ in model.named_modules()
+        if name and not is_in(name, head) and not any(is_in(part, [name]) for part in head)
+    }
+    outermost = [name for name in frozen if name.rpartition(".")[0] not in frozen]
+    # By name, of the model: other modules may take the place of these, as SyncBatchNorm.
+    model.register_forward_pre_hook(partial(_stay_in_evaluation, outermost))
 
 
-def _stay_in_evaluation(module: nn.Module, inputs: Any) -> None:
-    """Undo the `model.train()` of a script, before the module computes."""
-    if module.training:
-        module.eval()
+def _stay_in_evaluation(names: list[str], model: nn.Module, inputs: Any) -> None:
+    """Undo the `model.train()` of a script for some modules, before the model computes."""
+    for name in names:
+        module = model.get_submodule(name)
+        if module.training:
+            module.eval()
 
 
 def _shapes(tensors: dict[str, Tensor]) -> str:

@@ -32,6 +32,7 @@ REFUSED = {
     "optimizer.kwargs.amsgrad: None then": [*LONGER, "+optimizer.kwargs.amsgrad=true"],
     "resume with model.kwargs.width=": [*LONGER, "model.kwargs.width=16"],
     "model.freeze: None then, backbone now": [*LONGER, "model.freeze=backbone"],
+    "optimizer.head_epochs: 0.0 then, 1.0 now": [*LONGER, "optimizer.head_epochs=1"],
     "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)": INPUTS,
 }
 """Options of runs that do not fit the folder of a finished one, by what their messages name."""

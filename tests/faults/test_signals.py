@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from runtime.preemption import REQUEUE_MARKER
 from tests.faults import NUM_STEPS, assert_same_state, hit, script_with, steps_saved
 from tests.helpers import (

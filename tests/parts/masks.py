@@ -61,7 +61,8 @@ ENLARGED = [("masks", (120, 168), 0)]
 
 
 WHOLE = ["data.crop=[40,56]", "global_batch_size=4"]
-AREA = "40x56, 3 channels: images of 40-48x56, 40x56 cut (83.3% to 100.0% of the area)"
+AREA = "40x56, 3 channels: images of 40-48x56, 40x56 cut (83.3% to 100.0% of the area), "
+AREA += "50% flipped left-right"
 DESCRIBED = [
     (masks, WHOLE, AREA, "data.num_classes=201"),
     (masks, [*WHOLE, "data.num_classes=201"], AREA, ""),
@@ -77,3 +78,4 @@ TRAINED = [
         palette=class_colours(3).flatten().tolist(),
     )
 ]
+PHOTOS = [("data=masks", None, 16, None)]

@@ -6,3 +6,4 @@ MISTAKES = [
         "loaders/own/digits.py has no class FoldDigits and no function fold_digits",
     ),
 ]
+PHOTOS = [("data=huggingface", "resnet18", 16, None), ("data=own", None, 64, None)]

@@ -43,6 +43,8 @@ MISTAKES = [("train.py data=pairs data.root=FOLDER/photos", "FOLDER/photos/input
 
 
 CUT = ["data.crop=16", "global_batch_size=4"]
-AREA = "16x16, 3 channels: images of 41-43x50, 16x16 cut (11.9% to 12.5% of the area)"
+AREA = "16x16, 3 channels: images of 41-43x50, 16x16 cut (11.9% to 12.5% of the area), "
+AREA += "50% flipped left-right, 50% flipped upside-down"
 WARNED = "data.crop=16 with data.resize=null shows 12.2%"
 DESCRIBED = [(pairs, CUT, AREA, ""), (pairs, [*CUT, "data.random_crop=false"], AREA, WARNED)]
+PHOTOS = [("data=pairs", None, 16, None)]

@@ -10,7 +10,7 @@ from tests.parts import Trained
 
 def table(root: Path, labels: Sequence[str]) -> Data:
     """Images whose labels are in a CSV file."""
-    data = Data(["data=table", f"data.table={root}.csv", *PLAIN])
+    data = Data(["data=table", "model=small_cnn", f"data.table={root}.csv", *PLAIN])
     for number in range(NUM_VAL + NUM_TRAIN):
         name = f"{number}.png"
         data.inputs[name] = save(root / name, smooth(number, 42, 44))
@@ -62,3 +62,7 @@ IN_SHARDS = {
     "numbers": ("json", lambda number: {"label": float(number)}),
     "several labels": ("json", lambda cell: sorted(filter(None, cell.replace(" ", "").split(";")))),
 }
+PHOTOS = [
+    ("data=table", "resnet18", 16, None),
+    ("experiment=finetune data=table", "resnet50", 16, None),
+]
