@@ -43,7 +43,6 @@ def _randaugment(v2: Any) -> Any:
 TORCHVISION_TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "data.colour_jitter=[0.4,0.4,0.4]": lambda v2: v2.ColorJitter(0.4, 0.4, 0.4),
     "data.randaugment=[2,9]": _randaugment,
-    "data.gaussian_blur=[0.5,0.1,2]": lambda v2: v2.RandomApply([v2.GaussianBlur(13, (0.1, 2.0))]),
     "data.rotation=15 data.random_scale=[0.8,1.25]": lambda v2: v2.RandomAffine(
         15, scale=(0.8, 1.25), interpolation=v2.InterpolationMode.BILINEAR
     ),

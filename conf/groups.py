@@ -38,10 +38,6 @@ MEAN = Allowed("one number for each channel", are_numbers)
 STD = Allowed("one number above 0 for each channel", lambda x: are_numbers(x) and min(x) > 0)
 ANGLE = Allowed("0 to 180 degrees", lambda x: 0 <= x <= 180)
 SCALES = Allowed("[low, high] with 0 < low <= high", is_pair)
-BLUR = Allowed(
-    "[probability, low, high] with 0 < low <= high pixels",
-    lambda x: are_numbers(x, 3) and 0 <= x[0] <= 1 and is_pair(x[1:]),
-)
 JITTER = Allowed(
     "three numbers in [0, 1]", lambda x: are_numbers(x, 3) and all(0 <= each <= 1 for each in x)
 )
@@ -149,9 +145,6 @@ class DataConfig:
     randaugment: Any = key(None, RANDAUGMENT)
     """RandAugment in training: [operations, magnitude 0 to 30], as [2, 9], drawn from brightness,
     contrast, colour, sharpness, posterize, solarize, autocontrast, equalize and none; null: off."""
-
-    gaussian_blur: list[float] = key([0.0, 0.1, 2.0], BLUR)
-    """Blur of inputs in training: [probability, smallest, largest standard deviation in pixels]."""
 
     rotation: float = key(0.0, ANGLE)
     """Largest angle of a rotation about the centre in training, in degrees: uniform in ± this.

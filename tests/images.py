@@ -27,9 +27,8 @@ PLAIN = ["data.mean=null", "data.std=null", "data.resize=null"]
 CROPPED = ["data.crop=[32,32]", "global_batch_size=4"]
 RESIZED_CROPS = ["data.random_resized_crop=[0.3,1]", "data.random_crop=false"]
 TURNED = [
-    *("data.rotation=40", "data.random_scale=[0.7,1.4]", "data.gaussian_blur=[0.5,0.5,1]"),
-    *("data.random_erasing=0.5", "data.randaugment=[2,9]", "data.cutmix=1"),
-    *("data.colour_jitter=[0.3,0.3,0.3]",),
+    *("data.rotation=40", "data.random_scale=[0.7,1.4]", "data.random_erasing=0.5"),
+    *("data.randaugment=[2,9]", "data.cutmix=1", "data.colour_jitter=[0.3,0.3,0.3]"),
 ]
 
 

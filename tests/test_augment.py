@@ -79,22 +79,6 @@ def test_affine_is_torchvisions(kind: str) -> None:
         torch.testing.assert_close(found.masked_fill(ends, 0), expected, rtol=0, atol=1e-4)
 
 
-def test_gaussian_blur_is_torchvisions() -> None:
-    """Each row with its own width, and one without."""
-    rows, images = neutral_rows(np.arange(COUNT)), some_images(channels=5)
-    rows["sigma"] = [0.3, 0, 1.0, 1.5, 2.0, 2.9]
-    blurred = augmented("GaussianBlur", images, rows)[0]
-    for image, result, sigma in zip(images, blurred, rows["sigma"].tolist(), strict=True):
-        if sigma:
-            image = functional.gaussian_blur(image, [2 * math.ceil(3 * sigma) + 1] * 2, [sigma] * 2)
-        torch.testing.assert_close(result, image, rtol=0, atol=1e-5)
-    drawn = drawn_rows(1000, gaussian_blur=[0.25, 1.0, 2.0])["sigma"]
-    assert 1 <= drawn[drawn > 0].min() < drawn.max() <= 2
-    assert (drawn > 0).mean() == pytest.approx(0.25, abs=0.05)
-    rows["sigma"] = 30.0  # wider than the image, which is reflected once
-    assert augmented("GaussianBlur", images, rows)[0].isfinite().all()
-
-
 def test_random_erasing_sets_the_papers_shares_to_the_mean() -> None:
     rows, images = drawn_rows(20_000, random_erasing=0.25), some_images() + 1
     results = augmented("RandomErasing", images, rows[:COUNT])[0]

@@ -84,8 +84,7 @@ DATA = {
     ],
     "photos, mixed": [
         *(*FOLDERS, "data.resize=72", "data.crop=[60,52]", "data.rotation=20"),
-        *("data.gaussian_blur=[0.5,0.1,2]", "data.random_erasing=0.5"),
-        *("data.mixup=0.4", "data.cutmix=1"),
+        *("data.random_erasing=0.5", "data.mixup=0.4", "data.cutmix=1"),
     ],
     "pairs": ["data=pairs", "data.resize=64", "data.crop=[48,48]", *CUT],
     "masks": [

@@ -11,7 +11,7 @@ from loaders.augment.base import Augmentation, Random, on_device, parts, to_devi
 from loaders.augment.colour import ColourJitter, RandAugment
 from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
 from loaders.augment.mixing import Mixing
-from loaders.augment.spatial import Affine, GaussianBlur, RandomErasing
+from loaders.augment.spatial import Affine, RandomErasing
 
 AUGMENTATIONS: tuple[Augmentation, ...] = (
     RandomCrop(),
@@ -19,7 +19,6 @@ AUGMENTATIONS: tuple[Augmentation, ...] = (
     Flips(),
     ColourJitter(),
     RandAugment(),
-    GaussianBlur(),
     Affine(),
     RandomErasing(),
     Mixing(),

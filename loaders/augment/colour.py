@@ -1,7 +1,7 @@
 """Random brightness, contrast and saturation, and RandAugment (Cubuk et al. 2020, "RandAugment:
 Practical automated data augmentation with a reduced search space") without moving pixels."""
 
-from itertools import pairwise
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device
+from loaders.augment.base import Augmentation, Random, on_device, to_device
 from loaders.targets import Target
 
 MOST_OPERATIONS = 4
@@ -24,96 +24,79 @@ def grey(images: Tensor) -> Tensor:
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
-def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return (images * factor).clamp_(0, 1)
+def mean_grey(images: Tensor) -> Tensor:
+    return grey(images).mean(dim=(2, 3), keepdim=True)
 
 
-def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    return torch.lerp(grey(images).mean(dim=(2, 3), keepdim=True), images, factor).clamp_(0, 1)
+def smooth(images: Tensor) -> Tensor:
+    """Smooth the inner pixels by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13.
 
-
-def colour(images: Tensor, factor: Tensor) -> Tensor:
-    return torch.lerp(grey(images), images, factor).clamp_(0, 1)
-
-
-def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend the inner pixels with those smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13."""
+    On a CPU, torchvision's convolution takes 2 to 10 times as long; on a GPU, it rounds to TF32.
+    """
     if min(images.shape[2:]) <= 2:
         return images
     inner = images[..., 1:-1, 1:-1]
     around = images[..., :-2, :] + images[..., 1:-1, :] + images[..., 2:, :]
     around = around[..., :-2] + around[..., 1:-1] + around[..., 2:]
-    smooth = (around + 4 * inner) / 13
-    sharp = images.clone()
-    sharp[..., 1:-1, 1:-1] = torch.lerp(smooth, inner, factor).clamp_(0, 1)
-    return sharp
+    smoothed = images.clone()
+    smoothed[..., 1:-1, 1:-1] = (around + 4 * inner) / 13
+    return smoothed
 
 
-def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    levels = 2**bits
-    return torch.minimum((images * levels).floor_(), levels - 1) / levels
+WITHOUT = {"contrast": mean_grey, "saturation": grey, "sharpness": smooth}
+"""Functions that take a quality from images, by its name."""
 
 
-def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    # torch.where takes many times as long on a CPU where neighbours differ.
-    return torch.lerp(images, 1 - images, (images >= threshold).float())
-
-
-def autocontrast(images: Tensor, _: Tensor) -> Tensor:
-    """Stretch each channel to [0, 1], unless all its values are equal."""
-    low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
-    varies = high > low
-    low, span = torch.where(varies, low, 0), torch.where(varies, high - low, 1)
-    return ((images - low) / span).clamp_(0, 1)
-
-
-def equalize(images: Tensor, _: Tensor) -> Tensor:
-    """Equalize the histogram of each channel with 256 levels, as Pillow does."""
-    levels = (images * 255.999).long().flatten(2)
-    counts = torch.zeros((*images.shape[:2], 256), dtype=torch.int32, device=images.device)
-    counts.scatter_add_(2, levels, counts.new_ones(1).expand_as(levels))
-    up_to = counts.cumsum(dim=2)
-    last = (counts * (up_to == up_to[..., -1:])).amax(dim=2, keepdim=True)  # of the highest level
-    step = (up_to[..., -1:] - last) // 255
-    spread = ((up_to - counts + step // 2) // step.clamp(min=1)).clamp_(0, 255)
-    equal = spread.gather(2, levels).view(images.shape) / 255
-    return torch.where(step[..., None] > 0, equal, images)
-
-
-JITTER = {"brightness": brightness, "contrast": contrast, "saturation": colour}
+def adjust(quality: str, images: Tensor, factor: Tensor | float) -> Tensor:
+    """Multiply a quality of images (B, C, H, W) by a factor, of all or (B, 1, 1, 1) of each: as
+    torchvision's `adjust_*`, which takes one factor and one or three channels."""
+    if quality == "brightness":
+        return (images * factor).clamp_(0, 1)
+    return torch.lerp(WITHOUT[quality](images), images, factor).clamp_(0, 1)
 
 
 class ColourJitter(Augmentation):
-    """Changes brightness, contrast and saturation in this order, as torchvision's `adjust_*`."""
+    """Changes brightness, contrast and saturation, in this order."""
 
     keys = ("colour_jitter",)
-    columns = tuple((name, "f4", 1.0) for name in JITTER)
+    columns = (("brightness", "f4", 1.0), ("contrast", "f4", 1.0), ("saturation", "f4", 1.0))
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        for name, strength in zip(JITTER, data.colour_jitter, strict=True):
+        for (name, _, _), strength in zip(self.columns, data.colour_jitter, strict=True):
             rows[name] = 1 + strength * (2 * random(name, 1)[:, 0] - 1)
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        factors = on_device(images.device, *(rows[name][:, None] for name in JITTER))
-        for (name, change), factor in zip(JITTER.items(), factors, strict=True):
+        for name, _, _ in self.columns:
             if (rows[name] != 1).any():
-                images = change(images, factor[..., None, None])
+                [factor] = on_device(images.device, rows[name][:, None])
+                images = adjust(name, images, factor[..., None, None])
         return images
 
 
-OPERATIONS = (
-    None,  # the identity
-    *(brightness, contrast, colour, sharpness),
-    *(posterize, solarize, autocontrast, equalize),
-)
+ADJUSTMENTS = ("brightness", *WITHOUT)
+OPERATIONS = ("identity", *ADJUSTMENTS, "posterize", "solarize", "autocontrast", "equalize")
 
 
-def amount_of(operation: np.ndarray, magnitude: int, sign: np.ndarray) -> np.ndarray:
-    """Return the factors, bits or thresholds of the operations, (N,), scaled as in the paper."""
-    strength = magnitude / LARGEST_MAGNITUDE
-    bits, threshold = 8 - np.rint(4 * strength), 1 - strength
-    amounts = np.where(operation == OPERATIONS.index(posterize), bits, 1 + 0.9 * strength * sign)
-    return np.where(operation == OPERATIONS.index(solarize), threshold, amounts)
+def operate(operation: str, images: Tensor, amount: float) -> Tensor:
+    """Return images (B, C, H, W) in [0, 1] after one of `OPERATIONS`.
+
+    Args:
+        operation: name of the operation.
+        images: images, which stay as they are.
+        amount: a factor, the bits of posterize or the threshold of solarize; others have none.
+    """
+    from torchvision.transforms.v2 import functional  # takes seconds, and few runs need it
+
+    if operation in ADJUSTMENTS:
+        return adjust(operation, images, amount)
+    if operation == "posterize":
+        return functional.posterize(images, int(amount))
+    if operation == "solarize":
+        return functional.solarize(images, amount)
+    if operation == "equalize":
+        return functional.equalize(images)
+    channels = images.flatten(0, 1)[:, None]
+    return functional.autocontrast(channels).view(images.shape)
 
 
 class RandAugment(Augmentation):
@@ -140,23 +123,29 @@ class RandAugment(Augmentation):
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         count, magnitude = data.randaugment
+        strength = magnitude / LARGEST_MAGNITUDE  # scaled as in the paper
+        factors = [1 - 0.9 * strength, 1 + 0.9 * strength]
+        bits, threshold = 8 - round(4 * strength), 1 - strength
+        # In the order of OPERATIONS, for both signs.
+        amounts = [[0, 0], *4 * [factors], 2 * [bits], 2 * [threshold], [0, 0], [0, 0]]
         chances, signs = np.split(random("operations", 2 * MOST_OPERATIONS), 2, axis=1)
-        operations = (chances * len(OPERATIONS)).astype(int)
-        amounts = amount_of(operations, magnitude, np.where(signs < 0.5, -1, 1))
-        rows["operations"][:, :count] = operations[:, :count]
-        rows["amounts"][:, :count] = np.where(operations > 0, amounts, 0)[:, :count]
+        operations = (chances * len(OPERATIONS)).astype(int)[:, :count]
+        is_positive = (signs[:, :count] >= 0.5).astype(int)
+        rows["operations"][:, :count] = operations
+        rows["amounts"][:, :count] = np.array(amounts)[operations, is_positive]
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        order = np.argsort(rows["operations"], axis=0, kind="stable")
-        operations, amounts = (
-            np.take_along_axis(rows[name], order, axis=0) for name in ("operations", "amounts")
-        )
-        index, amount = on_device(images.device, order, amounts)
-        index = index.long()
-        for turn, drawn in enumerate(operations.T):
-            starts = np.searchsorted(drawn, range(len(OPERATIONS) + 1))
-            for operation, (start, end) in zip(OPERATIONS, pairwise(starts), strict=True):
-                if operation is not None and start < end:  # on all rows that drew it at once
-                    chosen, factor = index[start:end, turn], amount[start:end, turn]
-                    images[chosen] = operation(images[chosen], factor.view(-1, 1, 1, 1))
+        order = np.lexsort((rows["amounts"], rows["operations"]), axis=0)
+        index = to_device(torch.from_numpy(order), images.device)
+        for turn, samples in enumerate(order.T):
+            operations, amounts = rows["operations"][samples, turn], rows["amounts"][samples, turn]
+            # Magnitudes are one for the run: amounts differ in their signs alone.
+            drawn = zip(operations.tolist(), amounts.tolist(), strict=True)
+            start = 0
+            for (number, amount), group in groupby(drawn):
+                end = start + len(list(group))
+                if number > 0:
+                    chosen = index[start:end, turn]
+                    images[chosen] = operate(OPERATIONS[number], images[chosen], amount)
+                start = end
         return images

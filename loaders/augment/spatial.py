@@ -1,4 +1,4 @@
-"""Blur, rotation, scale and erasing of finished batches."""
+"""Rotation, scale and erasing of finished batches."""
 
 import numpy as np
 import torch
@@ -10,53 +10,6 @@ from loaders.augment.base import Augmentation, Random, on_device, parts
 from loaders.targets import Masks, Target
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
-
-
-class GaussianBlur(Augmentation):
-    """A Gaussian blur of inputs; each row has its own standard deviation in pixels."""
-
-    keys = ("gaussian_blur",)
-    columns = (("sigma", "f4", 0.0),)
-
-    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        probability, low, high = data.gaussian_blur
-        chance, place = random("sigma", 2).T
-        rows["sigma"] = np.where(chance < probability, low + (high - low) * place, 0)
-
-    def apply_to_both(
-        self, inputs: Tensor, targets: Tensor, rows: np.ndarray, target: Target
-    ) -> tuple[Tensor, Tensor]:
-        where = np.flatnonzero(rows["sigma"])
-        sigma = rows["sigma"][where, None].astype(float)
-        reach = np.minimum(np.ceil(3 * sigma), min(inputs.shape[2:]) - 1)
-        radius = int(reach.max())
-        offsets = np.arange(-radius, radius + 1)
-        # Cut off for each row alone: the other rows of the batch must not change its weights.
-        weights = np.where(abs(offsets) <= reach, np.exp(-0.5 * (offsets / sigma) ** 2), 0)
-        weights /= weights.sum(axis=1, keepdims=True)
-        index, kernels = on_device(inputs.device, where[:, None], weights)
-        for part in parts(inputs[: len(where)]):
-            chosen = index[part, 0].long()
-            inputs[chosen] = _blurred(inputs[chosen], kernels[part])
-        return inputs, targets
-
-
-def _blurred(images: Tensor, kernels: Tensor) -> Tensor:
-    """Convolve each of the (B, C, H, W) images with its own row of the (B, 2 * radius + 1) weights.
-
-    A sum of shifted images: a convolution would run in TF32 on a GPU, and on a CPU its rounding
-    depends on the number of images.
-    """
-    radius = kernels.shape[1] // 2
-    blurred = F.pad(images, (radius,) * 4, mode="reflect")
-    first, *others = kernels[..., None, None, None].unbind(1)
-    for dim in (2, 3):
-        size = blurred.shape[dim] - 2 * radius
-        total = blurred.narrow(dim, 0, size) * first
-        for start, weight in enumerate(others, start=1):
-            total.addcmul_(blurred.narrow(dim, start, size), weight)
-        blurred = total
-    return blurred
 
 
 class Affine(Augmentation):
