@@ -20,6 +20,11 @@ MEASURES_IT = "benchmarks.loop_overhead"
 USE = re.compile(r"\btorch\.distributed\b(?!\.run)|from torch import (\([^)]*|.*)\bdistributed\b")
 
 
+def path_of(cell: str) -> str:
+    """A folder, or a file without its ending, in a cell of a table."""
+    return cell.strip("`/").removesuffix(".py")
+
+
 def rows_of(text: str, heading: str) -> list[list[str]]:
     """The cells of the table below a heading."""
     section = re.split(r"^#+ ", text.partition(f"# {heading}\n")[2], flags=re.MULTILINE)[0]
@@ -34,10 +39,10 @@ def doors() -> dict[str, str]:
     for page in sorted((REPOSITORY / "docs").glob("*.md")):
         for *row, above in rows_of(page.read_text(), "Folders") * (page.stem != "architecture"):
             rows.insert([folder for folder, *_ in rows].index(above) + 1, row)
-    return {folder.strip("`/"): door for folder, _, door in rows}
+    return {path_of(folder): door for folder, _, door in rows}
 
 
-FOLDERS_OF_PARTS = doors().keys() - {row[0].strip("`/") for row in rows_of(ARCHITECTURE, "Folders")}
+FOLDERS_OF_PARTS = doors().keys() - {path_of(row[0]) for row in rows_of(ARCHITECTURE, "Folders")}
 LAYERS = [folder.replace("/", ".") for folder in doors()]
 LAYERS = [layer for layer in LAYERS if not layer.startswith(("runtime.", "models.", "tasks."))]
 """From the ground up; `models/`, `tasks/` and `runtime/` count as one with their folders."""

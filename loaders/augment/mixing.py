@@ -3,13 +3,12 @@
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.augment.base import Augmentation, Random, on_device, parts
 from loaders.augment.spatial import inside
-from loaders.targets import Labels, Target
+from loaders.targets import Target
 
 
 class Mixing(Augmentation):
@@ -92,8 +91,7 @@ class Mixing(Augmentation):
             cut = inside(boxes, height, width)[:, 0]
             targets = torch.where(cut, targets.roll(half, 0), targets)
         else:
-            if isinstance(target, Labels):
-                targets = one_hot(targets, len(target.classes)).float()
+            targets = target.as_shares(targets)
             targets = torch.lerp(targets.roll(half, 0), targets, weight_of_label)
         return mixed(inputs), targets
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from conf.schema import DataConfig
 from loaders.augment.base import Augmentation, Random, on_device, parts
-from loaders.targets import Masks, Target
+from loaders.targets import Target
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
 
@@ -44,9 +44,9 @@ class Affine(Augmentation):
         inputs = moved(inputs, "bilinear")
         if target.interpolation == "linear":
             targets = moved(targets, "bilinear")
-        elif isinstance(target, Masks):
-            above = (targets - target.ignore_index).float()[:, None]  # grid_sample puts 0 outside
-            targets = moved(above, "nearest")[:, 0].long() + target.ignore_index
+        elif target.interpolation == "nearest":
+            above = (targets - target.outside).float()[:, None]  # grid_sample puts 0 outside
+            targets = moved(above, "nearest")[:, 0].long() + target.outside
         return inputs, targets
 
 

@@ -51,4 +51,4 @@ class DataInfo:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; empty if the targets have none."""
-        return getattr(self.target, "classes", ())
+        return self.target.classes if self.target else ()

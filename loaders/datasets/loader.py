@@ -87,7 +87,7 @@ class OwnLoader(Loader):
             f"{'x'.join(map(str, each.shape[1:]))} {str(each.dtype).removeprefix('torch.')}".strip()
             for each in tensors_of(inputs)
         ]
-        counts = target.class_counts() if target and len(getattr(target, "values", ())) else None
+        counts = target.class_counts() if target and len(target.values) else None
         return DataInfo(
             description=(f"inputs: {', '.join(shapes)} of the first sample",),
             target=target,

@@ -53,8 +53,8 @@ def save_columns(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
 def write_columns(index: Index, folder: Path) -> None:
     """Write the columns of an index, and facts about them, to a folder."""
     columns = {"sizes": index.sizes.astype(np.int32), "distinct_sizes": index.distinct_sizes}
-    if (values := getattr(index.target, "values", None)) is not None:
-        columns["values"] = values.astype(index.target.dtype)
+    if len(index.target.values):
+        columns["values"] = index.target.values.astype(index.target.dtype)
     if isinstance(index, MemoryIndex):
         columns["offsets"] = index.offsets
         columns |= {f"pixels-{number}": pixels for number, pixels in enumerate(index.pixels)}
@@ -131,8 +131,8 @@ def read_fields(folder: Path, root: str, reopen: Callable[[], Index]) -> dict[st
         raise UserError(f"{where} is missing; {FIX}")
     facts = parse_json(where.read_bytes(), str(where), FIX)
     target = target_of(facts["target"])
-    if hasattr(target, "values"):
-        target = replace(target, values=open_column(folder / "values.npy"))  # type: ignore[call-arg]
+    if (folder / "values.npy").exists():
+        target = replace(target, values=open_column(folder / "values.npy"))
     is_decoded = (folder / "offsets.npy").exists()  # without files
     sides = range(0 if is_decoded else 1 + (target.interpolation != "none"))
     names = [open_column(folder / f"names-{side}.npy") for side in sides]

@@ -47,12 +47,7 @@ def index_splits(
             f"{train.name} has {counted(train.channels, 'channel')} of {train.dtype}, but "
             f"{val.name} {val.channels} of {val.dtype}; use images of one kind"
         )
-    classes, of_each = getattr(train.target, "classes", ()), train.target.class_counts()
-    if of_each is None or of_each.all():
-        return train, val
-    missing = [name for name, count in zip(classes, of_each, strict=True) if not count]
-    line = f"{counted(len(missing), 'class')} without a training sample: {first_few(missing)}"
-    return replace(train, notes=(*train.notes, line)), val
+    return replace(train, notes=(*train.notes, *train.target.notes())), val
 
 
 def file_index(name: str, root: str, sides: tuple[ImageFiles, ...], target: Target) -> Index:

@@ -103,9 +103,8 @@ class Index:
         factors = tuple(side.size_factor for side in self.sides)
         target = describe_target(self.target)
         facts = f"{self.name} {self.channels} {self.dtype} {factors} {target}"
-        values = getattr(self.target, "values", None)
         parts = [np.frombuffer(facts.encode(), np.uint8), self.sizes.astype(np.int32)]
-        parts += [*([] if values is None else [values]), *self.identity()]
+        parts += [self.target.values, *self.identity()]
         hashes = [hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in parts]
         return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
 

@@ -41,7 +41,7 @@ def masks(data: MasksConfig, held_out: str = "val") -> tuple[Index, Index]:
 
 def test_masks(data: MasksConfig) -> Index:
     """Return the index of the test split, whose masks may lack classes."""
-    num_classes = len(masks(data)[0].target.classes)  # type: ignore[attr-defined]
+    num_classes = len(masks(data)[0].target.classes)
     return masks(replace(data, num_classes=num_classes), "test")[1]
 
 

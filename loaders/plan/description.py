@@ -73,7 +73,7 @@ def warn(data: DataConfig, index: Index) -> None:
 
 def _warn_of_absent_classes(index: Index) -> None:
     """Warn if most classes do not occur, as where 128 stands for the second of two."""
-    num_classes = len(index.target.classes)  # type: ignore[attr-defined]
+    num_classes = len(index.target.classes)
     highest = index.headers[1]["highest"] if index.headers else np.zeros(0, int)
     found = {*highest[:: 1 + len(index) // MOST_COUNTED].tolist()}
     samples = _some_of(index, NUM_MASKS) if 2 * len(found) < num_classes else []

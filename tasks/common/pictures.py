@@ -34,7 +34,7 @@ def with_targets(
         value_range: values of black and full intensity in target images.
     """
     kind = target.kind if target and isinstance(targets, Tensor) else ""
-    names: tuple[str, ...] = getattr(target, "classes", ())
+    names: tuple[str, ...] = target.classes if target else ()
     if kind == "masks":
         drawn = coloured(targets, class_colours(len(names)), target.ignore_index)
         return {"inputs": pictures, "targets": drawn}

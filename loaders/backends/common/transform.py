@@ -72,9 +72,8 @@ class BatchTransform:
         if rest:
             targets = rest[0]
         else:  # not images; without any, the samples' numbers
-            values = getattr(self.index.target, "values", None)
-            targets_of = rows["sample"].copy() if values is None else values[rows["sample"]]
-            targets = to_device(torch.from_numpy(targets_of), self.device)
+            targets_of = torch.from_numpy(self.index.target.of(rows["sample"]))
+            targets = to_device(targets_of, self.device)
         for augmentation in augmentations:
             inputs, targets = augmentation.apply_to_both(inputs, targets, rows, self.index.target)
         return rows, (inputs, targets)

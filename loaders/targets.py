@@ -1,51 +1,107 @@
 """The kinds of targets, one class each, and facts about them as stored with an index or a run."""
 
+import unicodedata
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+from torch import Tensor
+from torch.nn.functional import one_hot
 
-from conf.errors import UserError, counted
+from conf.errors import UserError, counted, first_few
+
+
+class ImageSpec(NamedTuple):
+    """One of the images of a sample: the input, or its target."""
+
+    channels: int
+    dtype: str
+    """`uint8` or `uint16`."""
+    size_factor: int = 1
+    """Height and width, divided by those of the input."""
+    interpolation: str = "linear"
+    """`linear` or `nearest`."""
+    content: str = "rgb"
+    """Conversion of the files' pixels: to `rgb` (8 bits), `stored` (none), `indices` (classes)."""
+
+    @property
+    def per_pixel(self) -> int:
+        """Values of this side for each pixel of the input."""
+        return self.channels * self.size_factor**2
 
 
 @dataclass(frozen=True)
 class Target:
     """The targets of a split.
 
-    Subclasses have the names of their classes or numbers as `classes` or `names`.
-
     Attributes:
         kind: name of the kind, for `Task.target_kind` and messages.
         dtype: dtype of the targets in a batch.
         channels: number of values of a target; of an image, at each pixel.
         interpolation: how target images are resized, `linear` or `nearest`; `none`: no images.
+        outside: value of pixels that come from outside of a target image.
     """
 
     kind: ClassVar[str] = ""
     dtype: ClassVar[str] = "float32"
     interpolation: ClassVar[str] = "none"
 
+    values: np.ndarray = field(default_factory=lambda: np.zeros(0), kw_only=True)
+    """Targets of the N samples; empty if they are images, or unknown."""
+
+    classes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Names of the classes; empty without any."""
+
     @property
     def channels(self) -> int:
         return 1
 
-    def take(self, samples: np.ndarray) -> "Target":
+    @property
+    def outside(self) -> int:
+        return 0
+
+    def take(self, samples: np.ndarray) -> Self:
         """Return the targets of some samples, given as (N,) bool or as their positions."""
-        own = getattr(self, "values", None)
-        return self if own is None else replace(self, values=own[samples])  # type: ignore[call-arg]
+        return replace(self, values=self.values[samples]) if len(self.values) else self
+
+    def of(self, samples: np.ndarray) -> np.ndarray:
+        """Return the targets of the samples of a batch, (B,) int64, that are no images; without
+        targets, the samples' numbers."""
+        return self.values[samples] if len(self.values) else samples.copy()
 
     def class_counts(self) -> np.ndarray | None:
         """Count the samples of each class, (K,) float64; None without labels."""
         return None
 
-    def spec(self, inputs: "ImageSpec") -> "ImageSpec | None":
+    def as_shares(self, targets: Tensor) -> Tensor:
+        """Return targets of a batch as float32 that can be averaged: of labels, probabilities."""
+        return targets
+
+    def spec(self, inputs: ImageSpec) -> ImageSpec | None:
         """Return the specification of the target images of such inputs; None: targets are none."""
         return None
 
     def describe(self) -> str:
         """Return a description for the log."""
         return f"targets are {self.kind}"
+
+    def notes(self) -> tuple[str, ...]:
+        """Return lines on what may be wrong with the classes of training samples."""
+        lines, counts = [], self.class_counts()
+        if counts is not None and not counts.all():
+            missing = [name for name, count in zip(self.classes, counts, strict=True) if not count]
+            lines.append(f"{len(missing)} classes have no training sample: {first_few(missing)}")
+        alike: dict[str, list[str]] = defaultdict(list)
+        for name in self.classes:
+            alike[unicodedata.normalize("NFC", name).casefold()].append(name)
+        if groups := [", ".join(names) for names in alike.values() if len(names) > 1]:
+            lines.append(
+                f"{len(groups)} names of classes have several spellings, of which each is a class: "
+                + first_few(groups)
+            )
+        return tuple(lines)
 
 
 @dataclass(frozen=True)
@@ -62,6 +118,9 @@ class Labels(Target):
 
     def class_counts(self) -> np.ndarray:
         return np.bincount(self.values, minlength=len(self.classes)).astype(float)
+
+    def as_shares(self, targets: Tensor) -> Tensor:
+        return one_hot(targets, len(self.classes)).float()
 
     def describe(self) -> str:
         return _listed("class", self.classes)
@@ -135,25 +194,6 @@ class Unlabelled(Target):
     dtype = "int64"
 
 
-class ImageSpec(NamedTuple):
-    """One of the images of a sample: the input, or its target."""
-
-    channels: int
-    dtype: str
-    """`uint8` or `uint16`."""
-    size_factor: int = 1
-    """Height and width, divided by those of the input."""
-    interpolation: str = "linear"
-    """`linear` or `nearest`."""
-    content: str = "rgb"
-    """Conversion of the files' pixels: to `rgb` (8 bits), `stored` (none), `indices` (classes)."""
-
-    @property
-    def per_pixel(self) -> int:
-        """Values of this side for each pixel of the input."""
-        return self.channels * self.size_factor**2
-
-
 @dataclass(frozen=True)
 class TargetImages(Target):
     """Images of the inputs' dtype: the second side of a pair; in a batch (B, C, f * H, f * W)."""
@@ -191,6 +231,10 @@ class Masks(Target):
     stored_dtype: str = "uint8"
     """`uint8` or `uint16`: type of the masks' pixels in files and packs."""
 
+    @property
+    def outside(self) -> int:
+        return self.ignore_index
+
     def describe(self) -> str:
         return f"masks of {_listed('class', self.classes)}"
 
@@ -219,7 +263,6 @@ def describe_target(target: Target) -> dict[str, Any]:
 
 def target_of(facts: dict[str, Any]) -> Target:
     """Return the target that `describe_target` described, without values."""
-    target_class = TARGETS[facts["kind"]]
-    names = [field.name for field in fields(target_class)]
-    values = {"values": np.zeros(0)} | facts
-    return target_class(**{n: tuple(v) if isinstance(v := values[n], list) else v for n in names})
+    given: dict[str, Any] = {"values": np.zeros(0)} | facts
+    given = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+    return TARGETS[given.pop("kind")](**given)
