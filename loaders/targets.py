@@ -92,15 +92,14 @@ class Target:
         lines, counts = [], self.class_counts()
         if counts is not None and not counts.all():
             missing = [name for name, count in zip(self.classes, counts, strict=True) if not count]
-            lines.append(f"{len(missing)} classes have no training sample: {first_few(missing)}")
+            what = f"{counted(len(missing), 'class')} without a training sample"
+            lines.append(f"{what}: {first_few(missing)}")
         alike: dict[str, list[str]] = defaultdict(list)
         for name in self.classes:
-            alike[unicodedata.normalize("NFC", name).casefold()].append(name)
+            spelled = str(int(name)) if name.isdecimal() else unicodedata.normalize("NFC", name)
+            alike[spelled.casefold()].append(name)
         if groups := [", ".join(names) for names in alike.values() if len(names) > 1]:
-            lines.append(
-                f"{len(groups)} names of classes have several spellings, of which each is a class: "
-                + first_few(groups)
-            )
+            lines.append(f"spellings of one name that are classes each: {first_few(groups)}")
         return tuple(lines)
 
 

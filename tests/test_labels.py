@@ -1,6 +1,9 @@
 """`data=table`: what the cells of a table become, and which of them are refused."""
 
 import os
+import subprocess
+import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +11,14 @@ import numpy as np
 import pytest
 
 from loaders.index import Index, class_counts
-from tests.helpers import refused, replace
+from tests.helpers import REPOSITORY, refused, replace
 from tests.images import PLAIN, index_of, loaders_of, reading, save
 
 NUM_IMAGES = 12
 NAMES = ["cat", "dog", "cow", "dog"] * 3
 SEVERAL = [["cat", "dog"], ["dog"], [], ["cat", "cow"]]
 PAIR, AUTO = "data.label_columns=[a,b]", "data.label_kind=auto"
+CLASSES = "data.label_kind=classes"
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,14 @@ def text(cell: Any) -> str:
         ({"b": [-1.0, 2.0], "a": [0.5, 1.0]}, PAIR, "a,b", [[0.5, -1], [1, 2]]),
         ({"label": [0, 7]}, "data.label_kind=numbers", "label", [[0], [7]]),
         ({"label": ["a", "b"]}, "data.label_kind=several", "a,b", [["a"], ["b"]]),
+        ({"b": ["False", "true"], "a": ["TRUE", "0.0"]}, PAIR, "a,b", [["a"], ["b"]]),
+        ({"label": ["True", "False"]}, AUTO, "False,True", [["True"], ["False"]]),
+        ({"label": ["1", "1.0", "10.0"]}, CLASSES, "1,10", [["1"], ["1"], ["10"]]),
+        ({"label": [2.0, 10.0]}, CLASSES, "2,10", [["2"], ["10"]]),
+        ({"label": ["1;2", "2.0"]}, AUTO, "1,2", [["1", "2"], ["2"]]),
+        ({"label": ["\u00e9", "e\u0301", "f"]}, AUTO, "f,\u00e9", [["\u00e9"], ["\u00e9"], ["f"]]),
+        ({"label": ["hot dog", "cat"]}, AUTO, "cat,hot dog", [["hot dog"], ["cat"]]),
+        ({"label": ["a b", "a", "b"]}, CLASSES, "a,a b,b", [["a b"], ["a"], ["b"]]),
     ],
 )
 def test_cells_become_classes_several_labels_or_numbers(
@@ -134,33 +146,109 @@ def test_the_column_split_splits(images: Path, tmp_path) -> None:
 def test_quotes_byte_order_marks_and_blank_lines_are_read(images: Path, tmp_path) -> None:
     lines = [f'"{path_of(n)}","a, or\n b {n % 2}"\r\n\r\n' for n in range(NUM_IMAGES)]
     table = tmp_path / "labels.csv"
-    table.write_text("\ufeffpath,label\r\n" + "".join(lines), encoding="utf-8", newline="")
+    text = "\ufeffpath, label\r\n" + "".join(lines)
+    table.write_text(text, encoding="utf-8", newline="")
     labels = labels_by_number(index_of(*options_of(images, table))[0])
     assert labels == {n: [f"a, or\n b {n % 2}"] for n in labels}
+    table.write_text(f"{text},cat\r\n", encoding="utf-8", newline="")
+    with refused(f"row {2 * NUM_IMAGES + 2} (path: '')"):  # blank ones count
+        index_of(*options_of(images, table))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"path,label\n", b"path,label\na.png,caf\xe9\n", b"PAR1", b"path,label\n\n\n"]
+)
+def test_a_file_that_is_no_table_is_refused(content: bytes, images: Path, tmp_path) -> None:
+    for name in ("labels.csv", "labels.parquet"):
+        (table := tmp_path / name).write_bytes(content)
+        with refused(str(table)):
+            index_of(*options_of(images, table))
+
+
+def test_a_locale_without_utf8_is_blamed_and_not_a_name(tmp_path) -> None:
+    save(tmp_path / "images" / "\u00c4" / "1.png", np.zeros((16, 16, 3), np.uint8))
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label\n\u00c4/1.png,a\n", encoding="utf-8")
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for data in ("imagefolder", "table"):
+        options = [f"data={data}", f"data.root={tmp_path}/images", f"data.cache_dir={tmp_path}/c"]
+        options += [f"data.table={table}"] * (data == "table")
+        command = [sys.executable, "-m", "loaders.check", *options]
+        done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        assert "PYTHONUTF8=1" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("header", "good", "wrong", "shown"),
     [
-        ("path,label", "", "", ["12 cells without", "line 2", "line 7", "6 more"]),
-        ("path,label", "a", "nan", ["1 cell without", "line 6 (label: 'nan')"]),
-        ("path,label", "a;b", "a;None", ["line 6 (label: 'a;None')"]),
+        ("path,label", "", "", ["12 empty", "row 2", "row 7", "6 more"]),
+        ("path,label", "a", "nan", ["1 empty", "row 6 (label: 'nan')"]),
+        ("path,label", "a;b", "a;None", ["row 6 (label: 'a;None')"]),
         ("path,label,label", "a,x", "b,y", ["columns label;"]),
         ("path;label", "a", "b", ["';'", "commas"]),
         ("file,name", "a", "b", ["column path, label", "file, name"]),
-        ("path,label,split", "a,train", "b,valid", ["line 6 (valid)", "train, val, test"]),
-        ("path,label,split", "a,train", "b,val", ["validation", "line 6 (b)"]),
-        ("path,label,split", "a;b,train", "a;x;y,val", ["line 6 (x;y)"]),
-        ("path,label", "0.5", "n/a", ["line 6 (n/a)", "data.label_kind"]),
-        ("path,label", "a", "b,c", ["2 cells", "line 6 (3)", "quotes"]),
-        ("path,a,b", "1,0", "2,0", ["1 cell of a ", "line 6 (2)"]),
+        ("path,label,split", "a,train", "b,valid", ["row 6 (valid)", "train, val, test"]),
+        ("path,label,split", "a,train", "b,val", ["validation", "row 6 (b)"]),
+        ("path,label,split", "a;b,train", "a;x;y,val", ["row 6 (x;y)"]),
+        ("path,label", "0.5", "n/a", ["row 6 (n/a)", "data.label_kind"]),
+        ("path,label", "a", "b,c", ["2 cells", "row 6 (3)", "quotes"]),
+        ("path,a,b", "1,0", "2,0", ["1 of 12 rows", "row 6 (2)"]),
     ],
 )
-def test_wrong_lines_are_named(header, good, wrong, shown, images, tmp_path) -> None:
+def test_wrong_rows_are_named(header, good, wrong, shown, images, tmp_path) -> None:
     cells = [good] * 4 + [wrong] + [good] * 7
     several = [PAIR, "data.label_kind=several"] if header == "path,a,b" else []
     with refused(*shown):
         index_of(*options_of(images, write(tmp_path, header, cells), *several))
+
+
+@pytest.mark.parametrize("separator", "|,/+& ")
+@pytest.mark.parametrize("kind", ["auto", "several"])
+def test_several_labels_with_another_separator_are_no_classes(
+    separator: str, kind: str, images: Path, tmp_path
+) -> None:
+    cells = [f'"{separator.join(labels)}"' for labels in ["ab", "b", "a", "bc", "ac", "c"] * 2]
+    table = write(tmp_path, "path,label", cells)
+    with refused(repr(f"a{separator}b"), ";", CLASSES):
+        index_of(*options_of(images, table, f"data.label_kind={kind}"))
+    table = write(tmp_path, "path,label", [cell.replace(separator, ";") for cell in cells])
+    train: Any = index_of(*options_of(images, table))[0]
+    assert train.target.classes == ("a", "b", "c")
+
+
+def test_a_table_without_a_header_is_refused_before_it_loses_a_row(images: Path, tmp_path) -> None:
+    table = write(tmp_path, f"{path_of(11)},dog", NAMES[:11])
+    followed = [f"data.path_column='{path_of(11)}'", "data.label_columns=[dog]"]
+    for more in ([], followed):
+        with refused("no header", path_of(11)):
+            index_of(*options_of(images, table, *more))
+
+
+@pytest.mark.parametrize(
+    ("cells", "alike"), [("Cat,dog,CAT,cat", "CAT, Cat, cat"), ("01,2,1,3", "01, 1")]
+)
+def test_classes_that_differ_in_spelling_are_named(cells, alike, images: Path, tmp_path) -> None:
+    train, _ = index_of(*options_of(images, write(tmp_path, "path,label", cells.split(",") * 3)))
+    assert any(alike in note for note in train.notes)
+    train, _ = index_of(*options_of(images, write(tmp_path, "path,label", NAMES)))
+    assert train.notes == ()
+
+
+def test_a_path_is_found_in_another_unicode_normal_form(tmp_path) -> None:
+    root, forms = tmp_path / "images", ("NFC", "NFD")
+    paths = [unicodedata.normalize(forms[n % 2], f"\u00c4/\u00e9 {n}.png") for n in range(4)]
+    others = [unicodedata.normalize(forms[n % 2 - 1], path) for n, path in enumerate(paths)]
+    for path in paths:
+        save(root / path, np.zeros((16, 16, 3), np.uint8))
+    lines = ["path,label", *(f"{path},{'ab'[n % 2]}" for n, path in enumerate(others))]
+    (table := tmp_path / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
+    options = options_of(root, table, "data.val_count=1")
+    files = {file for index in index_of(*options) for file in index.files[0]}
+    assert files == {f"{root}/{path}" for path in paths}
+    table.write_text("\n".join([*lines, f"{paths[0]},a"]), encoding="utf-8")
+    with refused("row 6", "as row 2"):
+        index_of(*options)
 
 
 def test_classes_without_a_training_sample_are_named(images: Path, tmp_path) -> None:
@@ -178,11 +266,11 @@ def test_missing_files_and_double_paths_are_named(images: Path, tmp_path) -> Non
     table = write(tmp_path, "path,label", NAMES)
     good, options = table.read_text(), options_of(images, table)
     table.write_text(f"{good}day 1/99.png,cat\nnone.png,cat")
-    with refused("line 14", f"line 15 ({images}/none.png)"):
+    with refused("row 14", f"row 15 ({images}/none.png)"):
         index_of(*options)
     for folder in (".", images):
         table.write_text(f"{good}{folder}/day 1/3.png,cat")
-        with refused("line 14 (day 1/3.png, as line 5)"):
+        with refused("row 14 (day 1/3.png, as row 5)"):
             index_of(*options)
     for wrong in ("data.table=none.csv", "data.table=null", "data.root=nowhere"):
         with refused(wrong.replace("null", "FILE")):

@@ -1,17 +1,18 @@
 """Training does not see the test split, and folds divide the data."""
 
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from loaders.index import Index
-from loaders.layouts import layout_of
+from loaders.index import Index, open_index
 from loaders.targets import describe_target
 from tests import images
 from tests.helpers import make_config, refused
-from tests.images import index_of, make_photos, photos_in, reading, save_index
+from tests.images import index_of, make_photos, photos_in, reading, save, save_index, smooth
 from tests.parts import rows_of
 
 KINDS = {"photos": images.photos, **dict(rows_of("KINDS"))}
@@ -24,9 +25,12 @@ def names_of(index: Index) -> set[str]:
 
 def index_of_test(*overrides: str) -> Index:
     """The index of the test split."""
-    data = make_config(*overrides).data
-    index: Index = getattr(layout_of(data), f"test_{data.layout}")(data)
-    return index
+    return open_index(make_config(*overrides).data, ("train", "test"))["test"]
+
+
+def sizes_of(*overrides: str, splits: Sequence[str]) -> dict[str, int]:
+    indexes = open_index(make_config(*overrides).data, splits)
+    return {split: len(index) for split, index in indexes.items()}
 
 
 @pytest.mark.parametrize("kind", SPLIT)
@@ -51,13 +55,28 @@ def test_without_val_test_validates_and_is_no_test_split(tmp_path: Path) -> None
     make_photos(root / "test", 6)
     options = photos_in(root)
     assert [len(index) for index in index_of(*options)] == [9, 6]
-    with refused("split=test", "val"):
-        index_of_test(*options)
-    with refused("split=test", str(root / "train")):
-        index_of_test(*options, f"data.root={root / 'train'}")
+    every, unsplit = ("train", "val", "test"), [*options, f"data.root={root / 'train'}"]
+    for given, sizes in ((options, {"train": 9, "val": 6}), (unsplit, {"train": 8, "val": 1})):
+        assert sizes_of(*given, splits=every) == sizes
+        assert [*sizes_of(*given, splits=("train", "test"))] == ["train"]
+    folds = sizes_of(*options, "data.fold=0", "data.num_folds=3", splits=every)
+    assert folds == {"train": 6, "val": 3, "test": 6}
     make_photos(root / "val", 3)
     assert [len(index) for index in index_of(*options)] == [9, 3]
+    assert sizes_of(*options, splits=every) == {"train": 9, "val": 3, "test": 6}
     assert len(index_of_test(*options)) == 6
+
+
+def test_a_class_has_one_folder_in_each_unicode_normal_form(tmp_path: Path) -> None:
+    for split, form in (("train", "NFC"), ("val", "NFD")):
+        for name in ("\u00e9", "f"):
+            folder = unicodedata.normalize(form, name)
+            save(tmp_path / "photos" / split / folder / "1.png", smooth(1, 40, 40))
+    save(tmp_path / "photos" / "train" / "F" / "1.png", smooth(1, 40, 40))
+    train, val = index_of(*photos_in(tmp_path / "photos"))
+    assert train.target.classes == val.target.classes == ("F", "f", "\u00e9")
+    assert val.target.values.tolist() == [1, 2]
+    assert any("F, f" in note for note in train.notes)
 
 
 def folds_of(*options: str, count: int) -> list[tuple[Index, Index]]:

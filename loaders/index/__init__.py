@@ -2,6 +2,7 @@ from loaders.index.build import (
     SPLITS,
     holds_shards,
     import_shards,
+    open_index,
     open_splits,
     read_description,
     settings_of,
@@ -25,7 +26,7 @@ from loaders.index.memory import MemoryIndex
 from loaders.index.paths import Paths
 from loaders.index.splits import (
     check_no_split,
-    held_out_split,
     split_by_seed,
     split_folders,
+    used_splits,
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Collection
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,22 +26,28 @@ FORMAT = 3  # changes when what an index on disk holds does
 
 
 def open_splits(data: DataConfig) -> tuple[Index, Index]:
-    """Open the index of the training and of the validation split: that of `data.index`, or of the
-    shards that `data.root` holds, as every remote one does, or build that of the files there.
+    """Open the index of the training and of the validation split; see `open_index`."""
+    indexes = open_index(data)
+    return indexes["train"], indexes["val"]
+
+
+def open_index(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[str, Index]:
+    """Open the index of each of these splits that there is, by split: that of `data.index`, or of
+    the shards that `data.root` holds, as every remote one does, or build that of the files there.
+
+    There is always `train` and, if it is wanted, `val`; no `test` if its samples validate.
 
     Raises:
         UserError: the data is missing (the message says how to get it), or has another layout.
     """
-    splits: tuple[Index, Index]
     if data.index is not None:
-        return open_index(data)
+        return dict(zip(SPLITS, _open_stored(data), strict=True))
     if holds_shards(data):
-        splits = import_shards().open_shards(data)
-        return splits
+        return dict(zip(SPLITS, import_shards().open_shards(data), strict=True))
     if hasattr(file_of("loaders.layouts", data.layout, "data.layout"), "build_loaders"):
         raise UserError(f"data.layout={data.layout} is not of images; use a layout of images")
-    splits = find("loaders.layouts", data.layout, "data.layout")(data)
-    return splits
+    indexes: dict[str, Index] = find("loaders.layouts", data.layout, "data.layout")(data, splits)
+    return indexes
 
 
 def holds_shards(data: DataConfig) -> bool:
@@ -121,7 +128,7 @@ def write_index(indexes: dict[str, Index], data: DataConfig, out: Path) -> None:
         (folder / "index.json").write_text(json.dumps(about, indent=2, default=list) + "\n")
 
 
-def open_index(data: DataConfig) -> tuple[Index, Index]:
+def _open_stored(data: DataConfig) -> tuple[Index, Index]:
     """Open the index of the training and of the validation split in the folder `data.index`.
 
     Raises:

@@ -1,5 +1,6 @@
 """The index of image files, for the layouts that consist of them."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -17,37 +18,40 @@ from loaders.targets import Target
 def index_splits(
     name: str,
     data: DataConfig,
+    splits: Collection[str],
     sides: tuple[ImageFiles, ...],
     target: Target,
     counts: dict[str, int],
     labels: np.ndarray | None = None,
-) -> tuple[Index, Index]:
-    """Build the index of the training samples and of those that are held out.
+) -> dict[str, Index]:
+    """Build the index of the training samples and of those that are held out, by split.
 
     Args:
         name: name of the data set, for messages.
         data: the configuration.
+        splits: those that are wanted besides `train`.
         sides, target: files and targets of all samples, those of `train` first.
-        counts: number of samples of `train` and of `val` or `test`; those of `train` alone are
-            split by seed.
+        counts: number of samples of each split that there is; without `val`, if it is wanted, those
+            of `train` are split by seed.
         labels: see `split_by_seed`.
     """
-    parts = parts_of(counts, data, labels)
-    train, val = (
-        file_index(
+    indexes = {
+        split: file_index(
             f"{name}/{split}",
             data.root,
             tuple(side.take(part) for side in sides),
             target.take(part),
         )
-        for split, part in parts.items()
-    )
-    if (train.channels, train.dtype) != (val.channels, val.dtype):
-        raise UserError(
-            f"{train.name} has {counted(train.channels, 'channel')} of {train.dtype}, but "
-            f"{val.name} {val.channels} of {val.dtype}; use images of one kind"
-        )
-    return replace(train, notes=(*train.notes, *train.target.notes())), val
+        for split, part in parts_of(counts, data, splits, labels).items()
+    }
+    train = indexes["train"]
+    for index in indexes.values():
+        if (train.channels, train.dtype) != (index.channels, index.dtype):
+            raise UserError(
+                f"{train.name} has {counted(train.channels, 'channel')} of {train.dtype}, but "
+                f"{index.name} {index.channels} of {index.dtype}; use images of one kind"
+            )
+    return indexes | {"train": replace(train, notes=(*train.notes, *train.target.notes()))}
 
 
 def file_index(name: str, root: str, sides: tuple[ImageFiles, ...], target: Target) -> Index:

@@ -27,29 +27,30 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLIT_NAMES.items() if word in names), None)
 
 
-def held_out_split(wanted: str, found: Collection[str], data: DataConfig, where: str) -> str | None:
-    """Return the split that a data set with the splits `found` holds out from training: `wanted`,
-    `val` or `test`. Without `val`, `test` validates or, with `data.fold`, a part of training: None.
+def used_splits(found: Collection[str], data: DataConfig, where: str) -> dict[str, str]:
+    """Return, for each split, the one of a data set with the splits `found` that is used as it:
+    without `val`, `test` validates and there is no test split, unless `data.fold` is set.
 
     Raises:
-        UserError: there is no test split, or it validates.
+        UserError: no split trains or validates.
     """
-    test_validates = "val" not in found and data.fold is None
-    if wanted == "test" and ("test" not in found or test_validates):
-        why = "chose the best epoch, as there is no val" if "test" in found else "does not exist"
-        raise UserError(f"split=test: test of {where} {why}; use split=val (docs/splits.md)")
-    if wanted in found:
-        return wanted
-    if "test" in found and test_validates:
+    used = {split: split for split in SPLIT_NAMES if split in found}
+    if "test" in used and "val" not in used and data.fold is None:
         log.info(
             "test of %s is used for validation, as there is no val: nothing is left to test", where
         )
-    return "test" if found and test_validates else None
+        used["val"] = used.pop("test")
+    if "train" not in used or ("val" not in used and data.fold is None):
+        raise UserError(
+            f"{where} has {' and '.join(sorted(found))}; it needs train, and val or test: add, "
+            "rename or remove some"
+        )
+    return used
 
 
-def split_folders(root: Path, data: DataConfig, wanted: str) -> dict[str, Path]:
-    """Return the folders of `train` and of `wanted`, `val` or `test`; that of `train` alone, which
-    may be the root, if its samples are to be split by seed.
+def split_folders(root: Path, data: DataConfig, splits: Collection[str]) -> dict[str, Path]:
+    """Return the folders of `train` and of those of the `splits` that there are; that of `train`
+    alone, which may be the root, if its samples are to be split by seed.
 
     Folders named after splits are classes if they hold no folders and are not of both splits.
 
@@ -65,30 +66,31 @@ def split_folders(root: Path, data: DataConfig, wanted: str) -> dict[str, Path]:
     folders = [folder for several in named.values() for folder in several]
     is_both = "train" in named and len(named) > 1
     is_split = is_both or any(any(folders_in(folder)) for folder in folders)
-    held_out = held_out_split(wanted, named if is_split else (), data, str(root))
     if not is_split:
         return {"train": root}
-    train, others = named.get("train", []), named.get(held_out or "", [])
-    if len(train) == 1 and (held_out is None or len(others) == 1):
-        return dict(zip(("train", wanted), train + others, strict=False))
-    raise UserError(
-        f"{root} has {' and '.join(folder.name for folder in folders)}; it needs one folder for "
-        f"training and one for validation or tests, such as train and {wanted}: add, rename or "
-        "remove folders"
-    )
+    used = used_splits(named, data, str(root))
+    found = {split: named[name] for split, name in used.items() if split in ("train", *splits)}
+    for split, several in found.items():
+        if len(several) > 1:
+            names = " and ".join(folder.name for folder in several)
+            raise UserError(f"{root} has {names} for {split}; rename or remove all but one")
+    return {split: folder for split, [folder] in found.items()}
 
 
 def parts_of(
-    counts: dict[str, int], data: DataConfig, labels: np.ndarray | None
+    counts: dict[str, int], data: DataConfig, splits: Collection[str], labels: np.ndarray | None
 ) -> dict[str, np.ndarray]:
     """Return the sorted positions of the samples of each split; see `index_splits`."""
-    if len(counts) == 1:
-        train, val = split_by_seed(counts["train"], data, labels)
-        return {"train": train, "val": val}
+    ends = np.cumsum([*counts.values()])
+    parts = dict(zip(counts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
     if "val" in counts:
         check_no_split(data)
-    ends = np.cumsum([*counts.values()])
-    return dict(zip(counts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
+    elif "val" in splits:
+        count = counts["train"]
+        parts["train"], parts["val"] = split_by_seed(
+            count, data, None if labels is None else labels[:count]
+        )
+    return parts
 
 
 def split_by_seed(

@@ -1,9 +1,9 @@
 """The layouts of data, by name, one file each.
 
-Your own: `scenes.py` in this folder with a function `scenes`, which takes `cfg.data` and returns
-the `Index` of the training and of the validation split; `test_scenes` returns that of the test
-split, if there is one. A layout of other data than images has a function `build_loaders` in its
-place, like `loaders.build_loaders()`.
+Your own: `scenes.py` in this folder with a function `scenes`, which takes `cfg.data` and the wanted
+splits, some of `train`, `val` and `test`, and returns the `Index` of each of them that there is, by
+split; those of `train` and `val`, always. A layout of other data than images has a function
+`build_loaders` in its place, like `loaders.build_loaders()`.
 """
 
 from types import ModuleType

@@ -1,6 +1,7 @@
 """Caltech-256: class folders, which are downloaded."""
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from conf.errors import UserError
@@ -13,8 +14,8 @@ URL = f"https://data.caltech.edu/records/nyy15-4j048/files/{NAME}.tar"
 MD5 = "67b4f42ca05d46448c6bb8ecd2220f6d"
 
 
-def caltech256(data: DataConfig) -> tuple[Index, Index]:
-    """Return the index of the training and of the validation split."""
+def caltech256(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
+    """Return the index of each of these splits that there is."""
     folder = Path(data.root, "caltech256", NAME)
     if not folder.is_dir():
         try:
@@ -26,7 +27,7 @@ def caltech256(data: DataConfig) -> tuple[Index, Index]:
                 f"Caltech-256 is not in {data.root} and could not be downloaded ({error}); unpack "
                 f"{NAME}.tar into {folder.parent}"
             ) from error
-    return class_folders(data, folder)
+    return class_folders(data, splits, folder)
 
 
 def _unpack(folder: Path) -> None:

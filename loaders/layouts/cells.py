@@ -1,5 +1,6 @@
 """One folder per class, as `imagefolder`, of TIFFs with any number of channels."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from conf.schema import DataConfig
@@ -7,11 +8,6 @@ from loaders.index import Index
 from loaders.layouts.imagefolder import class_folders
 
 
-def cells(data: DataConfig) -> tuple[Index, Index]:
-    """Return the index of the training and of the validation split."""
-    return class_folders(data, Path(data.root), content="stored")
-
-
-def test_cells(data: DataConfig) -> Index:
-    """Return the index of the test split."""
-    return class_folders(data, Path(data.root), "test", "stored")[1]
+def cells(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
+    """Return the index of each of these splits that there is."""
+    return class_folders(data, splits, Path(data.root), "stored")

@@ -1,7 +1,9 @@
 """One folder per class, in folders of splits if these exist, else split by seed."""
 
 import os
+import unicodedata
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -20,66 +22,68 @@ from loaders.index import (
 from loaders.targets import Labels
 
 
-def imagefolder(data: DataConfig) -> tuple[Index, Index]:
-    """Return the index of the training and of the validation split."""
-    return class_folders(data, Path(data.root))
-
-
-def test_imagefolder(data: DataConfig) -> Index:
-    """Return the index of the test split."""
-    return class_folders(data, Path(data.root), held_out="test")[1]
+def imagefolder(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
+    """Return the index of each of these splits that there is."""
+    return class_folders(data, splits, Path(data.root))
 
 
 def class_folders(
-    data: DataConfig, root: Path, held_out: str = "val", content: str = "rgb"
-) -> tuple[Index, Index]:
-    """Return the index of the training split and of `held_out`, `val` or `test`, below `root`.
+    data: DataConfig, splits: Collection[str], root: Path, content: str = "rgb"
+) -> dict[str, Index]:
+    """Return the index of each of the splits that there is below `root`.
 
-    The images' content is of a kind of `ImageSpec.content`.
+    The images' content is of a kind of `ImageSpec.content`. Names of classes that differ in their
+    Unicode normal form alone, as macOS and Linux write them, are one class.
 
     Raises:
         UserError: the folders are not those of two classes or more that have images.
     """
-    folders = split_folders(root, data, held_out)
-    train = folders["train"]
-    classes = sorted(folders_in(train))
-    for name in classes:
-        check_utf8(f"the name of a class folder in {train},", name)
-    files: list[str] = []
-    labels: dict[str, np.ndarray] = {}
-    others: Counter[str] = Counter()
+    folders, others = split_folders(root, data, splits), Counter[str]()
+    images = {split: _images_of(folder, others) for split, folder in folders.items()}
+    classes = sorted(images["train"])
     for split, folder in folders.items():
-        names = sorted(folders_in(folder))
-        if not names:
-            raise UserError(f"{folder} has no class folders; expected {folder}/<class>/<image>")
-        if unknown := sorted({*names} - {*classes}):
+        if unknown := sorted(images[split].keys() - images["train"].keys()):
             raise UserError(
-                f"{folder} has classes that {train} does not have: {first_few(unknown)}; remove "
-                "them or add training images"
+                f"{folder} has classes that {folders['train']} does not have: "
+                f"{first_few(unknown)}; remove them or add training images"
             )
-        below = {name: images_below(folder / name, others) for name in names}
-        _check_level(folder, below)
-        empty = [name for name, found in below.items() if not found]
-        if empty and split == "train":
-            raise UserError(
-                f"{folder} has {counted(len(empty), 'class folder')} without an image "
-                f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
-            )
-        files += [path for found in below.values() for path in found]
-        counts = [len(below.get(name, ())) for name in classes]
-        labels[split] = np.repeat(np.arange(len(classes)), counts)
+    if empty := [name for name in classes if not images["train"][name]]:
+        raise UserError(
+            f"{folders['train']} has {counted(len(empty), 'class folder')} without an image "
+            f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
+        )
     if len(classes) < 2:
         found = f"{counted(len(classes), 'class')} ({', '.join(classes)})"
         raise UserError(f"{root} has {found}; use 2 or more")
+    in_order = {split: [below.get(name, []) for name in classes] for split, below in images.items()}
+    labels = {
+        split: np.repeat(np.arange(len(classes)), [len(found) for found in by_class])
+        for split, by_class in in_order.items()
+    }
+    files = [path for by_class in in_order.values() for found in by_class for path in found]
     values = np.concatenate([*labels.values()])
     return index_splits(
         root.name,
         data,
+        splits,
         (read_headers(files, data, content, others),),
         Labels(values, tuple(classes)),
         {split: len(numbers) for split, numbers in labels.items()},
         values,
     )
+
+
+def _images_of(split: Path, others: Counter[str]) -> dict[str, list[str]]:
+    """Return the paths of the images of each class; see `images_below` for `others`."""
+    below = {name: images_below(split / name, others) for name in sorted(folders_in(split))}
+    if not below:
+        raise UserError(f"{split} has no class folders; expected {split}/<class>/<image>")
+    _check_level(split, below)
+    images: dict[str, list[str]] = {}
+    for name, found in below.items():
+        check_utf8(f"the name of a class folder in {split},", name)
+        images.setdefault(unicodedata.normalize("NFC", name), []).extend(found)
+    return images
 
 
 def _check_level(split: Path, below: dict[str, list[str]]) -> None:

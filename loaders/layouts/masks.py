@@ -1,5 +1,6 @@
 """Images and the classes of their pixels: the same relative path below two folders."""
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,12 @@ from loaders.layouts.pairs import find_pairs, size_factor
 from loaders.targets import Masks
 
 
-def masks(data: MasksConfig, held_out: str = "val") -> tuple[Index, Index]:
-    """Return the index of the training split and of `held_out`, `val` or `test`."""
-    images, found, counts = find_pairs(data, "indices", held_out)
+def masks(data: MasksConfig, splits: Collection[str]) -> dict[str, Index]:
+    """Return the index of each of these splits that there is."""
+    if "test" in splits and data.num_classes is None:  # whose masks may lack classes
+        num_classes = len(masks(data, ("train", "val"))["train"].target.classes)
+        data = replace(data, num_classes=num_classes)
+    images, found, counts = find_pairs(data, splits, "indices")
     if (factor := size_factor(images, found)) > 1:
         raise UserError(
             f"the masks below {data.root} are {factor} times as large as their images; store each "
@@ -29,20 +33,14 @@ def masks(data: MasksConfig, held_out: str = "val") -> tuple[Index, Index]:
         ignore_index=data.ignore_index,
         stored_dtype=f"uint{found.headers['bits'].max()}",
     )
-    splits = index_splits(Path(data.root).name, data, (images, found), target, counts)
-    for index in splits:
+    indexes = index_splits(Path(data.root).name, data, splits, (images, found), target, counts)
+    for index in indexes.values():
         if index.headers[1]["highest"].max() < 0:
             raise UserError(
                 f"the {len(index)} masks of {index.name} in {data.root} hold nothing but "
                 f"data.ignore_index={data.ignore_index}; use masks with classes"
             )
-    return splits
-
-
-def test_masks(data: MasksConfig) -> Index:
-    """Return the index of the test split, whose masks may lack classes."""
-    num_classes = len(masks(data)[0].target.classes)
-    return masks(replace(data, num_classes=num_classes), "test")[1]
+    return indexes
 
 
 def _num_classes(data: MasksConfig, files: list[str], highest: np.ndarray) -> int:

@@ -1,5 +1,6 @@
 """All of MNIST, in memory; and how any such data set of torchvision becomes an index."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ UNPACKED = (
 )
 
 
-def mnist(data: DataConfig) -> tuple[Index, Index]:
-    """Return the index of the training and of the validation split."""
+def mnist(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
+    """Return the index of each of these splits that there is."""
     from torchvision.datasets import MNIST
 
     return downloaded(data, MNIST, "MNIST/raw", UNPACKED, tuple("0123456789"))
@@ -26,7 +27,7 @@ def mnist(data: DataConfig) -> tuple[Index, Index]:
 
 def downloaded(
     data: DataConfig, dataset: Any, folder: str, files: str, classes: tuple[str, ...] = ()
-) -> tuple[Index, Index]:
+) -> dict[str, Index]:
     """Read a data set of torchvision that lies in memory, and download it first if it is missing.
 
     torchvision checks the hash of each file; a download that was stopped goes on with the first
@@ -46,20 +47,19 @@ def downloaded(
     place = str(Path(data.root, folder))
     try:
         try:
-            splits = [dataset(data.root, train=train) for train in (True, False)]
+            both = [dataset(data.root, train=train) for train in (True, False)]
         except RuntimeError:  # they are missing
             with one_process_at_a_time(Path(data.root) / "download"):
                 dataset(data.root, download=True)
-            splits = [dataset(data.root, train=train) for train in (True, False)]
+            both = [dataset(data.root, train=train) for train in (True, False)]
     except Exception as error:  # damaged bytes make torchvision raise errors of any type
         raise UserError(
             f"{data.layout}: {place} cannot be read or downloaded ({reason_of(error, place)}); "
             f"remove what is damaged, put {files} there, or use data=mnist_mini, which needs no "
             "download"
         ) from error
-    names = classes or tuple(splits[0].classes)
-    train, val = (
-        in_memory(f"{data.layout}/{name}", np.asarray(x.data), np.asarray(x.targets), names)
-        for name, x in zip(("train", "val"), splits, strict=True)
-    )
-    return train, val
+    names = classes or tuple(both[0].classes)
+    return {
+        split: in_memory(f"{data.layout}/{split}", np.asarray(x.data), np.asarray(x.targets), names)
+        for split, x in zip(("train", "val"), both, strict=True)
+    }

@@ -1,6 +1,7 @@
 """Digits in memory: the subset of MNIST in this repository."""
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,19 @@ from loaders.targets import Labels
 MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 
 
-def mnist_mini(data: DataConfig) -> tuple[Index, Index]:
-    """Return the index of the training and of the validation split."""
+def mnist_mini(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
+    """Return the index of each of these splits that there is."""
     check_no_split(data)
     with np.load(MNIST_MINI) as arrays:
-        train, val = (
-            in_memory(
+        return {
+            split: in_memory(
                 f"mnist_mini/{split}",
                 arrays[f"{split}_images"],
                 arrays[f"{split}_labels"],
                 tuple("0123456789"),
             )
             for split in ("train", "val")
-        )
-    return train, val
+        }
 
 
 def in_memory(name: str, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Index:

@@ -1,7 +1,9 @@
 """Two images that belong together: the same relative path below two folders."""
 
 import os
+import unicodedata
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -20,30 +22,25 @@ from loaders.index import (
 from loaders.targets import TargetImages
 
 
-def pairs(data: PairsConfig, held_out: str = "val") -> tuple[Index, Index]:
-    """Return the index of the training split and of `held_out`, `val` or `test`."""
-    inputs, targets, counts = find_pairs(data, "rgb", held_out)
+def pairs(data: PairsConfig, splits: Collection[str]) -> dict[str, Index]:
+    """Return the index of each of these splits that there is."""
+    inputs, targets, counts = find_pairs(data, splits, "rgb")
     target = TargetImages(size_factor(inputs, targets))
-    return index_splits(Path(data.root).name, data, (inputs, targets), target, counts)
-
-
-def test_pairs(data: PairsConfig) -> Index:
-    """Return the index of the test split."""
-    return pairs(data, "test")[1]
+    return index_splits(Path(data.root).name, data, splits, (inputs, targets), target, counts)
 
 
 def find_pairs(
-    data: PairsConfig, target_content: str, held_out: str
+    data: PairsConfig, splits: Collection[str], target_content: str
 ) -> tuple[ImageFiles, ImageFiles, dict[str, int]]:
-    """Return the files of both sides, and the number of samples of each split.
+    """Return the files of both sides, and the number of samples of each split that there is.
 
     The targets' content is of the kind `target_content`, see `ImageSpec.content`.
     """
     others: Counter[str] = Counter()
-    folders = split_folders(Path(data.root), data, held_out)
-    splits = {name: _pairs_below(folder, data, others) for name, folder in folders.items()}
-    both = [pair for found in splits.values() for pair in found]
-    counts = {name: len(found) for name, found in splits.items()}
+    folders = split_folders(Path(data.root), data, splits)
+    below = {name: _pairs_below(folder, data, others) for name, folder in folders.items()}
+    both = [pair for found in below.values() for pair in found]
+    counts = {name: len(found) for name, found in below.items()}
     inputs = read_headers([first for first, _ in both], data, "rgb", others)
     return inputs, read_headers([second for _, second in both], data, target_content), counts
 
@@ -57,9 +54,8 @@ def _pairs_below(folder: Path, data: PairsConfig, others: Counter[str]) -> list[
                 f"{side} is not a folder; expected {folder}/{data.input_dir} and "
                 f"{folder}/{data.target_dir} (data.input_dir and data.target_dir)"
             )
-        # By path without the ending: an input may be a JPEG and its target a PNG.
         found = images_below(side, others)
-        by_stem = {os.path.splitext(os.path.relpath(path, side))[0]: path for path in found}
+        by_stem = {_stem_of(path, side): path for path in found}
         if len(by_stem) < len(found):
             raise UserError(
                 f"{side} has images that differ in their ending only; the partner of an image is "
@@ -79,6 +75,12 @@ def _pairs_below(folder: Path, data: PairsConfig, others: Counter[str]) -> list[
             f"{folder / data.input_dir} contains no images ({', '.join(IMAGE_ENDINGS)})"
         )
     return [(inputs[stem], targets[stem]) for stem in sorted(inputs)]
+
+
+def _stem_of(path: str, side: Path) -> str:
+    """Return what an image and its partner are both called: their path without the ending, as one
+    may be a JPEG and the other a PNG, and in one Unicode normal form, which systems choose."""
+    return unicodedata.normalize("NFC", os.path.splitext(os.path.relpath(path, side))[0])
 
 
 def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:

@@ -14,7 +14,7 @@ from conf.schema import Config, DataConfig
 from loaders.backends import ImageLoader, backend
 from loaders.common import limits_explained
 from loaders.epoch import Loader
-from loaders.index import Index, file_index, holds_shards, images_below, read_headers
+from loaders.index import Index, file_index, holds_shards, images_below, open_index, read_headers
 from loaders.layouts import has_images, layout_of
 from loaders.plan import PlanSampler
 from loaders.targets import Target, Unlabelled
@@ -69,12 +69,11 @@ def build_test_loader(
     Raises:
         UserError: the data has no test split, or is not read from its files.
     """
-    data, layout = cfg.data, layout_of(cfg.data)
-    wanted = f"test_{data.layout}" if has_images(data) else "build_test_loader"
-    build = getattr(layout, wanted, None)
-    if build is None:
-        raise UserError(f"split=test: data.layout={data.layout} has no {wanted}; use split=val")
+    data = cfg.data
     if not has_images(data):
+        build = getattr(layout_of(data), "build_test_loader", None)
+        if build is None:
+            raise UserError(f"split=test: data.layout={data.layout} has none; use split=val")
         loader: Loader = build(cfg, target, device, rank, world_size)
         return loader
     reader = file_of("loaders.backends", cfg.loader.name, "loader.name")
@@ -84,7 +83,12 @@ def build_test_loader(
             "has training and validation alone; read the files: loader=pytorch data.root=FOLDER"
         )
     with limits_explained():
-        index = build(data)
+        index = open_index(data, ("train", "test")).get("test")
+    if index is None:
+        raise UserError(
+            f"split=test: data={data.layout} data.root={data.root} has no test split, or it chose "
+            "the best epoch, as there is no val; use split=val (docs/splits.md)"
+        )
     return _image_loader(index, copy.deepcopy(cfg), device, rank, world_size)
 
 
