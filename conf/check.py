@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,10 @@ def owners_of_keys() -> dict[str, list[str]]:
 def changed_of(cfg: Config, names: list[str]) -> Iterator[str]:
     """Yield, as `key=value`, the settings of these keys or groups that are not the default."""
     for key, field in keys_of(cfg):
-        value = attrgetter(key)(cfg)
-        if {key, key.partition(".")[0]} & set(names) and value != field.default:
+        value, default = attrgetter(key)(cfg), field.default
+        if default is MISSING and field.default_factory is not MISSING:
+            default = field.default_factory()
+        if {key, key.partition(".")[0]} & set(names) and value != default:
             yield f"{key}={value}"
 
 
@@ -57,6 +59,38 @@ def check_ranges(cfg: Config) -> None:
                 f"{key}={value} is not possible; "
                 f"use {allowed.description}{', or null' if is_optional else ''}"
             )
+
+
+OF_IMAGES = (
+    *("random_crop", "random_resized_crop", "hflip", "vflip", "colour_jitter", "randaugment"),
+    *("rotation", "random_scale", "random_erasing", "mixup", "cutmix", "value_range"),
+    *("max_pixels", "reduced_decoding", "index", "check_files", "shuffle", "shuffle_window"),
+)
+"""Keys of `data` that act on layouts of images alone."""
+
+
+def check_effects(cfg: Config) -> None:
+    """Raise UserError for keys of the data and the loader that would do nothing."""
+    data, loader = cfg.data, cfg.loader
+    is_own = data.layout == "own"
+    is_local = "://" not in data.root
+    has_workers = loader.name not in ("synthetic", "dali", "dali_reader")
+    needs: list[tuple[bool, list[str], str]] = [
+        (is_own, [f"data.{key}" for key in OF_IMAGES], "a Dataset of your own has to do that"),
+        (is_own, ["loader.num_threads"], "a Dataset of your own is read by loader.num_workers"),
+        (data.fold is None, ["data.num_folds"], "it needs data.fold"),
+        (data.shuffle != "window", ["data.shuffle_window"], "it needs data.shuffle=window"),
+        (data.on_error != "skip", ["data.max_bad_samples"], "it needs data.on_error=skip"),
+        (is_local, ["data.cache_gb", "data.retry_s"], "it is for a data.root on a server"),
+        (
+            not has_workers and loader.num_workers != "auto" and loader.num_workers != 0,
+            ["loader.num_workers"],
+            f"loader={loader.name} has no workers",
+        ),
+    ]
+    for does_nothing, keys, why in needs:
+        for setting in changed_of(cfg, keys) if does_nothing else ():
+            raise UserError(f"{setting} does nothing: {why}; leave it out")
 
 
 def check_combinations(cfg: Config) -> None:

@@ -20,7 +20,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from conf.check import check_combinations, check_ranges, owners_of_keys
+from conf.check import check_combinations, check_effects, check_ranges, owners_of_keys
 from conf.credentials import masked
 from conf.errors import UserError, cause_of, nearest
 from conf.schema import NAMED_BY, Config, own_classes, register_choices
@@ -90,6 +90,7 @@ def to_config(composed: Any) -> Config:
     cfg = cast(Config, OmegaConf.to_object(typed))
     check_ranges(cfg)
     check_combinations(cfg)
+    check_effects(cfg)
     return cfg
 
 

@@ -127,14 +127,8 @@ class Report:
 def warn_of_unused_settings(cfg: Config, unused: list[str]) -> None:
     """Warn of settings of techniques that the script does not have, and of those that have an
     effect only with others."""
-    data, is_local = cfg.data, "://" not in cfg.data.root
     is_off = {
         "accumulate_margin": cfg.accumulate_steps != "auto",
-        "data.cache_gb": is_local,
-        "data.retry_s": is_local,
-        "data.shuffle_window": data.shuffle != "window",
-        "data.num_folds": data.fold is None,
-        "data.max_bad_samples": data.on_error != "skip",
         "optimizer.step_epochs": cfg.optimizer.schedule != "step",
         "optimizer.step_factor": cfg.optimizer.schedule != "step",
     }

@@ -182,8 +182,8 @@ def test_a_locale_without_utf8_is_blamed_and_not_a_name(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("header", "good", "wrong", "shown"),
     [
-        ("path,label", "", "", ["12 empty", "row 2", "row 7", "6 more"]),
-        ("path,label", "a", "nan", ["1 empty", "row 6 (label: 'nan')"]),
+        ("path,label", "", "", ["12 of 12 rows", "row 2", "row 7", "6 more"]),
+        ("path,label", "a", "nan", ["1 of 12 rows", "row 6 (label: 'nan')"]),
         ("path,label", "a;b", "a;None", ["row 6 (label: 'a;None')"]),
         ("path,label,label", "a,x", "b,y", ["columns label;"]),
         ("path;label", "a", "b", ["';'", "commas"]),
@@ -236,7 +236,8 @@ def test_classes_that_differ_in_spelling_are_named(cells, alike, images: Path, t
 
 
 def test_a_path_is_found_in_another_unicode_normal_form(tmp_path) -> None:
-    root, forms = tmp_path / "images", ("NFC", "NFD")
+    root = tmp_path / "images"
+    forms: Any = ("NFC", "NFD")
     paths = [unicodedata.normalize(forms[n % 2], f"\u00c4/\u00e9 {n}.png") for n in range(4)]
     others = [unicodedata.normalize(forms[n % 2 - 1], path) for n, path in enumerate(paths)]
     for path in paths:

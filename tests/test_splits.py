@@ -68,7 +68,8 @@ def test_without_val_test_validates_and_is_no_test_split(tmp_path: Path) -> None
 
 
 def test_a_class_has_one_folder_in_each_unicode_normal_form(tmp_path: Path) -> None:
-    for split, form in (("train", "NFC"), ("val", "NFD")):
+    forms: Any = {"train": "NFC", "val": "NFD"}
+    for split, form in forms.items():
         for name in ("\u00e9", "f"):
             folder = unicodedata.normalize(form, name)
             save(tmp_path / "photos" / split / folder / "1.png", smooth(1, 40, 40))
