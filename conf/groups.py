@@ -45,6 +45,10 @@ RANDAUGMENT = Allowed(
     "[operations, magnitude] with 1 to 4 and 0 to 30",
     lambda x: are_numbers(x, 2) and x[0] in (1, 2, 3, 4) and 0 <= x[1] <= 30,
 )
+COLOUR = Allowed(
+    "three ints from 0 to 255",
+    lambda x: are_numbers(x, 3) and all(type(each) is int and 0 <= each <= 255 for each in x),
+)
 WORKERS = Allowed("0 or more, or auto", lambda x: x == "auto" or (type(x) is int and x >= 0))
 
 
@@ -113,6 +117,15 @@ class DataConfig:
     max_bad_samples: int = key(10, FROM_0)
     """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes,
     before the run stops; `summary.json` counts them."""
+
+    background: list[int] = key([255, 255, 255], COLOUR)
+    """Colour [red, green, blue] behind transparent pixels, 0 to 255 each. The result is that of
+    Pillow's `Image.paste` with the image's transparency as mask."""
+
+    exif: bool | None = None
+    """Turn photos, target images and masks upright by their EXIF orientation; false: read them as
+    they are stored; null: turn them, but refuse a photo that is turned beside a target that is
+    not."""
 
     resize: Any = key(None, SIZE)
     """Size before the crop, in pixels: null (keep), an int (shorter side) or [height, width]."""

@@ -10,9 +10,12 @@ import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
+from PIL import Image
 from tqdm import tqdm
 
 from conf.cli import load_config, user_errors
@@ -25,7 +28,8 @@ from loaders.index import BadFileError, Index, open_splits
 
 
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:
-    """Decode all images that training and validation read, and print `Index.notes`.
+    """Decode all images that training and validation read, compare the palettes of masks, and
+    print `Index.notes`.
 
     Returns:
         The number of files, and the reasons by place why files are broken.
@@ -46,7 +50,8 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
     num_files = len(problems) + len(images)
     with ThreadPoolExecutor(cpus_per_rank()) as pool:
         found = tqdm(pool.map(_problem_of, images), total=len(images), desc="decoding")
-        return num_files, problems | dict(filter(None, found))
+        problems |= dict(filter(None, found))
+    return num_files, _other_colours(indexes, data) | problems
 
 
 def _problem_of(image: tuple[Index, int, int]) -> tuple[str, str] | None:
@@ -58,6 +63,38 @@ def _problem_of(image: tuple[Index, int, int]) -> tuple[str, str] | None:
         place = index.place_of(sample, side)
         return place, reason_of(error.__cause__ or error, place)  # type: ignore[arg-type]
     return None
+
+
+def _other_colours(indexes: tuple[Index, Index], data: DataConfig) -> dict[str, str]:
+    """Return the places of masks whose palettes give an index another colour than a mask before,
+    and the reasons: if each has a palette of its own colours, the indices mean different things."""
+    colours: dict[int, tuple[tuple[int, ...], str]] = {}
+    problems = {}
+    for index in indexes:
+        is_mask = index.sides[-1].content == "indices"
+        for sample in index.storage_order if is_mask else ():
+            place = index.place_of(sample, 1)
+            for number, colour in enumerate(_palette_of(index, sample)):
+                other, where = colours.setdefault(number, (colour, place))
+                if colour != other and number != vars(data)["ignore_index"]:
+                    problems[place] = (
+                        f"the index {number} has the colour {colour}, but {other} in {where}; "
+                        "store the masks with one palette, or without any"
+                    )
+    return problems
+
+
+def _palette_of(index: Index, sample: int) -> list[tuple[int, ...]]:
+    """Return the colours of a mask's indices, if it is a PNG with a palette, which may hold
+    anything above the highest index."""
+    palette = b""
+    with suppress(BadFileError, OSError):  # decoding names them
+        content = BytesIO(index.read_bytes(sample, 1))
+        with Image.open(content, formats=["PNG"]) as image:
+            if image.palette:
+                palette = bytes(image.palette.palette)
+    size = min(len(palette) // 3, 1 + int(index.headers[1][sample]["highest"]))
+    return [tuple(palette[3 * number :][:3]) for number in range(size)]
 
 
 def main() -> None:

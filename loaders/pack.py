@@ -37,7 +37,7 @@ from loaders.plan import resized_sizes
 
 SETTINGS = ("resize", "reduced_decoding")
 """Keys of `data` that decide the content of a pack, besides those of the index."""
-FORMAT = 9  # increased when the content of a pack changes
+FORMAT = 10  # increased when the content of a pack changes
 FIX = "pack again into another folder"
 CHUNK = 1024
 DONE = "done.npy"

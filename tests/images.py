@@ -18,6 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 from conf.schema import DataConfig
 from loaders.backends import ImageLoader, build_loaders
 from loaders.index import SPLITS, Index, open_splits, write_index
+from tests.formats import write_all
 from tests.helpers import REPOSITORY, make_config
 
 NUM_VAL, NUM_TRAIN = 7, 22
@@ -224,9 +225,27 @@ def cells(root: Path, channels: int, dtype: str, kinds: Sequence[dict[str, Any]]
     return data
 
 
+def all_formats(root: Path, first: bool, background: list[int]) -> Data:
+    """Photos in the first or in the last of all formats and modes; some are transparent."""
+    data = Data(["data=imagefolder", *PLAIN, f"data.background={background}"])
+    written = write_all(root / "a", background)
+    (root / "b").mkdir()
+    num_files = NUM_VAL + NUM_TRAIN
+    names = [*written][:num_files] if first else [*written][-num_files:]
+    for number, name in enumerate(written):
+        if name not in names:
+            (root / "a" / name).unlink()
+            continue
+        data.inputs[name], data.targets[name] = written[name] / np.float32(255), "ab"[number % 2]
+        (root / "a" / name).rename(root / "ab"[number % 2] / name)
+    return data
+
+
 # name of the kind -> the function that writes it; further ones are in tests/parts/
 KINDS: dict[str, Callable[[Path], Data]] = {
     "photos": photos,
+    "formats": partial(all_formats, first=True, background=[255, 255, 255]),
+    "other formats": partial(all_formats, first=False, background=[10, 200, 70]),
     "cells of 8 bits, not compressed": partial(cells, channels=5, dtype="uint8", kinds=[{}]),
     "cells of 16 bits": partial(cells, channels=5, dtype="uint16", kinds=TIFFS[:6]),
     "cells of three channels": partial(cells, channels=3, dtype="uint16", kinds=TIFFS),

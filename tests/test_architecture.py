@@ -14,7 +14,7 @@ from tests.helpers import REPOSITORY, SCRIPTS, needs_torchrun
 
 ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text()
 # Hydra reads registries before it calls a main function; data.max_pixels replaces Pillow's limit.
-MAY_ACT = {"conf.schema", "loaders.images.decoders"}
+MAY_ACT = {"conf.schema", "loaders.images.headers"}
 MEASURES_IT = "benchmarks.loop_overhead"
 """The training loop of train.py."""
 USE = re.compile(r"\btorch\.distributed\b(?!\.run)|from torch import (\([^)]*|.*)\bdistributed\b")

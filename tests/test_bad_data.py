@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
+from loaders.check import check
 from loaders.common import LimitError
 from loaders.index import BadFileError
-from tests.helpers import FORKSERVER, REPOSITORY, answers_to, refused, train
-from tests.images import index_of, loaders_of, make_photos, photos_in, rot, save, smooth
+from tests.helpers import FORKSERVER, REPOSITORY, answers_to, make_config, refused, train
+from tests.images import (
+    index_of,
+    loaders_of,
+    make_photos,
+    photos_in,
+    rot,
+    save,
+    smooth,
+    turned,
+)
 from tests.parts import rows_of
 
 # name of a way to read files -> the overrides that choose it
@@ -68,7 +80,7 @@ def test_a_damaged_file_is_named_with_one_reason_by_all_backends(tmp_path) -> No
 def broken(tmp_path: Path) -> dict[Path, str]:
     """Files with bad headers beside 20 photos in class folders, and the reasons."""
     folder = make_photos(tmp_path / "photos", 20) / "a"
-    reasons = {"large.png": "110x100", "planes.tif": "Pillow", "link.jpg": "No such file"}
+    reasons = {"large.png": "110x100", "planes.tif": "data=cells", "link.jpg": "No such file"}
     save(folder / "large.png", smooth(0, 110, 100))
     planes = np.zeros((3, 50, 40), np.uint16)
     tifffile.imwrite(folder / "planes.tif", planes, photometric="rgb", planarconfig="separate")
@@ -114,6 +126,73 @@ def test_the_check_lists_everything_that_is_broken(broken, tmp_path) -> None:
         path.unlink()
     [(code, _)] = answers_to([command], tmp_path)
     assert (code, json.loads(out.read_text())) == (0, {"files": 19, "broken": []})
+
+
+JPEGS: list[dict[str, Any]] = [
+    {},
+    {"progressive": True},
+    {"restart_marker_blocks": 4},
+    {"subsampling": 0, "exif": turned(6)},
+]
+
+
+@pytest.mark.parametrize("share", [0.6, 0.97])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_jpeg_whose_data_end_before_its_end_marker_is_bad(mode, share, tmp_path: Path) -> None:
+    """Decoders fill the rest with one colour."""
+    root = make_photos(tmp_path / "photos", 8)
+    for number, kind in enumerate(JPEGS):
+        path = root / "a" / f"{number}.jpg"
+        photo = Image.fromarray(smooth(number, 300, 400)).convert(mode)
+        photo.save(path, quality=90, **kind)
+        content = path.read_bytes()
+        path.write_bytes(content[: int(share * len(content))] + b"\xff\xd9")
+    options = photos_in(root, "data.val_count=6")
+    num_files, problems = check(make_config(*options).data)
+    assert num_files == 8 + len(JPEGS)
+    assert {Path(path).name for path in problems} == {f"{n}.jpg" for n in range(len(JPEGS))}
+    for index in index_of(*options):
+        for sample, (height, width) in enumerate(index.sizes.tolist()):
+            if index.files[0][sample] in problems:
+                with pytest.raises(BadFileError, match="truncated"):
+                    index.read_resized(sample, 0, (0, 0, height, width), (32, 32), True)
+
+
+def test_what_is_no_file_is_named_and_not_opened(tmp_path: Path) -> None:
+    """Opening a pipe would wait for ever."""
+    folder = make_photos(tmp_path / "photos", 8) / "a"
+    os.mkfifo(folder / "pipe.png")
+    (folder / "device.png").symlink_to("/dev/zero")
+    (folder / "link.jpg").symlink_to(folder / "pipe.png")
+    with socket.socket(socket.AF_UNIX) as server:
+        folder_before = os.getcwd()
+        os.chdir(folder)  # a socket's path may have 108 bytes
+        server.bind("socket.png")
+        os.chdir(folder_before)
+        splits = index_of(*photos_in(folder.parent, "data.val_count=5", "data.on_error=skip"))
+    names = ["device.png", "link.jpg", "pipe.png", "socket.png"]
+    assert sorted(Path(path).name for index in splits for path in index.left_out) == names
+
+
+def test_links_are_followed_and_counted_but_for_those_that_lead_back(tmp_path: Path) -> None:
+    root, other = make_photos(tmp_path / "photos", 8), make_photos(tmp_path / "other", 6)
+    options = photos_in(root, "data.val_count=2")
+    assert not any("links" in line for index in index_of(*options) for line in index.notes)
+    (root / "d").symlink_to(other / "a")
+    (root / "a" / "more").symlink_to(other / "b")
+    (root / "b" / "one.jpg").symlink_to(next((other / "c").iterdir()))
+    (root / "b" / "two.jpg").symlink_to(next((root / "c").iterdir()))  # leads to the data set
+    train, val = index_of(*options)
+    assert len(train) + len(val) == 8 + 2 + 2 + 1 + 1
+    assert any(line.startswith("3 links") for line in train.notes)
+    (root / "c" / "back").symlink_to(root)
+    with refused(str(root / "c" / "back" / "c")):
+        index_of(*options)
+    (root / "c" / "back").unlink()
+    (root / "a" / "to b").symlink_to(root / "b")
+    (root / "b" / "to a").symlink_to(root / "a")
+    with refused("to b"):
+        index_of(*options)
 
 
 def test_names_that_are_no_text_are_refused_or_logged(tmp_path: Path) -> None:

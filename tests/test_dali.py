@@ -13,7 +13,7 @@ from tests.test_describe import cells, photos
 def test_the_images_that_dali_decodes_are_counted(tmp_path: Path) -> None:
     folders = photos(tmp_path / "data")
     for number in range(6):
-        save(tmp_path / "data" / "a" / f"{number}.bmp", smooth(number, 60, 80))
+        save(tmp_path / "data" / "a" / f"{number}.png", smooth(number, 60, 80), format="GIF")
     for options in (folders, cells(tmp_path / "cells"), ["data=mnist_mini"]):
         more = ["loader=dali", "data.resize=null", "data.crop=24"]
         train, _ = loaders_of(*options, *more)

@@ -57,17 +57,15 @@ def memory(root: Path) -> list[str]:
         (memory, [], "28x28, 1 channel", ""),
         (
             *(digits, ["data.resize=256", "data.crop=224"]),
-            "224x224, 3 channels: resized from 28x28 to 256x256, 224x224 cut (73.5% of the area), "
-            "grey made RGB",
+            "224x224, 3 channels: resized from 28x28 to 256x256, 224x224 cut (73.5% of the area)",
             "",
         ),
         (
             *(digits, ["data.crop=28"]),
-            "28x28, 3 channels: resized from 28x28 to 256x256, 28x28 cut (1.1% of the area), grey "
-            "made RGB",
+            "28x28, 3 channels: resized from 28x28 to 256x256, 28x28 cut (1.1% of the area)",
             "data.crop=28 with data.resize=256 shows 1.1%",
         ),
-        (digits, ["data.resize=null", "data.crop=28"], "28x28, 3 channels, grey made RGB", ""),
+        (digits, ["data.resize=null", "data.crop=28"], "28x28, 3 channels", ""),
         (
             *(photos, ["data.resize=70", "data.crop=56", "data.random_resized_crop=[0.1,1]"]),
             "56x56, 3 channels: resized from 60-64x80 to 70x88-93, 56x56 cut (48.0% to 50.8% of "

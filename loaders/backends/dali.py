@@ -49,7 +49,7 @@ class DALILoader(ImageLoader):
 
     Order and rectangles come from the plan, not from DALI's own shuffling. Pairs are decoded in one
     call, the targets after the inputs of the batch. DALI decodes the files for which it gives the
-    same pixels as `loader=pytorch` (`Header.dali_reads`). The threads of `loader=pytorch` load all
+    same pixels as `loader=pytorch` (`Header.dali` is 2). The threads of `loader=pytorch` load all
     others, images that need no decoding, and masks, whose palettes DALI would convert to colours.
     """
 
@@ -124,7 +124,7 @@ class DALILoader(ImageLoader):
         if not self.index.files or self.index.is_raw:
             return np.zeros(len(samples), bool)
         sides = self.index.headers[: len(self.factors)]
-        is_alike = np.all([side["dali_reads"][samples] for side in sides], axis=0)
+        is_alike = np.all([side["dali"][samples] == 2 for side in sides], axis=0)
         return is_alike & ~np.isin(samples, self.refused)
 
     def _files(self, samples: np.ndarray) -> tuple[Any, list[int]]:

@@ -91,7 +91,7 @@ class DALIReader(ImageLoader):
             "data sets without files": not (index.files and index.by_path),
             "data.on_error=skip": data.on_error == "skip",
             "files that DALI decodes to other pixels": not all(
-                headers["dali_reads"].all() for headers in index.headers
+                (headers["dali"] == 2).all() for headers in index.headers
             ),
         }
         if found := [name for name, is_found in unsupported.items() if is_found]:

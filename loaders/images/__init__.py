@@ -1,4 +1,4 @@
 """From the bytes of image files to pixels."""
 
-from loaders.images.decoders import decode, decode_resized, read_header, reason_of, resize
-from loaders.images.headers import HEADER, Header, is_grey
+from loaders.images.decoding import decode, decode_resized, read_header, resize
+from loaders.images.headers import HEADER, WHITE, Header, reason_of

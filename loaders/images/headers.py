@@ -1,29 +1,28 @@
-"""Reading the headers of photos."""
+"""The headers of image files, and reading those of all formats but TIFF."""
 
+import errno
 import os
+import stat
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-JPEG_START = b"\xff\xd8\xff"
+JPEG_START, JPEG_TAGS, JPEG_END = b"\xff\xd8\xff", b"\xff\xe1", b"\xff\xd9"
 PNG_START = b"\x89PNG\r\n\x1a\n"
+JPEG_2000_START, JPEG_2000_BITS = b"\xff\x4f\xff\x51", 42  # place of the bits behind it
+BMP_BITS = slice(28, 29)  # place in the file
+PNG_PALETTE = 3  # kind of colours
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
 """Formats that Pillow may read, whatever a file's name; for EPS it would start Ghostscript."""
 
 ORIENTATION = 0x0112  # the EXIF tag
-TIFF_SIZE = (256, 257)  # tags of the width and height as stored
-TIFF_BITS, TIFF_PLANES = 258, 284
-JPEG_TAGS = b"\xff\xe1"
-JPEG_END = b"\xff\xd9"
-GREY = ("1", "L", "LA", "I", "I;16", "I;16B")
-"""Pillow's modes without colours."""
-JPEG_HEADER_BYTES = 1 << 14  # enough for most
-DALI_JPEGS = ("Gray", "YCbCr", "RGB", "L")
-"""Colours of a JPEG, as libjpeg and Pillow call them; DALI converts the others, CMYK, otherwise."""
+HEADER_BYTES = 1 << 14  # enough for most
+WHITE = 0xFFFFFF
 
 
 class Header(NamedTuple):
@@ -35,14 +34,16 @@ class Header(NamedTuple):
     """Pixels, upright."""
     channels: int
     bits: int
-    """Per channel: 8 or 16."""
+    """Per channel: 8 or 16; of masks with indices below 0: 32."""
     orientation: int = 1
-    """EXIF orientation of the stored image; 1: upright."""
+    """EXIF orientation of the stored image; 1: it is upright, or not to be turned."""
+    background: int = -1
+    """Colour 0xRRGGBB behind transparent pixels; -1: there are none."""
     raw_offset: int = -1
     """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
-    dali_reads: bool = False
-    """True for the kinds of files that DALI was tested to decode to the same pixels, such as whole
-    8-bit JPEGs and PNGs."""
+    dali: int = 0
+    """What `fn.decoders.image` of DALI 2.4 did with such files on a CPU. 0: it cannot read them;
+    1: it gave other pixels than Pillow, or those of a part of the file; 2: the same within 1."""
     highest: int = -1
     """Masks: the highest index but for `data.ignore_index`."""
     num_bytes: int = -1
@@ -50,67 +51,99 @@ class Header(NamedTuple):
     modified_ns: int = -1
     """When the file was changed last, in ns since 1970."""
 
+    def turned(self, orientation: int) -> "Header":
+        """Return the header of the same file, of whose orientation this one is used."""
+        size = self.height, self.width
+        height, width = size if (orientation < 5) == (self.orientation < 5) else size[::-1]
+        return self._replace(height=height, width=width, orientation=orientation)
+
 
 HEADER = np.dtype([(name, kind) for name, kind in Header.__annotations__.items()])
 
+# The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
+Image.MAX_IMAGE_PIXELS = None
 
-def read_photo_header(path: str) -> Header:
-    """Read the header of a file in any format that is decoded to 8-bit RGB.
+
+def read_ends(path: str) -> tuple[bytes, bytes]:
+    """Return the first bytes of a file, and the last two.
 
     Raises:
-        OSError: the file cannot be read or is not an image.
+        OSError: it cannot be read, is empty, or is none: opening a pipe would wait for ever.
     """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is a folder, pipe, socket or device")
+    if found.st_size < len(JPEG_END):
+        raise OSError("empty file")
     with open(path, "rb", buffering=0) as file:
-        start = file.read(JPEG_HEADER_BYTES)
-        if not start:
-            raise OSError("empty file")
-        if not start.startswith(JPEG_START):
-            return _header_by_pillow(path)
+        start = file.read(HEADER_BYTES)
         file.seek(-len(JPEG_END), os.SEEK_END)
-        # Without it the JPEG may be cut short, and DALI decodes its upper lines without an error.
-        is_whole = file.read() == JPEG_END
+        return start, file.read()
+
+
+def read_pillow_header(path: str, start: bytes, end: bytes, background: int) -> Header:
+    """Read the header of an image that is no TIFF; see `read_header`.
+
+    Args:
+        path, background: see there.
+        start, end: what `read_ends` returns of the file.
+    """
     header = None
-    if JPEG_TAGS not in start:  # which may hold an orientation
+    if start.startswith(JPEG_START) and JPEG_TAGS not in start:  # which may hold an orientation
         with suppress(ValueError, KeyError):  # damaged or longer than what was read
-            facts = simplejpeg.decode_jpeg_header(start, strict=False)
-            header = Header(facts[0], facts[1], 3, 8, dali_reads=facts[2] in DALI_JPEGS)
-    header = header or _header_by_pillow(path)
-    return header._replace(dali_reads=header.dali_reads and is_whole)
+            height, width, *_ = simplejpeg.decode_jpeg_header(start, strict=False)
+            header = Header(height, width, 3, 8, dali=2)
+    header = header or _opened_header(path, start, background)  # takes four times as long
+    if start.startswith(JPEG_START) and end != JPEG_END:
+        return header._replace(dali=1)  # it may be cut short: DALI may decode what there is
+    return header
 
 
-def _header_by_pillow(path: str) -> Header:
-    """Read the header of an image in any of `FORMATS`; ten times slower."""
+def _opened_header(path: str, start: bytes, background: int) -> Header:
     with open(path, "rb") as file, Image.open(file, formats=FORMATS) as image:
-        # The base class's method: that of PNG decodes the image to find tags behind the pixels.
-        tags = Image.Image.getexif(image)
         chunks = png_chunks(file) if image.format == "PNG" else {}
+        _check_pixels(image, start, chunks)
+        # The base class's method: that of PNG decodes the image to find tags behind the pixels.
+        tags, tags_for_dali = Image.Image.getexif(image), Image.Exif()
         if chunks and ORIENTATION not in tags:
             tags.load(chunks.get(b"eXIf", b""))
-        orientation = tags.get(ORIENTATION, 1)
-        if orientation not in range(1, 9):
-            orientation = 1  # as decoders see it
-        size = image.size
-        if image.format == "TIFF":  # whose size Pillow may have turned already
-            facts = image.tag_v2  # type: ignore[attr-defined]
-            size = tuple(facts[tag] for tag in TIFF_SIZE)
-            if facts.get(TIFF_PLANES) == 2 and 16 in facts.get(TIFF_BITS, ()):
-                raise OSError("Pillow cannot read planes of 16 bits; save its channels interleaved")
-        height, width = size if orientation >= 5 else reversed(size)
-        dali_reads = image.format in ("JPEG", "MPO") and image.mode in DALI_JPEGS
-        if chunks:  # whole, of 8 bits, upright and not animated
-            bits = chunks[b"IHDR"][8]
-            is_whole = b"IEND" in chunks
-            dali_reads = is_whole and bits == 8 and orientation == 1 and b"acTL" not in chunks
-        return Header(height, width, 3, 8, orientation, dali_reads=dali_reads)
+        tags_for_dali.load(image.info.get("exif", b""))  # not those of XMP, for example
+        is_alike = orientation_in(tags) == orientation_in(tags_for_dali)
+        if image.has_transparency_data:
+            is_alike = False
+        else:
+            background = -1
+        is_readable = {
+            "JPEG": True,
+            "MPO": True,
+            "PNG": b"IEND" in chunks,
+            "BMP": start[BMP_BITS] != b"\x10",
+            "WEBP": "exif" not in image.info,
+        }.get(str(image.format), False)
+        stored = Header(image.height, image.width, 3, 8, background=background)
+        if is_readable:
+            stored = stored._replace(dali=2 if is_alike else 1)
+        return stored.turned(orientation_in(tags))
 
 
-def is_grey(path: str) -> bool:
-    """Return True for an image that is stored without colours."""
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            return image.mode in GREY
-    except Exception:  # damaged bytes make Pillow raise errors of any type
-        return False
+def _check_pixels(image: Image.Image, start: bytes, chunks: dict[bytes, bytes]) -> None:
+    """Raise ValueError for an image that Pillow would decode to wrong pixels."""
+    if image.mode == "F":
+        raise ValueError("has floats as pixels; save it with 8 or 16 bits")
+    if image.format == "JPEG2000":
+        at = start.find(JPEG_2000_START)
+        if at < 0 or start[at + JPEG_2000_BITS] > 7:  # one less, and 128 more if signed
+            raise ValueError("is a JPEG 2000 of more than 8 bits; save it as a PNG")
+    if b"tRNS" in chunks:
+        bits, colours = chunks[b"IHDR"][8:10]
+        if bits != 8 and colours != PNG_PALETTE:
+            raise ValueError(f"has a transparent colour of {bits} bits; save it with 8 bits")
+
+
+def orientation_in(tags: Mapping[int, Any]) -> int:
+    """Return the EXIF orientation among tags; 1 in place of those that decoders do not know."""
+    orientation = tags.get(ORIENTATION, 1)
+    return orientation if orientation in range(1, 9) else 1
 
 
 def png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
@@ -122,3 +155,19 @@ def png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
         found[name] = file.read(length) if name in (b"IHDR", b"eXIf") else b""
         file.seek(length * (not found[name]) + 4, os.SEEK_CUR)  # to behind the checksum
     return found
+
+
+def reason_of(error: Exception, path: str) -> str:
+    """Return the reason why reading a file failed, without its path.
+
+    Raises:
+        OSError, MemoryError: the error itself, if the machine is to blame and not the file.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise error
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).replace(path, "").split()) or type(error).__name__

@@ -20,9 +20,9 @@ from loaders.index.headers import in_threads
 from loaders.index.index import Index
 
 SPLITS = ("train", "val")
-SETTINGS = ("layout", "val_fraction", "val_count", "split_seed")
+SETTINGS = ("layout", "val_fraction", "val_count", "split_seed", "background", "exif")
 """Keys of all `data` that decide which samples there are, besides those that only a layout has."""
-FORMAT = 3  # changes when what an index on disk holds does
+FORMAT = 4  # changes when what an index on disk holds does
 
 
 def open_splits(data: DataConfig) -> tuple[Index, Index]:

@@ -22,7 +22,7 @@ from loaders.index.memory import MemoryIndex
 from loaders.index.paths import Paths, folder_of
 from loaders.targets import describe_target, target_of
 
-FACTS = ("name", "channels", "dtype", "keep_channels", "resized")
+FACTS = ("name", "channels", "dtype", "keep_channels", "resized", "notes")
 """Attributes of an index that facts.json holds as they are."""
 FIX = "bring it back, or write the folder again"
 
@@ -139,6 +139,7 @@ def read_fields(folder: Path, root: str, reopen: Callable[[], Index]) -> dict[st
     distinct_sizes = open_column(folder / "distinct_sizes.npy")
     return {
         **{name: facts[name] for name in FACTS},
+        "notes": tuple(facts["notes"]),
         "sizes": open_column(folder / "sizes.npy"),
         "target": target,
         "files": tuple(Paths(folder_of(root), each) for each in names),

@@ -96,5 +96,15 @@ def file_index(name: str, root: str, sides: tuple[ImageFiles, ...], target: Targ
         headers=tuple(side.headers for side in sides),
         keep_channels=sides[0].content == "stored",
         left_out=left_out,
-        notes=describe_others(sides[0].others),
+        notes=(*describe_others(sides[0].others), *_describe_transparent(sides)),
     )
+
+
+def _describe_transparent(sides: tuple[ImageFiles, ...]) -> tuple[str, ...]:
+    """Return a line on how many images may have transparent pixels, if there are any."""
+    backgrounds = np.concatenate([side.headers["background"] for side in sides])
+    backgrounds = backgrounds[backgrounds >= 0]
+    if not len(backgrounds):
+        return ()
+    colour = [*int(backgrounds[0]).to_bytes(3)]
+    return (f"{len(backgrounds):,} images may be transparent: data.background={colour} shows",)

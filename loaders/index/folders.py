@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.errors import counted, first_few
+from conf.errors import UserError, counted, first_few
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp")
 SYSTEM_NAMES = (
@@ -15,6 +15,7 @@ SYSTEM_NAMES = (
     *("lost+found", "__pycache__"),
 )
 """Folders and files of file servers, macOS, Windows, Linux and Python, in lower case."""
+OUTSIDE = "links"  # no ending of a file
 
 
 def is_system(name: str) -> bool:
@@ -28,34 +29,58 @@ def folders_in(folder: Path) -> Iterator[str]:
         yield from (e.name for e in entries if not is_system(e.name) and e.is_dir())
 
 
-def images_below(folder: Path, others: Counter[str] | None = None) -> list[str]:
-    """Return the sorted paths of all images below a folder, without those of `is_system`; `others`
-    counts the endings of the other files.
+def images_below(
+    folder: Path,
+    others: Counter[str] | None = None,
+    root: str | None = None,
+    above: dict[tuple[int, int], Path] | None = None,
+) -> list[str]:
+    """Return the sorted paths of all images below a folder, without those of `is_system`.
+
+    Args:
+        folder: folder, which may be a link, as may be what is in it.
+        others: counts the endings of the other files, and links out of `root` as `OUTSIDE`.
+        root: folder of the data set.
+        above: folders that led to this one, by the numbers of their devices and their own.
 
     Raises:
-        OSError: a folder cannot be read, as where a link leads to a parent folder.
+        UserError: a link leads back to a folder above it.
+        OSError: a folder cannot be read.
     """
-    found, others = [], Counter() if others is None else others
+    found, others, above = [], Counter() if others is None else others, above or {}
+    status = os.stat(folder)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        raise UserError(f"{folder} is {above[here]} again, by a link; remove this link")
+    links = [str(folder)] if folder.is_symlink() else []
     with os.scandir(folder) as entries:
         for entry in entries:
             if is_system(entry.name):
                 continue
             if entry.is_dir():
-                found += images_below(Path(entry.path), others)
+                found += images_below(Path(entry.path), others, root, above | {here: folder})
             elif entry.name.lower().endswith(IMAGE_ENDINGS):
                 found.append(entry.path)
+                links += [entry.path] if entry.is_symlink() else []
             else:
                 others[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
+    if root is not None and links:
+        inside = Path(os.path.realpath(root))
+        targets = [Path(os.path.realpath(link)) for link in links]
+        others[OUTSIDE] += sum(not target.is_relative_to(inside) for target in targets)
     return sorted(found)
 
 
 def describe_others(others: Counter[str]) -> tuple[str, ...]:
-    """Return a line with the numbers that `images_below` counted, such as `5 files left out, whose
-    endings are not those of images: 4 .heic, 1 .txt`; none without files."""
-    if not others:
-        return ()
-    counts = [f"{count:,} {ending}" for ending, count in others.most_common()]
-    return (
-        f"{counted(others.total(), 'file')} left out, whose endings are not those of images: "
-        f"{first_few(counts)}",
-    )
+    """Return lines on what `images_below` counted, such as `5 files left out, whose endings are not
+    those of images: 4 .heic, 1 .txt`; none of what there is not."""
+    lines = []
+    counts = [f"{count:,} {ending}" for ending, count in others.most_common() if ending != OUTSIDE]
+    if counts:
+        files = counted(others.total() - others[OUTSIDE], "file")
+        lines.append(
+            f"{files} left out, whose endings are not those of images: {first_few(counts)}"
+        )
+    if others[OUTSIDE]:
+        lines.append(f"{counted(others[OUTSIDE], 'link')} out of data.root followed")
+    return tuple(lines)

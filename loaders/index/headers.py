@@ -74,7 +74,8 @@ def read_headers(
             `data.cache_dir` cannot be written to.
     """
     ignored = getattr(data, "ignore_index", -100)  # in masks
-    kind = f"{data.root} {data.max_pixels} {content} {ignored} {HEADER}"
+    changes = f"{ignored} {data.background} {data.exif}"
+    kind = f"{data.root} {data.max_pixels} {content} {changes} {HEADER}"
     kept = Path(data.cache_dir, f"headers-{hashlib.sha256(os.fsencode(kind)).hexdigest()[:16]}.npy")
     try:
         lock = one_process_at_a_time(kept).acquire()
@@ -143,7 +144,8 @@ def _header_or_reason(path: str, data: DataConfig, content: str) -> Header | str
     """Return the header of a file, or the reason why it cannot be used."""
     try:
         num_bytes, modified_ns = _stamp_of(path)
-        header = read_header(path, content)
+        background = int.from_bytes(bytes(data.background))
+        header = read_header(path, content, background, turns=data.exif is not False)
         num_pixels = header.height * header.width
         if content == "indices" and num_pixels <= data.max_pixels:
             header = _with_indices(path, header, getattr(data, "ignore_index", -100))
@@ -161,6 +163,11 @@ def _with_indices(path: str, header: Header, ignore_index: int) -> Header:
     """Return the header of a mask with the facts that need its pixels."""
     indices = decode(Path(path).read_bytes(), np.array([tuple(header)], HEADER)[0], "indices")
     counted = indices[indices != ignore_index]
+    if counted.size and counted.min() < 0:
+        raise ValueError(
+            f"holds {counted.min()}, which is no class; set data.ignore_index={counted.min()} if "
+            "it means none"
+        )
     highest = int(counted.max()) if counted.size else -1
     return header._replace(channels=1, bits=8 * indices.itemsize, highest=highest)
 

@@ -1,16 +1,14 @@
 """Images and the classes of their pixels: the same relative path below two folders."""
 
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from conf.data.masks import MasksConfig
 from conf.errors import UserError, first_few
-from loaders.index import ImageFiles, Index, in_threads, index_splits
+from loaders.index import Index, index_splits
 from loaders.layouts.pairs import find_pairs, size_factor
 from loaders.targets import Masks
 
@@ -26,12 +24,12 @@ def masks(data: MasksConfig, splits: Collection[str]) -> dict[str, Index]:
             f"the masks below {data.root} are {factor} times as large as their images; store each "
             "mask as large as its image"
         )
-    _check_palettes(found, data.ignore_index)
     num_classes = _num_classes(data, found.paths, found.headers["highest"])
+    bits = found.headers["bits"].max()
     target = Masks(
         classes=tuple(map(str, range(num_classes))),
         ignore_index=data.ignore_index,
-        stored_dtype=f"uint{found.headers['bits'].max()}",
+        stored_dtype="int32" if bits == 32 else f"uint{bits}",
     )
     indexes = index_splits(Path(data.root).name, data, splits, (images, found), target, counts)
     for index in indexes.values():
@@ -71,31 +69,3 @@ def _num_classes(data: MasksConfig, files: list[str], highest: np.ndarray) -> in
             "store the second of two classes as 1, or set data.num_classes if this is right"
         )
     return top + 1
-
-
-def _check_palettes(found: ImageFiles, ignore_index: int) -> None:
-    """Raise UserError if an index has different colours in two files, as where each has a palette
-    of the colours that occur in it: the index then means something else."""
-    highest = dict(zip(found.paths, found.headers["highest"].tolist(), strict=True))
-    files = [path for path in found.paths if path not in found.broken]
-    palettes = in_threads(_palette_of, files, "reading palettes")
-    # Above a mask's highest index, its palette may hold anything.
-    file_of = {p[: 3 * (highest[path] + 1)]: path for path, p in zip(files, palettes, strict=True)}
-    colours: dict[int, tuple[tuple[int, ...], str]] = {}
-    for palette, path in file_of.items():
-        for index in range(len(palette) // 3):
-            colour = tuple(palette[3 * index : 3 * index + 3])
-            other, where = colours.setdefault(index, (colour, path))
-            if colour != other and index != ignore_index:
-                raise UserError(
-                    f"the index {index} has the colour {other} in {where} but {colour} in {path}; "
-                    "store the masks with one palette, or without any"
-                )
-
-
-def _palette_of(path: str) -> bytes:
-    """Return the colours of a PNG with a palette, three bytes each; none of other files."""
-    with suppress(UnidentifiedImageError), Image.open(path, formats=["PNG"]) as image:
-        if image.palette:
-            return bytes(image.palette.palette)
-    return b""

@@ -42,7 +42,9 @@ def find_pairs(
     both = [pair for found in below.values() for pair in found]
     counts = {name: len(found) for name, found in below.items()}
     inputs = read_headers([first for first, _ in both], data, "rgb", others)
-    return inputs, read_headers([second for _, second in both], data, target_content), counts
+    targets = read_headers([second for _, second in both], data, target_content)
+    _check_turned(inputs, targets, data)
+    return inputs, targets, counts
 
 
 def _pairs_below(folder: Path, data: PairsConfig, others: Counter[str]) -> list[tuple[str, str]]:
@@ -54,7 +56,7 @@ def _pairs_below(folder: Path, data: PairsConfig, others: Counter[str]) -> list[
                 f"{side} is not a folder; expected {folder}/{data.input_dir} and "
                 f"{folder}/{data.target_dir} (data.input_dir and data.target_dir)"
             )
-        found = images_below(side, others)
+        found = images_below(side, others, data.root)
         by_stem = {_stem_of(path, side): path for path in found}
         if len(by_stem) < len(found):
             raise UserError(
@@ -81,6 +83,19 @@ def _stem_of(path: str, side: Path) -> str:
     """Return what an image and its partner are both called: their path without the ending, as one
     may be a JPEG and the other a PNG, and in one Unicode normal form, which systems choose."""
     return unicodedata.normalize("NFC", os.path.splitext(os.path.relpath(path, side))[0])
+
+
+def _check_turned(inputs: ImageFiles, targets: ImageFiles, data: PairsConfig) -> None:
+    """Raise UserError if inputs are turned by their EXIF orientation and their targets are not, so
+    that it is unknown how they lie on each other, unless `data.exif` tells."""
+    turned, other = (side.headers["orientation"] for side in (inputs, targets))
+    found = np.flatnonzero((turned > 1) & (other > 0) & (turned != other))
+    if len(found) and data.exif is None:
+        raise UserError(
+            f"{len(found)} of {len(turned)} inputs are turned by their EXIF orientation, but not "
+            f"their targets: {first_few(inputs.paths[i] for i in found)}; set data.exif=true if "
+            "the targets fit the upright inputs, or data.exif=false if they fit them as stored"
+        )
 
 
 def size_factor(input_files: ImageFiles, target_files: ImageFiles) -> int:

@@ -7,7 +7,6 @@ import numpy as np
 
 from conf.errors import counted, first_few
 from conf.schema import DataConfig
-from loaders.images import is_grey
 from loaders.index import BadFileError, Index
 from loaders.plan.plan import crop_shapes, output_size, resized_sizes
 
@@ -16,8 +15,8 @@ log = logging.getLogger(__name__)
 LEAST_SHARE = 0.25
 """Share of an image's area below which a crop is likely a mistake."""
 
-NUM_PHOTOS, NUM_MASKS = 8, 64
-"""Files that are looked at to see whether they are grey and which classes occur."""
+NUM_MASKS = 64
+"""Masks that are looked at to see which classes occur."""
 
 MOST_COUNTED = 1 << 20
 """Headers that are looked at, of a large data set."""
@@ -32,7 +31,7 @@ def describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[st
     lines = [
         f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and "
         f"{len(val_index):,} validation samples, {train_index.target.describe()}",
-        _describe_inputs(train_index, data) + ", grey made RGB" * _are_grey(train_index),
+        _describe_inputs(train_index, data),
         *train_index.notes,
     ]
     moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]
@@ -48,13 +47,6 @@ def _some_of(index: Index, most: int) -> list[int]:
     if not index.by_path:
         return []
     return np.unique(np.linspace(0, len(index) - 1, most).astype(int)).tolist()
-
-
-def _are_grey(index: Index) -> bool:
-    """Return True if photos become RGB although those that are looked at have no colours."""
-    is_rgb = index.files and index.channels == 3 and not index.keep_channels
-    samples = _some_of(index, NUM_PHOTOS) if is_rgb else []
-    return bool(samples) and all(is_grey(index.files[0][sample]) for sample in samples)
 
 
 def warn(data: DataConfig, index: Index) -> None:

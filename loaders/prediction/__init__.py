@@ -117,7 +117,7 @@ def _unlabelled_index(data: DataConfig, channels: int) -> Index:
         )
     content = "stored" if data.layout == "cells" else "rgb"
     others: Counter[str] = Counter()
-    paths = images_below(Path(data.root), others)
+    paths = images_below(Path(data.root), others, data.root)
     files = read_headers(paths, data, content, others)
     if content == "rgb" and channels == 1:
         files.headers["channels"] = 1

@@ -24,7 +24,7 @@ from loaders.shards.files import Shards
 from loaders.shards.index import ShardIndex
 from loaders.shards.storage import MissingError, Storage
 
-FORMAT = 2  # increased when the index or the pieces change
+FORMAT = 3  # increased when the index or the pieces change
 DESCRIPTION = "shards.json"
 
 

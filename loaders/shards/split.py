@@ -138,7 +138,9 @@ def encode(image: np.ndarray, side: ImageSpec, quality: str) -> Encoded:
         file.seek(0)
         return (file.getvalue(), read_header(file, "stored"), ".tif")
     is_photo = side.content == "rgb"
-    header = Header(height, width, 3 if is_photo else 1, 8 * image.itemsize, dali_reads=is_photo)
+    header = Header(height, width, 1, 8 * image.itemsize)
+    if is_photo:
+        header = header._replace(channels=3, dali=2)
     if is_photo and quality != LOSSLESS:
         jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(image), int(quality))
         return (jpeg, header, ".jpg")

@@ -25,10 +25,10 @@ CLASSES, IGNORED = (0, 1, 7, 200), 255  # far apart, so that a mixture is a new 
 
 
 def masks(root: Path) -> Data:
-    """Masks of 8 and 16 bits, with palettes, as TIFFs and of one bit; some images are WebPs."""
+    """Masks of 1 to 32 bits, with palettes and as TIFFs; some images are WebPs."""
     data = Data(["data=masks", f"data.ignore_index={IGNORED}", *PLAIN])
     (root / "masks").mkdir(parents=True)
-    types = {1: np.uint16, 4: np.uint16, 5: np.bool_}
+    types = {1: np.uint16, 4: np.int32, 5: np.bool_}
     for number in range(NUM_VAL + NUM_TRAIN):
         random, height = np.random.default_rng(number), 40 + 4 * (number % 3)
         mask = random.choice([*CLASSES, IGNORED], (height // 4, 14)).astype(np.uint8)

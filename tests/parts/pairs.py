@@ -4,6 +4,9 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from tests.formats import write_all
 from tests.images import CROPPED, NUM_TRAIN, NUM_VAL, Data, reading, save, smooth, without_val
 
 
@@ -21,6 +24,18 @@ def pairs(root: Path, factor: int = 1) -> Data:
     return data
 
 
+def pairs_of_all_formats(root: Path) -> Data:
+    """Each target is a copy of its input."""
+    data = Data(["data=pairs", "data.value_range=[0,1]"])
+    written = write_all(root / "input", background=[255, 255, 255])
+    for name in [*written][NUM_VAL + NUM_TRAIN :]:
+        (root / "input" / name).unlink()
+    for name in [*written][: NUM_VAL + NUM_TRAIN]:
+        data.inputs[name] = data.targets[name] = written[name] / np.float32(255)
+    shutil.copytree(root / "input", root / "target")
+    return data
+
+
 def split_pairs(root: Path) -> list[str]:
     """Pairs in all splits; returns the overrides that read them."""
     data = pairs(root)
@@ -28,7 +43,11 @@ def split_pairs(root: Path) -> list[str]:
     return [*data.options, *reading(root), *CROPPED]
 
 
-KINDS = {"pairs": pairs, "pairs, targets twice as large": partial(pairs, factor=2)}
+KINDS = {
+    "pairs": pairs,
+    "pairs, targets twice as large": partial(pairs, factor=2),
+    "pairs of all formats": pairs_of_all_formats,
+}
 SPLIT = {"pairs": (split_pairs, without_val)}
 FORMS = ["pairs"]
 SHOWN = [("pairs, targets twice as large", ["data.resize=36"])]

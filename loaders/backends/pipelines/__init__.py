@@ -79,10 +79,12 @@ def pipeline_options(loader: ImageLoader, batch_size: int) -> dict[str, Any]:
 def decoding(cfg: Config, device: torch.device) -> dict[str, Any]:
     """Return arguments of DALI's decoders, with which a GPU decodes to a CPU's pixels, rounded
     differently by up to 5 of 255."""
+    turning = {"adjust_orientation": cfg.data.exif is not False}
     if device.type != "cuda":
-        return {"device": "cpu"}
+        return {"device": "cpu", **turning}
     return {
         "device": "mixed",
+        **turning,
         # The hardware decoder rounds differently, and the images it decodes vary from run to run.
         "hw_decoder_load": 0.0 if cfg.deterministic else options_of(cfg).hw_decoder_load,
         # The CPU's decoders interpolate subsampled colours, the GPU's only if asked to.

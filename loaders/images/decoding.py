@@ -1,16 +1,14 @@
-"""Decoding of image files without DALI, by a table of their kinds, and resizing of the pixels.
+"""Decoding of image files without DALI, and resizing of the pixels.
 
 Of a photo, only what a rectangle needs is decoded. A JPEG that is much larger than needed is
 decoded at 1/2, 1/4 or 1/8 of its size: libjpeg computes fewer pixels of each block of 8x8, each
 about the mean of a square of the whole image. A PNG is decoded down to the rectangle's last line.
 """
 
-import errno
 import math
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from io import BytesIO
 from typing import BinaryIO
 
@@ -18,11 +16,20 @@ import numpy as np
 import simplejpeg
 import torch
 from imagecodecs import SpngError, spng_decode
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch.nn.functional import interpolate
 
-from loaders.images.headers import FORMATS, JPEG_START, PNG_START, Header, read_photo_header
-from loaders.images.tiff import decode_tiff, read_tiff_header
+from loaders.images.headers import (
+    FORMATS,
+    JPEG_START,
+    PNG_START,
+    WHITE,
+    Header,
+    read_ends,
+    read_pillow_header,
+)
+from loaders.images.masks import decode_mask
+from loaders.images.tiff import TIFF_STARTS, decode_tiff, read_tiff_header
 
 FACTORS = (8, 4, 2)  # decoding at 5/8 to 7/8 takes longer than at full size
 MARGIN = 1.25
@@ -39,84 +46,32 @@ from 5 on, both are exchanged before."""
 Rectangle = tuple[int, int, int, int]
 """y, x, height and width in pixels."""
 
-# The index compares every header with data.max_pixels; Pillow's own limit could not be raised.
-Image.MAX_IMAGE_PIXELS = None
 
-
-def _decode_photo(content: bytes | bytearray, header: np.void) -> np.ndarray:
-    """Decode a photo upright, (height, width, channels) uint8.
-
-    Raises:
-        OSError: it is not an image or is truncated.
-    """
-    return _as_indexed(_decode_rgb(content, int(header["orientation"])), header)
-
-
-def _as_indexed(image: np.ndarray, header: np.void) -> np.ndarray:
-    """Convert an RGB image to grey if the header has one channel."""
-    if header["channels"] == 1:  # the model takes grey images
-        return np.array(Image.fromarray(image).convert("L"))[..., None]
-    return image
-
-
-def _decode_rgb(content: bytes | bytearray, orientation: int) -> np.ndarray:
-    """Decode a photo upright, (H, W, 3) uint8; grey, palette, CMYK and alpha become RGB."""
-    # Pillow reads some files that libjpeg and libspng refuse, and says what is damaged.
-    if content.startswith(JPEG_START):
-        with suppress(ValueError):
-            return _upright(simplejpeg.decode_jpeg(content), orientation)
-    if orientation == 1 and _is_plain_rgb_png(content):
-        with suppress(SpngError):
-            return spng_decode(content)
-    with Image.open(BytesIO(content), formats=FORMATS) as stored:
-        # Either of the two would copy the image also where there is nothing to do.
-        image = stored if orientation == 1 else ImageOps.exif_transpose(stored)
-        if stored.mode.startswith("I;16"):  # convert() would clip 16 bits instead of scaling them
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        return np.array(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _is_plain_rgb_png(content: bytes | bytearray) -> bool:
-    """Return True for a PNG of 8-bit RGB whose lines are stored in order."""
-    return content.startswith(PNG_START) and content[PNG_PIXELS] == PLAIN_RGB
-
-
-def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
-    """Turn a stored image, (height, width, C), upright by its EXIF orientation."""
-    if orientation == 1:
-        return stored
-    image = stored.swapaxes(0, 1) if orientation >= 5 else stored
-    flipped = tuple(axis for axis in (0, 1) if orientation in FLIPPED[axis])
-    return np.ascontiguousarray(np.flip(image, flipped))
-
-
-def _decode_indices(content: bytes | bytearray, header: np.void) -> np.ndarray:
-    """Decode a mask, (height, width, 1) uint8 or uint16, upright."""
-    masks = import_module("loaders.images.masks")  # photos need none of it
-    return _upright(masks.decode_mask(content), int(header["orientation"]))
-
-
-# `ImageSpec.content` -> the functions that read the header and decode the bytes of such a file
-KINDS: dict[str, tuple[Callable[..., Header], Callable[..., np.ndarray]]] = {
-    "rgb": (read_photo_header, _decode_photo),
-    "stored": (read_tiff_header, decode_tiff),
-    "indices": (read_photo_header, _decode_indices),
-}
-
-
-def read_header(file: str | BinaryIO, content: str) -> Header:
+def read_header(
+    file: str | BinaryIO, content: str, background: int = WHITE, turns: bool = True
+) -> Header:
     """Read the header of an image, without what needs the pixels of a mask.
 
     Args:
         file: path, or an open TIFF.
         content: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec`.
+        background: colour 0xRRGGBB behind transparent pixels.
+        turns: turn the image upright by its EXIF orientation.
 
     Raises:
         OSError: the file cannot be read or is not an image.
-        ValueError: content is `stored`, and it is not a TIFF with a single image of 8 or 16 bits.
+        ValueError: its pixels cannot be kept, or become 8-bit RGB (`rgb`), without a change.
     """
-    read, _ = KINDS[content]
-    return read(file)
+    start, end = read_ends(file) if isinstance(file, str) else (b"", b"")
+    if content == "stored" or start.startswith(TIFF_STARTS):
+        header = read_tiff_header(file, content, background)
+    else:
+        header = read_pillow_header(str(file), start, end, background)
+    if turns or header.orientation == 1:
+        return header
+    if content == "rgb" and start.startswith(TIFF_STARTS):
+        raise ValueError("is a TIFF with an orientation, by which Pillow turns it; save it upright")
+    return header.turned(1)
 
 
 def decode(content: bytes | bytearray, header: np.void, kind: str) -> np.ndarray:
@@ -131,8 +86,7 @@ def decode(content: bytes | bytearray, header: np.void, kind: str) -> np.ndarray
     """
     if not content:
         raise OSError("empty file")
-    _, decode_kind = KINDS[kind]
-    image = decode_kind(content, header)
+    image = DECODERS[kind](content, header)
     height, width = int(header["height"]), int(header["width"])
     if image.shape[:2] != (height, width):
         raise OSError(
@@ -156,15 +110,96 @@ def decode_resized(
         rectangle: in pixels of the upright image.
         reduces: decode a JPEG at a fraction of its size where that is enough.
     """
+    image = None
     if kind == "rgb":
-        part = _from_reduced_jpeg(content, header, rectangle, size) if reduces else None
-        if part is None:
-            part = _from_upper_png_lines(content, header, rectangle, size)
-        if part is not None:
-            return part
+        image = _from_reduced_jpeg(content, header, rectangle, size) if reduces else None
+        if image is not None:
+            return image
+        image = _upper_png_lines(content, header, rectangle[0] + rectangle[2])
+    if image is None:
+        image = decode(content, header, kind)
     y, x, height, width = rectangle
-    image = decode(content, header, kind)
     return resize(image[y : y + height, x : x + width], size, interpolation)
+
+
+def _decode_photo(content: bytes | bytearray, header: np.void) -> np.ndarray:
+    """Decode a photo upright, (height, width, channels) uint8."""
+    stored = None
+    if content.startswith(JPEG_START):
+        stored = _decode_jpeg(content)
+    elif _is_plain_png(content, header):
+        with suppress(SpngError):  # Pillow says what is damaged
+            stored = spng_decode(content)
+    if stored is None:
+        return _as_indexed(_decode_by_pillow(content, header), header)
+    return _as_indexed(_upright(stored, int(header["orientation"])), header)
+
+
+def _decode_jpeg(content: bytes | bytearray, min_width: int = 0) -> np.ndarray | None:
+    """Decode a JPEG to RGB as stored, at the smallest of its sizes 1, 1/2, 1/4 and 1/8 that is
+    `min_width` pixels wide (0: at 1); None: libjpeg finds it unusual, but Pillow may read it.
+
+    Raises:
+        OSError: its data end early. Pillow would fill the rest with one colour.
+    """
+    try:
+        return simplejpeg.decode_jpeg(content, min_width=min_width)
+    except ValueError as error:
+        if "premature end" in str(error).lower():
+            raise OSError(f"it is truncated: {error}") from error
+        return None
+
+
+def _is_plain_png(content: bytes | bytearray, header: np.void) -> bool:
+    """Return True for a PNG of opaque 8-bit RGB whose lines are stored in order."""
+    is_plain = content.startswith(PNG_START) and content[PNG_PIXELS] == PLAIN_RGB
+    return bool(is_plain and header["background"] < 0)
+
+
+def _decode_by_pillow(content: bytes | bytearray, header: np.void) -> np.ndarray:
+    """Decode a photo upright, (height, width, 3); transparent pixels show the background."""
+    orientation, background = int(header["orientation"]), int(header["background"])
+    with Image.open(BytesIO(content), formats=FORMATS) as stored:
+        if stored.mode.startswith("I"):  # 16 bits, which convert() would clip, not scale
+            pixels = (np.asarray(stored) >> 8).astype(np.uint8)
+            image = Image.fromarray(pixels).convert("RGB")
+        elif background >= 0:
+            photo = stored.convert("RGBA")
+            image = Image.new("RGB", photo.size, f"#{background:06x}")
+            image.paste(photo, mask=photo)
+        else:
+            image = stored.convert("RGB")
+        is_upright = stored.format == "TIFF"  # turned by Pillow
+    return np.array(image) if is_upright else _upright(np.array(image), orientation)
+
+
+def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
+    """Turn a stored image, (height, width, C), upright by its EXIF orientation."""
+    if orientation == 1:
+        return stored
+    image = stored.swapaxes(0, 1) if orientation >= 5 else stored
+    flipped = tuple(axis for axis in (0, 1) if orientation in FLIPPED[axis])
+    return np.ascontiguousarray(np.flip(image, flipped))
+
+
+def _decode_indices(content: bytes | bytearray, header: np.void) -> np.ndarray:
+    """Decode a mask upright, (height, width, 1)."""
+    return _upright(decode_mask(content), int(header["orientation"]))
+
+
+def _as_indexed(image: np.ndarray, header: np.void) -> np.ndarray:
+    """Convert an RGB image to grey if the header has one channel."""
+    if header["channels"] == 1:  # the model takes grey images
+        return np.array(Image.fromarray(image).convert("L"))[..., None]
+    return image
+
+
+DECODERS: dict[str, Callable[[bytes | bytearray, np.void], np.ndarray]] = {
+    "rgb": _decode_photo,
+    "stored": decode_tiff,
+    "indices": _decode_indices,
+}
+"""By `ImageSpec.content`."""
 
 
 def _from_reduced_jpeg(
@@ -180,11 +215,10 @@ def _from_reduced_jpeg(
     orientation = int(header["orientation"])
     whole = np.array([header["height"], header["width"]], int)
     stored_width = int(whole[1 if orientation < 5 else 0])
-    try:
-        image = simplejpeg.decode_jpeg(content, min_width=-(-stored_width // factor))
-    except ValueError:  # Pillow may read it, or says what is damaged
+    stored = _decode_jpeg(content, min_width=-(-stored_width // factor))
+    if stored is None:
         return None
-    image = _as_indexed(_upright(image, orientation), header)
+    image = _as_indexed(_upright(stored, orientation), header)
     reduced = np.array(image.shape[:2])
     if (reduced != -(-whole // factor)).any():
         return None
@@ -200,23 +234,17 @@ def _from_reduced_jpeg(
     return np.array(resized).reshape(*size, -1)
 
 
-def _from_upper_png_lines(
-    content: bytes | bytearray, header: np.void, rectangle: Rectangle, size: tuple[int, int]
+def _upper_png_lines(
+    content: bytes | bytearray, header: np.void, num_lines: int
 ) -> np.ndarray | None:
-    """Decode the lines of a plain PNG down to the rectangle's last one, by a header with their
-    number, where libspng stops, and resize the rectangle.
+    """Decode the first lines of a plain PNG by a header with their number, where libspng stops;
+    None: it is none, has no more lines, is turned or damaged.
 
-    With these alone `loader=pytorch` is 1.4 times as fast on 1280x720 PNG pairs cropped to 256
-    (`benchmarks alternatives cases=deblur`: 36 instead of 26 pairs/s on two cores). All checksums
-    are compared: libspng would not see later damage.
-
-    Returns:
-        None if it is no such PNG, all lines are needed or it is damaged.
+    Without it, loader=pytorch has 0.7 times the speed on PNG pairs of 1280x720 cropped to 256: 18.0
+    ms a pair, not 12.6. All checksums are compared: libspng would not see later damage.
     """
-    y, x, height, width = rectangle
-    num_lines = y + height
-    is_plain = header["orientation"] == 1 and _is_plain_rgb_png(content)
-    if not is_plain or num_lines >= int.from_bytes(content[PNG_HEIGHT]):
+    is_plain = header["orientation"] == 1 and _is_plain_png(content, header)
+    if not is_plain or num_lines >= header["height"]:
         return None
     at, view = len(PNG_START), memoryview(content)
     while at < len(content):
@@ -230,7 +258,7 @@ def _from_upper_png_lines(
     with suppress(SpngError):
         image = spng_decode(upper)
         if image.shape[:2] == (num_lines, header["width"]):
-            return resize(_as_indexed(image, header)[y:, x : x + width], size)
+            return _as_indexed(image, header)
     return None
 
 
@@ -266,19 +294,3 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linea
     if image.dtype == np.uint16:
         pixels = pixels.round().to(torch.uint16)
     return pixels.numpy()[0].transpose(1, 2, 0)
-
-
-def reason_of(error: Exception, path: str) -> str:
-    """Return the reason why reading a file failed, without its path.
-
-    Raises:
-        OSError, MemoryError: the error itself, if the machine is to blame and not the file.
-    """
-    number = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, MemoryError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        raise error
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).replace(path, "").split()) or type(error).__name__
