@@ -8,8 +8,8 @@ The files of `onnx` and `torch` contain the normalisation. They take uint8 image
 N, of the size that the run validated with, and return (N, classes) probabilities, (N, numbers),
 (N, H, W, C) images with pixels in [0, 1], or (N, H, W, classes) probabilities, as the task needs.
 With data=own they take inputs as the model does, and return the task's `predictions()`.
-The names of classes or numbers are in the metadata, as are `resize` and `crop`, by which
-docs/export.md prepares a photo. Any key of the configuration can be changed, such as `data.root`;
+The names of classes or numbers are in the metadata, with what examples/use_onnx.py needs to read a
+photo as training does. Any key of the configuration can be changed, such as `data.root`;
 with `data.crop=[512,512]` a restorer takes larger images.
 
 The file is written only if its outputs are those of the model on samples of the validation split,
@@ -110,7 +110,8 @@ def main() -> None:
     facts = {name: trained.facts[name] for name in ("target", "in_channels", "dtype", "precision")}
     facts["classes"] = loader.info.classes
     if isinstance(loader, ImageLoader):
-        # The crop of the photo that is resized by this becomes an image: docs/export.md.
+        # The crop of the photo that is resized by this becomes an image: examples/use_onnx.py.
+        facts |= {"background": cfg.data.background, "exif": cfg.data.exif}
         facts["resize"] = loader.output_size if cfg.data.crop is None else cfg.data.resize
         facts["crop"] = loader.output_size
     metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}

@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import re
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,8 @@ from torch import nn
 
 import export
 from conf.errors import UserError
-from tests.helpers import REPOSITORY, answers_to, run_all
+from tests.formats import write_all
+from tests.helpers import answers_to, run_all
 from tests.images import digit_folders, photos_in, save, smooth, turned
 from tests.test_predict import SMALL, table
 
@@ -55,32 +54,36 @@ def test_weights_that_layers_share_are_written_for_each(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [["resize=32"], ["resize=[40,32]"], ["resize=30", "crop=[20,24]"]]
+    "changes",
+    [
+        ["resize=32"],
+        ["resize=[40,32]", "background=[10,200,70]"],
+        ["resize=30", "crop=[20,24]", "exif=false"],
+    ],
 )
-def test_the_documented_lines_predict_what_predict_does(
-    sizes: list[str], run: Path, tmp_path, monkeypatch, capsys
-) -> None:
-    """For photos of any shape, upright or not."""
+def test_the_example_predicts_what_predict_does(changes: list[str], run: Path, tmp_path) -> None:
+    """For photos of any shape and of all formats, upright or not."""
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     photos, file, csv = tmp_path / "photos", tmp_path / "mine.onnx", tmp_path / "out.csv"
+    write_all(photos, background=[255, 255, 255])
     for number, orientation in enumerate([1, 6, 3]):
         image = smooth(number, 240 + 40 * number, 280)
         save(photos / f"{number}.jpg", image, exif=turned(orientation))
-    use = [f"run={run}", *(f"data.{size}" for size in sizes)]
+        save(photos / f"{number}.png", image, exif=turned(orientation))
+    use = [f"run={run}", *(f"data.{change}" for change in changes)]
     commands = [
         ["predict.py", *use, f"data.root={photos}", f"out={csv}", "data.reduced_decoding=false"],
         ["export.py", *use, "format=onnx", f"out={file}"],
+        ["examples/use_onnx.py", str(file), *map(str, sorted(photos.iterdir()))],
     ]
-    run_all(commands, tmp_path)
-    text = (REPOSITORY / "docs" / "export.md").read_text()
-    (code,) = re.findall(r"<!-- onnx -->\n```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    for row in table(csv):
-        shutil.copy(row["path"], "photo.jpg")
-        exec(code, {})
-        name, _, probability = capsys.readouterr().out.rpartition(" ")
-        assert name == row["prediction"]
+    *_, printed = run_all(commands, tmp_path)
+    found = {path: answer for path, *answer in (line.split("\t") for line in printed.splitlines())}
+    rows = table(csv)
+    assert len(rows) == len(found) == len(list(photos.iterdir()))
+    for row in rows:
+        name, probability = found[row["path"]]
+        assert name == row["prediction"], row["path"]
         assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
