@@ -50,6 +50,8 @@ one number above 0 for each channel | [], [0.0] | [0.5]
 [low, high] with 0 < low <= high | [2, 1], [0, 1] | [1, 1]
 [low, high] with 0 < low <= high <= 1 | 0.5, [0.5], [0, 1], [0.5, 1.1] | [0.1, 1]
 [probability, low, high] with 0 < low <= high pixels | [0.5], [1.1, 1, 2], [1, 0, 2] | [1, 1, 1]
+three ints from 0 to 255 | [1, 2], [0, 0, 256], [0, -1, 0], [0.5, 0, 0] | [0, 255, 1]
+an int from -32768 to 65535 | -32769, 65536 | -32768, 65535
 three numbers in [0, 1] | [1, 2], [0, 0, 1.1] | [0, 0, 1]
 [operations, magnitude] with 1 to 4 and 0 to 30 | [5, 9], [0, 9], [2, 31] | [1, 30], [4, 0]
 0 to 180 degrees | -1, 181 | 0, 180

@@ -192,7 +192,7 @@ def test_a_locale_without_utf8_is_blamed_and_not_a_name(tmp_path) -> None:
         ("path,label,split", "a,train", "b,val", ["validation", "row 6 (b)"]),
         ("path,label,split", "a;b,train", "a;x;y,val", ["row 6 (x;y)"]),
         ("path,label", "0.5", "n/a", ["row 6 (n/a)", "data.label_kind"]),
-        ("path,label", "a", "b,c", ["2 cells", "row 6 (3)", "quotes"]),
+        ("path,label", "a", "b,c", ["header's 2", "row 6 (3)", "quotes"]),
         ("path,a,b", "1,0", "2,0", ["1 of 12 rows", "row 6 (2)"]),
     ],
 )

@@ -39,7 +39,7 @@ def class_folders(
         UserError: the folders are not those of two classes or more that have images.
     """
     folders, others = split_folders(root, data, splits), Counter[str]()
-    images = {split: _images_of(folder, others) for split, folder in folders.items()}
+    images = {split: _images_of(folder, others, data.root) for split, folder in folders.items()}
     classes = sorted(images["train"])
     for split, folder in folders.items():
         if unknown := sorted(images[split].keys() - images["train"].keys()):
@@ -73,9 +73,10 @@ def class_folders(
     )
 
 
-def _images_of(split: Path, others: Counter[str]) -> dict[str, list[str]]:
-    """Return the paths of the images of each class; see `images_below` for `others`."""
-    below = {name: images_below(split / name, others) for name in sorted(folders_in(split))}
+def _images_of(split: Path, others: Counter[str], root: str) -> dict[str, list[str]]:
+    """Return the paths of the images of each class; see `images_below` for `others` and `root`."""
+    names = sorted(folders_in(split))
+    below = {name: images_below(split / name, others, root) for name in names}
     if not below:
         raise UserError(f"{split} has no class folders; expected {split}/<class>/<image>")
     _check_level(split, below)
