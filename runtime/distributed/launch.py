@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from conf import schema
 from conf.cli import EXIT_CODE
@@ -141,15 +143,19 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
     Args:
         error: error that ends the process.
         message: message for the user, if the user can fix the error. Rank 0 prints it, and then
-            torchrun ends the others; each first waits for that. None: it is a bug, which each rank
-            prints, in one line if its partner has failed.
+            torchrun ends the others; each first waits for that. torchrun's summary, which ends its
+            output, has it as well. None: it is a bug, which each rank prints, in one line if its
+            partner has failed.
     """
     if message is not None:
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # Not by the signal: the summary has seven lines on each rank that fails.
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
             # The first rank of another machine prints it, too, before the others there.
             time.sleep(WAIT_S * sum(os.environ[key] != "0" for key in ("RANK", "LOCAL_RANK")))
         print(message, file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk
+            record_message(message)
         os._exit(EXIT_CODE)
     reason = str(error)
     is_of_partner = "gloo/transport" in reason or isinstance(error, DistError)
@@ -166,6 +172,14 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
     lines = [f"[rank {os.environ['RANK']}] {line}" for line in masked(text).splitlines()]
     print("\n".join(lines), file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def record_message(message: str) -> None:
+    """Hand torchrun the message of an error for its summary, without a traceback."""
+    try:
+        raise UserError(message) from None
+    except UserError as error:
+        get_error_handler().record_exception(error.with_traceback(None))
 
 
 def run_stamp() -> str:

@@ -137,5 +137,23 @@ def test_under_torchrun_a_mistake_is_told_once_in_each_attempt(line, message, re
     with Torchrun(command, REPOSITORY, tmp_path / "prints") as torchrun:
         assert torchrun.wait() == 1
         text = torchrun.text()
-    assert text.count(message) == 1 + restarts, text
+    said, _, summary = text.partition("Root Cause")
+    assert said.count(message) == 1 + restarts, text
+    assert "exitcode  : 2" in summary
+    assert message in summary.splitlines()[-3]
+
+
+def test_a_mistake_is_the_one_failure_of_torchruns_summary(tmp_path) -> None:
+    """The other rank waits by then, as rank 0 starts later."""
+    folder = folder_with(tmp_path / "s", SCRIPT)
+    late = (
+        "    import os, time\n    time.sleep(4 * (os.environ['RANK'] == '0'))\n    run_main(main)"
+    )
+    replace(folder / SCRIPT, "    run_main(main)", late)
+    command = [*TWO_RANKS, SCRIPT, "epoch=1", f"output_dir={tmp_path / 'run'}"]
+    with Torchrun(command, folder, tmp_path / "prints", is_forked=False) as torchrun:
+        assert torchrun.wait() == 1
+        text = torchrun.text()
+    assert text.count("did you mean epochs?") == 2
+    assert text.count("exitcode  : ") == 1
     assert "exitcode  : 2" in text
