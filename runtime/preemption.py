@@ -1,5 +1,5 @@
 """Signals after which a run saves and exits: SIGTERM, SIGUSR1 (Slurm's --signal), SIGHUP (a closed
-terminal) and Ctrl-C. Before its first step, it exits without saving."""
+terminal) and Ctrl-C. While it still starts, it exits without saving."""
 
 import logging
 import os
@@ -17,10 +17,10 @@ REQUEUE_MARKER = "requeue"
 """File in the folder of a run that has to be started again."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Besides SIGINT, which before the first step interrupts as it does any Python."""
+"""Besides SIGINT, which interrupts a run that still starts as it does any Python."""
 
 _requested = Event()
-_run_dir: Path | None = None  # of a run that has not made a step yet
+_run_dir: Path | None = None
 _has_begun = False
 # The parent, as long as it lives: ranks of a torchrun that was killed save and end, too.
 _torchruns: list[int] = []
@@ -37,18 +37,16 @@ def listen() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
-    Thread(target=_leave_start, args=(reader,), daemon=True).start()
+    Thread(target=_act_at_once, args=(reader,), daemon=True).start()
 
 
 def start(run_dir: Path) -> None:
-    """Exit at the next signal, or at once after one, until the run has begun.
-
-    Until then there is nothing to save, and indexing, compiling or other ranks may take minutes.
-    """
+    """Exit with 75 at the next signal, or now if there was one, until the run has begun: there is
+    nothing to save, and indexing or other ranks may take minutes."""
     global _run_dir, _has_begun
     _run_dir, _has_begun = run_dir, False
     if _requested.is_set():
-        _exit_before_a_step(run_dir)
+        _exit_at_once(run_dir)
 
 
 def begin() -> None:
@@ -79,15 +77,18 @@ def _remember(number: int, frame: FrameType | None) -> None:
     _requested.set()
 
 
-def _leave_start(signals: int) -> None:
-    """Read the numbers of signals from a pipe; exit at the first one while a run starts."""
+def _act_at_once(signals: int) -> None:
+    """Read the numbers of signals from a pipe, and act on those that must not wait for a step."""
     while numbers := os.read(signals, 1):
-        if numbers[0] in SIGNALS and _run_dir is not None and not _has_begun:
-            _exit_before_a_step(_run_dir)
+        if numbers[0] not in SIGNALS or _run_dir is None:
+            continue
+        if not _has_begun:
+            _exit_at_once(_run_dir)
+        with suppress(OSError):  # a step that takes too long, as it compiles, may be killed
+            (_run_dir / REQUEUE_MARKER).touch()
 
 
-def _exit_before_a_step(run_dir: Path) -> NoReturn:
-    """End this process with 75, at once, and ask for another start in the same folder."""
+def _exit_at_once(run_dir: Path) -> NoReturn:
     with suppress(OSError):
         (run_dir / REQUEUE_MARKER).touch()
         fix = f"start again with output_dir={run_dir} resume=auto"

@@ -103,6 +103,7 @@ class Run:
         checkpoints = self.run_dir / "checkpoints"
         self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
+        preemption.begin()
         memory.watch(self)
 
     def resume(self) -> None:
@@ -200,7 +201,6 @@ class Run:
         Raises:
             UserError: `max_bad_steps` steps in a row were bad, at a log point.
         """
-        preemption.begin()
         self.step_number += 1
         if self.step_number % self.cfg.log.every_steps == 0:
             self.guard.settle()  # here the recorder waits for the device anyway

@@ -11,11 +11,13 @@ from tests.faults import NUM_STEPS, assert_same_state, hit, script_with, steps_s
 from tests.helpers import (
     checkpoint_of,
     folder_with,
+    fork,
     needs_torchrun,
     replace,
     run_to_end,
     summary_of,
     train,
+    wait_for,
 )
 
 BEGIN = "    run_main(main)\n"
@@ -79,21 +81,27 @@ def test_a_closed_terminal_is_ignored_under_nohup(options, tmp_path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_before_the_first_step_asks_for_another_start(number, options, tmp_path) -> None:
-    """While Hydra has not named the folder yet, while data is indexed, and in the first step."""
+    """While Hydra has not named the folder yet, while data is indexed, and in the first step, which
+    is killed."""
     run, kill = tmp_path / "run", f"import os, time; os.kill(os.getpid(), {number:d})"
-    first_step = script_with(tmp_path / "step", "train.py", f"{kill}; time.sleep(1000)")
     index, command_line = (folder_with(tmp_path / name, "train.py") for name in ("i", "c"))
+    first_step = script_with(tmp_path / "step", "train.py", f"{kill}; time.sleep(1000)")
     for folder in (command_line, index, first_step):
         started_with(folder, "SIG_DFL")
     replace(index / "train.py", "    # data\n", f"    {kill}; time.sleep(1000)\n    # data\n")
     called = f"    def begin():\n        {kill}\n        main()\n\n    run_main(begin)\n"
     replace(command_line / "train.py", BEGIN, called)
-    for folder in (command_line, index, first_step):
+    for folder in (command_line, index):
         codes, [text] = run_to_end("train.py", run, *options, "resume=auto", folder=folder)
         assert codes == [os.EX_TEMPFAIL], text
         assert f"output_dir={run} resume=auto" in text
         (run / REQUEUE_MARKER).unlink()
+    [process], _ = fork("train.py", run, *options, "resume=auto", folder=first_step)
+    wait_for((run / REQUEUE_MARKER).exists, "the request for another start")
+    process.kill()
+    process.join()
     train("train.py", run, *options, "resume=auto", "max_steps=1")
+    assert not (run / REQUEUE_MARKER).exists()
 
 
 def test_ctrl_c_before_the_first_step_interrupts(options, tmp_path) -> None:

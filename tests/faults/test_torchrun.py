@@ -24,7 +24,6 @@ from tests.helpers import (
     folder_with,
     replace,
     scalars_of,
-    script_for,
     summary_of,
     train,
     wait_for,
@@ -88,7 +87,7 @@ def test_ranks_that_wait_for_one_that_indexes_ask_for_another_start(
 ) -> None:
     """torchrun or the waiting rank is signalled; without a step there is no checkpoint."""
     run, ready = tmp_path / "run", tmp_path / "ready"
-    path = folder_with(tmp_path / "s", SCRIPT) / script_for(SCRIPT)
+    path = folder_with(tmp_path / "s", SCRIPT) / SCRIPT
     index = "    import os, time\n    if group.rank == 0: time.sleep(1000)\n"
     replace(path, "    # data\n", f"{index}    # data\n")
     replace(
