@@ -83,8 +83,9 @@ def first_few(names: Iterable[str], most: int = 6) -> str:
 
 def check_utf8(what: str, text: str) -> None:
     """Raise UserError unless a text is UTF-8, as all files of a run are."""
-    encoding = sys.getfilesystemencoding()
-    if encoding != "utf-8" and not text.isascii():
+    if text.isascii():
+        return
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise UserError(
             f"{what} {text!r} cannot be read, as LC_ALL or LANG makes Python take names of files "
             f"for {encoding}; set PYTHONUTF8=1"

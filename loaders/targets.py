@@ -96,8 +96,7 @@ class Target:
             lines.append(f"{what}: {first_few(missing)}")
         alike: dict[str, list[str]] = defaultdict(list)
         for name in self.classes:
-            spelled = str(int(name)) if name.isdecimal() else unicodedata.normalize("NFC", name)
-            alike[spelled.casefold()].append(name)
+            alike[_meant(name)].append(name)
         if groups := [", ".join(names) for names in alike.values() if len(names) > 1]:
             lines.append(f"spellings of one name that are classes each: {first_few(groups)}")
         return tuple(lines)
@@ -239,6 +238,14 @@ class Masks(Target):
 
     def spec(self, inputs: ImageSpec) -> ImageSpec:
         return ImageSpec(1, self.stored_dtype, 1, self.interpolation, "indices")
+
+
+def _meant(name: str) -> str:
+    """Return what the spellings of a name have in common, such as those of `Cat` and of `1.0`."""
+    try:
+        return str(float(name))
+    except ValueError:
+        return unicodedata.normalize("NFC", name).casefold()
 
 
 def _listed(what: str, names: tuple[str, ...]) -> str:

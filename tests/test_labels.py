@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from loaders.index import Index, class_counts
 from tests.helpers import REPOSITORY, refused, replace
@@ -59,7 +61,6 @@ def labels_by_number(index: Index) -> dict[int, list]:
 
 
 def write_parquet(tmp_path: Path, columns: dict[str, list[Any]]) -> Path:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"path": [path_of(number) for number in range(NUM_IMAGES)], **columns}
     parquet.write_table(pyarrow.table(columns), table := tmp_path / "labels.parquet")
     return table
@@ -226,7 +227,8 @@ def test_a_table_without_a_header_is_refused_before_it_loses_a_row(images: Path,
 
 
 @pytest.mark.parametrize(
-    ("cells", "alike"), [("Cat,dog,CAT,cat", "CAT, Cat, cat"), ("01,2,1,3", "01, 1")]
+    ("cells", "alike"),
+    [("Cat,dog,CAT,cat", "CAT, Cat, cat"), ("01,2,1,3", "01, 1"), ("1,a,1.0,b", "1, 1.0")],
 )
 def test_classes_that_differ_in_spelling_are_named(cells, alike, images: Path, tmp_path) -> None:
     train, _ = index_of(*options_of(images, write(tmp_path, "path,label", cells.split(",") * 3)))

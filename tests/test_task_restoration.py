@@ -1,5 +1,7 @@
 """Images from images: losses follow their definitions, PSNR and SSIM are those of torchmetrics."""
 
+import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from loaders.targets import TargetImages
 from tests.helpers import refused
+from tests.images import index_of, reading, save, smooth
 from tests.task_contract import build, check_contract, check_refused, metrics_of
 
 
@@ -69,3 +72,17 @@ def test_ssim_refuses_images_smaller_than_its_border() -> None:
     assert torch.isfinite(restoration().sums(smallest, 1 - smallest)).all()
     with refused("5x9"):
         restoration().sums(torch.rand(1, 1, 5, 9), torch.rand(1, 1, 5, 9))
+
+
+def test_a_partner_is_found_in_another_unicode_normal_form(tmp_path: Path) -> None:
+    """As where one side was written by macOS."""
+    forms: Any = {"input": "NFC", "target": "NFD"}
+    for side, form in forms.items():
+        for number in range(3):
+            name = unicodedata.normalize(form, f"\u00e9 {number}.png")
+            save(tmp_path / "data" / side / name, smooth(number, 20, 20))
+    train, val = index_of("data=pairs", *reading(tmp_path / "data"), "data.val_count=1")
+    assert sorted([len(train), len(val)]) == [1, 2]
+    for index in (train, val):
+        for first, second in zip(*index.files, strict=True):
+            assert unicodedata.normalize("NFD", Path(first).name) == Path(second).name
