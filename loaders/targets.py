@@ -41,15 +41,17 @@ class Target:
         dtype: dtype of the targets in a batch.
         channels: number of values of a target; of an image, at each pixel.
         interpolation: how target images are resized, `linear` or `nearest`; `none`: no images.
+        has_values: they are `values`; else images, or unknown.
         outside: value of pixels that come from outside of a target image.
     """
 
     kind: ClassVar[str] = ""
     dtype: ClassVar[str] = "float32"
     interpolation: ClassVar[str] = "none"
+    has_values: ClassVar[bool] = False
 
     values: np.ndarray = field(default_factory=lambda: np.zeros(0), kw_only=True)
-    """Targets of the N samples; empty if they are images, or unknown."""
+    """Targets of the N samples; empty without `has_values`."""
 
     classes: tuple[str, ...] = field(default=(), kw_only=True)
     """Names of the classes; empty without any."""
@@ -64,12 +66,7 @@ class Target:
 
     def take(self, samples: np.ndarray) -> Self:
         """Return the targets of some samples, given as (N,) bool or as their positions."""
-        return replace(self, values=self.values[samples]) if len(self.values) else self
-
-    def of(self, samples: np.ndarray) -> np.ndarray:
-        """Return the targets of the samples of a batch, (B,) int64, that are no images; without
-        targets, the samples' numbers."""
-        return self.values[samples] if len(self.values) else samples.copy()
+        return replace(self, values=self.values[samples]) if self.has_values else self
 
     def class_counts(self) -> np.ndarray | None:
         """Count the samples of each class, (K,) float64; None without labels."""
@@ -108,6 +105,7 @@ class Labels(Target):
 
     kind = "labels"
     dtype = "int64"
+    has_values = True
 
     values: np.ndarray
     """(N,) int64: the class of each sample, in [0, len(classes))."""
@@ -129,6 +127,7 @@ class MultiLabels(Target):
     """Any number of classes per sample; in a batch (B, len(classes))."""
 
     kind = "several labels"
+    has_values = True
 
     values: np.ndarray
     """(N, len(classes)) float32: 1 for the classes of each sample, else 0."""
@@ -151,6 +150,7 @@ class RegressionTargets(Target):
     """Numbers to predict; in a batch (B, len(names))."""
 
     kind = "numbers"
+    has_values = True
 
     values: np.ndarray
     """(N, len(names)) float32."""

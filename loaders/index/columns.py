@@ -53,7 +53,7 @@ def save_columns(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
 def write_columns(index: Index, folder: Path) -> None:
     """Write the columns of an index, and facts about them, to a folder."""
     columns = {"sizes": index.sizes.astype(np.int32), "distinct_sizes": index.distinct_sizes}
-    if len(index.target.values):
+    if index.target.has_values:
         columns["values"] = index.target.values.astype(index.target.dtype)
     if isinstance(index, MemoryIndex):
         columns["offsets"] = index.offsets
@@ -131,7 +131,7 @@ def read_fields(folder: Path, root: str, reopen: Callable[[], Index]) -> dict[st
         raise UserError(f"{where} is missing; {FIX}")
     facts = parse_json(where.read_bytes(), str(where), FIX)
     target = target_of(facts["target"])
-    if (folder / "values.npy").exists():
+    if target.has_values:
         target = replace(target, values=open_column(folder / "values.npy"))
     is_decoded = (folder / "offsets.npy").exists()  # without files
     sides = range(0 if is_decoded else 1 + (target.interpolation != "none"))

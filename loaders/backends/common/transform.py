@@ -72,8 +72,9 @@ class BatchTransform:
         if rest:
             targets = rest[0]
         else:  # not images; without any, the samples' numbers
-            targets_of = torch.from_numpy(self.index.target.of(rows["sample"]))
-            targets = to_device(targets_of, self.device)
+            target, samples = self.index.target, rows["sample"]
+            values = target.values[samples] if target.has_values else samples.copy()
+            targets = to_device(torch.from_numpy(values), self.device)
         for augmentation in augmentations:
             inputs, targets = augmentation.apply_to_both(inputs, targets, rows, self.index.target)
         return rows, (inputs, targets)
