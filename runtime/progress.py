@@ -33,6 +33,9 @@ class Progress:
     best_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the best validation."""
 
+    best_by_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """Metrics of each class in the best validation, of tasks that have them."""
+
     epochs_without_best: int = 0
     """Validations since the best one, for early stopping; several with `validation.every_steps`."""
 

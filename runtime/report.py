@@ -107,6 +107,8 @@ class Report:
                 "versions": VERSIONS,
                 **self.process,
             }
+            if progress.best_by_class:
+                summary["best_by_class"] = progress.best_by_class
             write_json(self.run_dir / SUMMARY, summary)
         log.info("time by phase:")
         for phase, s in seconds.items():

@@ -222,7 +222,10 @@ class Run:
         self.recorder.log_pictures(task, totals, shown, self.step_number)
         self.recorder.log_validation(metrics, self.step_number)
         self.timing.lap("validation")
-        self._save(self.progress.add(task, metrics, self.step_number, self.loader))
+        is_best = self.progress.add(task, metrics, self.step_number, self.loader)
+        if is_best:
+            self.progress.best_by_class = task.class_metrics(totals)
+        self._save(is_best)
 
     def finish(self) -> None:
         """Wait for the last checkpoint, write `summary.json` if any step was made, log results."""

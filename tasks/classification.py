@@ -12,12 +12,13 @@ from tasks.common import (
     class_weights,
     confusion_matrix,
     count_of_each,
+    metrics_by_class,
     on_device,
     sum_columns,
     with_captions,
 )
 
-MAX_CONFUSION_CLASSES = 500
+MAX_CONFUSION_CLASSES = 1000
 """Number of classes up to which the confusion matrix is part of the sums."""
 
 
@@ -84,8 +85,19 @@ class Classification(Task):
     def plots(self, totals: Tensor) -> dict[str, Tensor]:
         if not self.has_confusion:
             return {}
-        counts = totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
-        return {"confusion": confusion_matrix(counts, self.classes)}
+        return {"confusion": confusion_matrix(self.confusion(totals), self.classes)}
+
+    def class_metrics(self, totals: Tensor) -> dict[str, dict[str, float | None]]:
+        """Return precision, recall, F1 and support of each class, of up to 1000 classes."""
+        if not self.has_confusion:
+            return {}
+        counts = self.confusion(totals)
+        sums = counts.diagonal(), counts.sum(dim=0), counts.sum(dim=1)
+        return metrics_by_class(self.classes, *sums)
+
+    def confusion(self, totals: Tensor) -> Tensor:
+        """Return the number of images by true (rows) and predicted class (columns), (K, K)."""
+        return totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Return probabilities, (N, number of classes) float32."""

@@ -12,6 +12,7 @@ from tasks.common import (
     class_weights,
     count_of_each,
     divide_by_count,
+    metrics_by_class,
     on_device,
     shares_text,
     sum_columns,
@@ -22,6 +23,8 @@ MANTISSA_BITS = 6
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -20, 12
 BINS_PER_SIGN = (HIGHEST_EXPONENT - LOWEST_EXPONENT) << MANTISSA_BITS
 NUM_BINS = 2 * BINS_PER_SIGN
+LOWEST_POSITIVE = BINS_PER_SIGN - 1
+"""Number of the bin that begins at a probability of 0.5, from the highest downwards."""
 
 
 class MultiLabel(Task):
@@ -76,17 +79,26 @@ class MultiLabel(Task):
         """Return the mean loss, and the mean average precision and F1, both in [0, 1]; ValueError
         without images."""
         loss = divide_by_count(("loss",), totals)
-        # From the highest score downwards: (classes, bins).
-        scored, right = totals[2:].cpu().view(2, self.num_outputs, NUM_BINS).flip(2).cumsum(dim=2)
+        scored, right = self.from_highest(totals)
         num_right = right[:, -1]
         gained = right.diff(dim=1, prepend=torch.zeros_like(right[:, :1]))
         precision = right / scored.clamp(min=1)
         occurs = num_right > 0
         average = (gained * precision).sum(dim=1)[occurs] / num_right[occurs]
-        lowest_positive = BINS_PER_SIGN - 1
-        num_scored, num_hits = scored[:, lowest_positive].sum(), right[:, lowest_positive].sum()
+        num_scored, num_hits = scored[:, LOWEST_POSITIVE].sum(), right[:, LOWEST_POSITIVE].sum()
         f1 = 2 * num_hits / (num_scored + num_right.sum()).clamp(min=1)
         return loss | {"map": float(average.mean()) if occurs.any() else 0.0, "f1": float(f1)}
+
+    def class_metrics(self, totals: Tensor) -> dict[str, dict[str, float | None]]:
+        """Return precision, recall and F1 at a probability of 0.5, and support, of each class."""
+        scored, right = self.from_highest(totals)
+        sums = right[:, LOWEST_POSITIVE], scored[:, LOWEST_POSITIVE], right[:, -1]
+        return metrics_by_class(self.classes, *sums)
+
+    def from_highest(self, totals: Tensor) -> Tensor:
+        """Return the numbers of all images and of those that have the class, of each class, from
+        the highest score down to each bin, (2, classes, bins), on the CPU."""
+        return totals[2:].cpu().view(2, self.num_outputs, NUM_BINS).flip(2).cumsum(dim=2)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Return probabilities, (N, number of classes) float32."""

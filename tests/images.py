@@ -227,7 +227,7 @@ def cells(root: Path, channels: int, dtype: str, kinds: Sequence[dict[str, Any]]
 
 def all_formats(root: Path, first: bool, background: list[int]) -> Data:
     """Photos in the first or in the last of all formats and modes; some are transparent."""
-    data = Data(["data=imagefolder", *PLAIN, f"data.background={background}"])
+    data = Data([*FOLDERS, *PLAIN, f"data.background={background}"])
     written = write_all(root / "a", background)
     (root / "b").mkdir()
     num_files = NUM_VAL + NUM_TRAIN

@@ -105,6 +105,19 @@ def check_contract(task: Task, outputs: Tensor, targets: Tensor) -> None:
                 assert 0 <= drawn.min() <= drawn.max() <= 1
 
 
+def check_by_class(by_class: dict[str, dict[str, Any]], targets: Tensor, guesses: Tensor) -> None:
+    """Metrics of each class are those of scikit-learn; None where they are not defined."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    columns = precision_recall_fscore_support(
+        targets, guesses, labels=range(len(by_class)), zero_division=np.nan
+    )
+    for (name, found), row in zip(by_class.items(), zip(*columns, strict=True), strict=True):
+        expected = [None if np.isnan(value) else pytest.approx(value) for value in row]
+        assert [*found.values()] == expected, name
+    assert [*found] == ["precision", "recall", "f1", "support"]
+
+
 def check_refused(build: Callable[..., Task], *wrong: tuple[str, Any]) -> None:
     """Options that the task does not take are refused with key and value."""
     for name, value in wrong:

@@ -69,6 +69,10 @@ def test_entry_points_run_with_each_loader(script: str, loader: str, tmp_path) -
     assert (summary["script"], summary["world_size"]) == (script, num_ranks)
     assert (summary["steps"], summary["bad_steps"]) == (2, 0)
     assert summary["precision"] == ("bfloat16" if is_low else "float32")
+    by_class = summary["best_by_class"].values()
+    hits = sum(row["support"] * row["recall"] for row in by_class if row["support"])
+    top1 = hits / sum(row["support"] for row in by_class)
+    assert top1 == pytest.approx(summary["best"]["val/top1"])
     seconds = summary["seconds"]
     parts = {"start_up", "other", "first_step", "data_wait", "compute", "validation", "saving"}
     assert seconds.keys() == parts

@@ -59,6 +59,7 @@ UNCHANGED = {
     "bad files and large JPEGs alone": {
         *("data.max_pixels", "data.on_error", "data.reduced_decoding"),
     },
+    "images that are transparent or turned alone": {"data.background", "data.exif"},
     "speed alone": {
         *("loader.num_workers", "loader.num_threads", "loader.prefetch_factor"),
         *("loader.prefetch_queue_depth", "loader.hw_decoder_load"),

@@ -11,7 +11,15 @@ from torch.nn import functional as F
 
 from loaders.targets import Labels
 from tests.helpers import refused
-from tests.task_contract import build, check_contract, check_weights, metrics_of, names, random
+from tests.task_contract import (
+    build,
+    check_by_class,
+    check_contract,
+    check_weights,
+    metrics_of,
+    names,
+    random,
+)
 
 
 def classification(num_classes: int = 7, **options: Any) -> Any:
@@ -65,9 +73,20 @@ def test_the_confusion_matrix_is_that_of_scikit_learn_and_left_out_of_many_class
     matrix = classification().sums(outputs, targets)[-49:].view(7, 7)
     expected = confusion_matrix(targets, outputs.argmax(dim=1), labels=range(7))
     assert np.array_equal(matrix.numpy(), expected)
-    many = classification(501)  # its sums would be larger than the model
-    sums = many.sums(*batch(num_classes=501))
-    assert (sums.shape, many.plots(sums)) == ((4,), {})
+    many = classification(1001)  # its sums would be larger than the model
+    sums = many.sums(*batch(num_classes=1001))
+    assert (sums.shape, many.plots(sums), many.class_metrics(sums)) == ((4,), {}, {})
+
+
+def test_metrics_of_each_class_are_those_of_scikit_learn_for_any_parts_of_the_images() -> None:
+    """Class 5 is true and never predicted, class 4 the reverse, class 6 neither."""
+    outputs, targets = batch(300)
+    outputs[:, [5, 6]] = -9.0
+    targets[(targets == 4) | (targets == 6)] = 5
+    task = classification()
+    parts = [slice(0, 7), slice(7, 200), slice(200, 300)]
+    totals = sum(task.sums(outputs[part], targets[part]) for part in parts)
+    check_by_class(task.class_metrics(totals), targets, outputs.argmax(dim=1))
 
 
 def test_right_predictions_are_dark_cells_of_the_chart_and_green_names_below_their_images() -> None:

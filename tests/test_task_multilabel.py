@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from loaders.targets import MultiLabels
-from tests.task_contract import build, check_contract, check_refused, metrics_of, names, random
+from tests.task_contract import (
+    build,
+    check_by_class,
+    check_contract,
+    check_refused,
+    metrics_of,
+    names,
+    random,
+)
 
 
 def multilabel(num_classes: int = 4, **options: Any) -> Any:
@@ -55,6 +63,18 @@ def test_average_precision_and_f1_are_those_of_scikit_learn(scale: float) -> Non
     expected = average_precision_score(targets[:60], outputs[:60].round(), average="macro")
     metrics = metrics_of(multilabel(), outputs[:60].round(), targets[:60])
     assert metrics["map"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_metrics_of_each_class_are_those_of_scikit_learn_for_any_parts_of_the_images() -> None:
+    """Class 2 is true and never predicted, class 3 neither."""
+    outputs, targets = batch(300)
+    outputs[0] = 0.0  # counts as predicted
+    outputs[:, 2:] = -9.0
+    targets[:, 3] = 0
+    task = multilabel()
+    parts = [slice(0, 7), slice(7, 200), slice(200, 300)]
+    totals = sum(task.sums(outputs[part], targets[part]) for part in parts)
+    check_by_class(task.class_metrics(totals), targets, outputs >= 0)
 
 
 def test_a_class_that_no_image_has_does_not_count_in_the_mean() -> None:

@@ -98,4 +98,8 @@ def test_a_validation_that_was_not_reached_is_made_up_for_and_the_best_is_chosen
         assert (best["run"]["num_epochs"], last["run"]["num_epochs"]) == (0, 1)
         assert best["run"]["metrics"] == last["run"]["best_metrics"]
         assert summary_of(output)["best_mode"] == "min"
+        by_class = summary_of(output)["best_by_class"].values()
+        hits = sum(row["support"] * row["recall"] for row in by_class)
+        top1 = hits / sum(row["support"] for row in by_class)
+        assert top1 == pytest.approx(best["run"]["metrics"]["val/top1"])
     assert_same_state(run, whole)

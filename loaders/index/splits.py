@@ -42,8 +42,8 @@ def used_splits(found: Collection[str], data: DataConfig, where: str) -> dict[st
         used["val"] = used.pop("test")
     if "train" not in used or ("val" not in used and data.fold is None):
         raise UserError(
-            f"{where} has {' and '.join(sorted(found))}; it needs train, and val or test: add, "
-            "rename or remove some"
+            f"{where} has {' and '.join(sorted(found))}; it needs one split for training and one "
+            "for validation or tests, such as train and val: add, rename or remove some"
         )
     return used
 

@@ -9,6 +9,6 @@ from tasks.common.pictures import (
     with_captions,
     with_targets,
 )
-from tasks.common.sums import count_of_each, divide_by_count, sum_columns
+from tasks.common.sums import count_of_each, divide_by_count, metrics_by_class, sum_columns
 from tasks.common.task import Task, check_shape
 from tasks.common.weights import class_weights, on_device

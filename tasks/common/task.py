@@ -76,6 +76,11 @@ class Task:
         """Return the metrics by name; raise ValueError if the totals are of no images."""
         return divide_by_count(self.metric_names, totals)
 
+    def class_metrics(self, totals: Tensor) -> dict[str, dict[str, float | None]]:
+        """Return metrics of each class, by the names of both, for `summary.json`; None where one is
+        not defined."""
+        return {}
+
     def predictions(self, outputs: Any) -> Tensor:
         """Return the predictions of an exported model, float32; images as (N, H, W, C)."""
         if not isinstance(outputs, Tensor):
