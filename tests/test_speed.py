@@ -13,8 +13,7 @@ from models import build_model
 from runtime.distributed import SlowRanks
 from runtime.speed import Speed, flops_per_sample, peak_of
 from runtime.timing import Timing
-from tests.faults import script_with
-from tests.helpers import make_config, replace, run_to_end, scalars_of, summary_of
+from tests.helpers import folder_with, make_config, replace, run_to_end, scalars_of, summary_of
 
 CPU = torch.device("cpu")
 
@@ -116,24 +115,43 @@ def test_ranks_are_compared_at_log_points_only() -> None:
     assert speed.values().keys() == {f"perf/{name}" for name in expected}
 
 
+CLOCK = """
+    now = [0.0]
+
+    def spend(seconds):
+        now[0] += seconds
+
+    model.register_forward_pre_hook(lambda *_: spend(0.1))
+"""
 SLOW = {
     "data": """
     batches = train_loader.finished_batches
     if group.rank == 1:
-        train_loader.finished_batches = lambda: (time.sleep(0.6) or x for x in batches())
+        train_loader.finished_batches = lambda: (spend(0.6) or x for x in batches())
 """,
     "host": """
     if group.rank == 1:
-        model.register_forward_pre_hook(lambda *_: time.sleep(0.6))
+        model.register_forward_pre_hook(lambda *_: spend(0.6))
 """,
 }
+WAIT = """
+            if group.rank == 0:
+                spend(0.6)
+"""
 
 
 @pytest.mark.parametrize("cause", SLOW)
 def test_a_rank_that_sleeps_is_named_with_its_host_and_the_cause(cause: str, tmp_path) -> None:
-    folder, run = script_with(tmp_path / "s", "train_ddp.py"), tmp_path / "run"
-    place = "    # state: what a checkpoint holds\n"
-    replace(folder / "train_ddp.py", place, f"{SLOW[cause]}\n{place}")
+    """By a clock that only the script sets, since all ranks sleep on busy CPUs: rank 0 waits for
+    the slow one after backward."""
+    folder, run = folder_with(tmp_path / "s", "train_ddp.py"), tmp_path / "run"
+    edits = {
+        "    # state: what a checkpoint holds\n": f"{CLOCK}{SLOW[cause]}",
+        "            # clip\n": WAIT,
+        "        group=group,\n": "        clock=lambda: now[0],\n",
+    }
+    for place, added in edits.items():
+        replace(folder / "train_ddp.py", place, f"{added}{place}")
     options = ["loader=synthetic", "global_batch_size=400", "data.crop=[12,12]", "log.images=0"]
     options += ["log.every_steps=5", "max_steps=11"]
     codes, texts = run_to_end("train_ddp.py", run, *options, folder=folder)
