@@ -36,7 +36,9 @@ Job = tuple[str, Callable[[Path, str], None], int]  # name, function(results, na
 IS_DRY = not torch.cuda.is_available()
 NUM_GPUS = 2 if IS_DRY else torch.cuda.device_count()
 NUM_STEPS = 3 if IS_DRY else 24  # of scripts
-RESNET = ["model.kwargs.width=4"] if IS_DRY else ["model=torchvision", "model.arch=resnet50"]
+RESNET = ["model=torchvision", "model.arch=resnet50"]
+if IS_DRY:
+    RESNET = ["model=small_cnn", "model.kwargs.width=4"]
 ROWS = [
     f"{case}, {who}"
     for case in (f"{ALONE}, photos", *MODELS)

@@ -4,6 +4,7 @@ Keys are tried one at a time, for each layout and loader.
 """
 
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -104,8 +105,7 @@ def shown(values: Tensor) -> tuple[Any, ...]:
 def test_each_key_changes_what_is_read_or_is_refused(kind, way, options_of, tmp_path) -> None:
     options = [*options_of(kind), *WAYS[way]]
     if way in COPIES:
-        from loaders.pack import pack
-
+        pack = import_module("loaders.pack").pack
         pack(make_config(*options).data, tmp_path / "pack")
         options += [f"loader.pack={tmp_path / 'pack'}"]
     cfg, plain = make_config(*options), facts_of(options)

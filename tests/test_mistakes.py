@@ -121,6 +121,7 @@ def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
     begun = {"train.py resume=nowhere.pt", *rows_of("BEGUN")}
     if needs_torchrun("train.py"):  # a rank ends at once
         begun.add("train.py log.to=[tensorbord]")
+        begun.add("train.py global_batch_size=10000 epochs=1 optimizer.warmup_steps=1")
     left = {TABLE[int(path.name)][0] for path in (folder / "runs").glob("*")}
     assert left <= begun
 

@@ -68,13 +68,12 @@ def split_folders(root: Path, data: DataConfig, splits: Collection[str]) -> dict
     is_split = is_both or any(any(folders_in(folder)) for folder in folders)
     if not is_split:
         return {"train": root}
-    used = used_splits(named, data, str(root))
-    found = {split: named[name] for split, name in used.items() if split in ("train", *splits)}
-    for split, several in found.items():
+    for split, several in named.items():
         if len(several) > 1:
             names = " and ".join(folder.name for folder in several)
             raise UserError(f"{root} has {names} for {split}; rename or remove all but one")
-    return {split: folder for split, [folder] in found.items()}
+    used = used_splits(named, data, str(root))
+    return {split: named[name][0] for split, name in used.items() if split in ("train", *splits)}
 
 
 def parts_of(
