@@ -8,6 +8,7 @@ A row of faults.csv is a fault, chosen by a person or drawn, a random change in 
 line: `new` in place of `old`, which `file` has once, else it is `gone`. `caught_by` is the first
 test file that fails with it alone and passes without, `also` others that came out besides; `tests`:
 these are quick or slow; `seconds`: pytest took so long, up to its first failure in the quick ones.
+A row without `caught_by` is still to be measured.
 
 Each fault first meets quick tests, of the files that share most rare words with its own. Those that
 survive are planted together for all tests, and the ones that fail are run with each fault alone.
