@@ -126,6 +126,8 @@ def meet(faults: list[dict[str, str]]) -> None:
         fault["caught_by"] = "nothing" if text.count(fault["old"]) == 1 else "gone"
     for marks, is_near in (("not slow", True), ("not slow", False), ("slow", False)):
         left = [fault for fault in faults if fault["caught_by"] == "nothing"]
+        if not left:
+            return
         options = ["-m", marks, "--timeout=150"]
         tests = [] if is_near else failing(left, *options, "-n2", "--dist=loadfile", *TESTS)[0]
         left = left if is_near or tests else []

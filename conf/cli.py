@@ -74,7 +74,9 @@ def load_config(overrides: Sequence[str]) -> Config:
     """
     register_choices()
     with initialize_config_dir(str(Path(__file__).parent), version_base="1.3"):
-        return to_config(compose("config", list(overrides)))
+        cfg = to_config(compose("config", list(overrides)))
+    check_effects(cfg)  # not of the configuration of an earlier run, which nobody types
+    return cfg
 
 
 def to_config(composed: Any) -> Config:
@@ -90,7 +92,6 @@ def to_config(composed: Any) -> Config:
     cfg = cast(Config, OmegaConf.to_object(typed))
     check_ranges(cfg)
     check_combinations(cfg)
-    check_effects(cfg)
     return cfg
 
 

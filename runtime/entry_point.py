@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from conf.check import check_batch_size
+from conf.check import check_batch_size, check_effects
 from conf.cli import check_arguments, to_config, user_errors, with_home
 from conf.schema import Config, register_choices
 from runtime import preemption
@@ -35,6 +35,7 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             preemption.start(Path(HydraConfig.get().runtime.output_dir))
         with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
             cfg = to_config(composed)
+            check_effects(cfg)
             counts = {"world_size": num_processes()}
             if cfg.accumulate_steps != "auto":
                 counts["accumulate_steps"] = cfg.accumulate_steps

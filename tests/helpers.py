@@ -35,6 +35,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from conf.check import check_effects
 from conf.cli import load_config, to_config
 from conf.errors import UserError
 from conf.schema import Config, register_choices
@@ -116,12 +117,14 @@ def make_config(*overrides: str) -> Config:
     if any(value.startswith(("+", "~")) for value in values):
         return load_config(overrides)
     try:
-        cfg = copy.deepcopy(composed(*groups))
+        given = copy.deepcopy(composed(*groups))
         for override in OverridesParser.create().parse_overrides(values):
-            OmegaConf.update(cfg, override.key_or_group, override.value())
+            OmegaConf.update(given, override.key_or_group, override.value())
     except (HydraException, OmegaConfBaseException):
         return load_config(overrides)
-    return to_config(cfg)
+    cfg = to_config(given)
+    check_effects(cfg)
+    return cfg
 
 
 def has_ranks(script: str) -> bool:
