@@ -2,8 +2,8 @@
 
 Start with `python train.py`.
 
-`compose.py` merges techniques into this script line by line. The blank lines and the comments that
-name a phase keep the places apart that techniques and you edit: leave them where they are.
+`python -m tools.compose` merges techniques into this script line by line. The blank lines and the
+comments that name a phase keep the places apart that techniques and you edit: leave them there.
 """
 
 import hydra

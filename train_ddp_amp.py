@@ -2,7 +2,7 @@
 DistributedDataParallel: one process per device, each with its own shard of every batch.
 
 Start with `torchrun --standalone --nproc_per_node=2 train_ddp_amp.py`.
-Written by `python compose.py ddp amp`.
+Written by `python -m tools.compose ddp amp`.
 """
 
 import hydra

@@ -19,7 +19,7 @@ from benchmarks import REPOSITORY
 from benchmarks.records import Subject, cores
 from benchmarks.run import SPEED, Run, now, progress
 from benchmarks.template import make_config
-from compose import allowed_sets, compose
+from tools.compose import allowed_sets, compose
 
 LOADERS = ("pytorch", "dali", "synthetic")
 # At small sizes: the only loader, and the only script that runs on 1 to N devices. All other

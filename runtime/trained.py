@@ -93,7 +93,7 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
     if not (config.is_file() and facts_file.is_file()):
         raise UserError(
             f"run={folder} is not the folder of a run, which has config.yaml and run.json; "
-            "python runs.py lists the runs below outputs"
+            "python -m tools.runs lists the runs below outputs"
         )
     try:
         saved: Any = OmegaConf.load(file := config)

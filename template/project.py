@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compose import BASELINE, MARKER, compose, find_techniques
 from conf.errors import UserError
 from template.parts import PARTS, TABLE, TEMPLATE, files_of, listing, unused_packages, with_needs
+from tools.compose import BASELINE, MARKER, compose, find_techniques
 
 NAME = "distributed-training-template"
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")

@@ -15,7 +15,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from compose import BASELINE, MARKER, split_docstring
+from tools.compose import BASELINE, MARKER, split_docstring
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 PICTURE = "docs/side_by_side.svg"

@@ -45,7 +45,7 @@ from runtime.training import evaluate
 from tasks import build_task
 
 REPOSITORY = Path(__file__).parents[1]
-PACKAGES = ("conf", "loaders", "models", "runtime", "tasks", "data")
+PACKAGES = ("conf", "loaders", "models", "runtime", "tasks", "tools", "data")
 SCRIPTS = sorted(path.name for path in REPOSITORY.glob("train*.py"))
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -149,9 +149,9 @@ def folder_with(folder: Path, script: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in PACKAGES:
         (folder / name).symlink_to(REPOSITORY / name)
-    if not (REPOSITORY / script).exists() and (REPOSITORY / "compose.py").exists():
+    if not (REPOSITORY / script).exists() and (REPOSITORY / "tools" / "compose.py").exists():
         techniques = script.removesuffix(".py").split("_")[1:]
-        (folder / script).write_text(import_module("compose").compose(techniques))
+        (folder / script).write_text(import_module("tools.compose").compose(techniques))
     else:
         shutil.copy(REPOSITORY / script_for(script), folder / script)
     return folder

@@ -1,14 +1,13 @@
-"""compare.py names the first difference of two scripts, and its cause."""
+"""`tools.compare` names the first difference of two scripts, and its cause."""
 
-import shutil
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 
-from compare import CAUSES, Computed, first_difference
-from tests.helpers import REPOSITORY, answers_to, folder_with, has_ranks, replace, run_all
+from tests.helpers import answers_to, folder_with, has_ranks, replace, run_all
 from tests.images import small_digits
+from tools.compare import CAUSES, Computed, first_difference
 
 Edits = tuple[tuple[str, str], ...]
 PLAIN = "model.kwargs.batch_norm=false"
@@ -99,7 +98,7 @@ def compute(data, tmp_path_factory) -> Callable[..., Computed]:
         folder_with(folder / "s", script)
         for old, new in edits:
             replace(folder / "s" / script, old, new)
-        command = [str(REPOSITORY / "compare.py"), "record", str(folder / "run"), script, *data]
+        command = ["-m", "tools.compare", "record", str(folder / "run"), script, *data]
         command += [f"max_steps={steps}", *overrides]
         run_all([command], folder, 1 + has_ranks(script), folder / "s")
         return Computed(script, folder / "run")
@@ -152,19 +151,18 @@ def test_scripts_without_mistakes_are_equal(script: str, more, rounding: float, 
 def test_two_scripts_are_compared_and_two_runs(data, tmp_path) -> None:
     """By the command line, whose scripts are processes of their own."""
     folder = folder_with(tmp_path / "s", "train.py")
-    shutil.copy(REPOSITORY / "compare.py", folder)
     mine = (folder / "train.py").read_text().replace("scheduler.step()", "pass")
     (folder / "mine.py").write_text(mine)
     runs = [f"run={tmp_path / name}" for name in ("a", "b")]
     options = [*data, "max_steps=2", "log.every_steps=1"]
     commands = [
-        ["compare.py", "train.py", "mine.py", "steps=2", *data],
+        ["-m", "tools.compare", "train.py", "mine.py", "steps=2", *data],
         ["train.py", f"output_dir={tmp_path / 'a'}", *options],
         ["mine.py", f"output_dir={tmp_path / 'b'}", *options, "optimizer.weight_decay=0.5"],
-        ["compare.py", *runs],
-        ["compare.py", runs[0], runs[0]],
-        ["compare.py", "train.py"],
-        ["compare.py", "run=.", "run=."],
+        ["-m", "tools.compare", *runs],
+        ["-m", "tools.compare", runs[0], runs[0]],
+        ["-m", "tools.compare", "train.py"],
+        ["-m", "tools.compare", "run=.", "run=."],
     ]
     shown = [
         ("step 2, learning rate", "scheduler.step() is misplaced"),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from compose import compose, find_techniques
 from conf.errors import UserError
 from tests.helpers import REPOSITORY, replace
+from tools.compose import compose, find_techniques
 
 
 @pytest.mark.parametrize("technique", sorted(find_techniques()))

@@ -1,4 +1,4 @@
-"""`runs.py` lists the runs of a folder."""
+"""`tools.runs` lists the runs of a folder."""
 
 import json
 import signal
@@ -7,8 +7,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import runs
 from tests.helpers import refused, summary_of, train, without_reader
+from tools import runs
 
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 
@@ -106,7 +106,7 @@ def test_folds_have_a_line_with_their_mean_and_standard_deviation(tmp_path) -> N
 
 def test_a_reader_that_ends_early_is_no_error(tmp_path) -> None:
     write_run(tmp_path / "a", {"val/top1": 0.5})
-    assert without_reader("runs.py", str(tmp_path)) == (-signal.SIGPIPE, b"")
+    assert without_reader("-m", "tools.runs", str(tmp_path)) == (-signal.SIGPIPE, b"")
 
 
 def test_settings_are_whole_and_below_long_names(tmp_path) -> None:

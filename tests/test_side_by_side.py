@@ -14,8 +14,6 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-import compose as composer
-from compose import allowed_sets, compose, find_techniques, refuse_unmarked
 from conf.errors import UserError
 from tests.helpers import (
     REPOSITORY,
@@ -29,6 +27,8 @@ from tests.helpers import (
     summary_of,
     without_reader,
 )
+from tools import compose as composer
+from tools.compose import allowed_sets, compose, find_techniques, refuse_unmarked
 
 TECHNIQUES = [Path(name).stem.removeprefix("train_") for name in SCRIPTS if name.count("_") == 1]
 SETS = allowed_sets()
@@ -187,7 +187,7 @@ def test_a_users_edit_of_the_baseline_is_carried_into_the_largest_sets(tmp_path)
 def clone(tmp_path) -> Path:
     """A copy of the scripts, with one of a user's own, outside any git repository."""
     folder_with(tmp_path, "train.py")  # with the folders whose imports are sorted last
-    for pattern in ("train_*.py", ".train.py.base", "compose.py", "pyproject.toml"):
+    for pattern in ("train_*.py", ".train.py.base", "pyproject.toml"):
         for path in REPOSITORY.glob(pattern):
             shutil.copy(path, tmp_path)
     (tmp_path / "train_my_own.py").write_text("print('mine')\n")
@@ -208,8 +208,8 @@ def test_a_file_is_a_technique_and_a_script_of_a_users_own_is_none(clone: Path) 
 
 
 def run_compose(*arguments: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    """Run compose.py as a user does."""
-    command = [sys.executable, "compose.py", *arguments]
+    """Run tools.compose as a user does."""
+    command = [sys.executable, "-m", "tools.compose", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
@@ -239,7 +239,7 @@ def test_edits_of_the_baseline_are_brought_to_all_scripts_however_often(clone: P
 
 
 def test_a_reader_that_ends_early_is_no_error() -> None:
-    assert without_reader("compose.py", "ddp") == (-signal.SIGPIPE, b"")
+    assert without_reader("-m", "tools.compose", "ddp") == (-signal.SIGPIPE, b"")
 
 
 def test_edits_of_the_same_lines_are_shown_with_both_sides(clone: Path) -> None:
@@ -284,7 +284,7 @@ def test_scripts_that_do_not_fit_their_techniques_are_named(clone: Path) -> None
     replace(clone / "train_amp.py", "scaler.update()", "scaler.update(None)")  # in marked lines
     status, printed, _ = update(clone)
     assert status == 0
-    assert "python compose.py ddp amp -o train_ddp_amp.py --force" in printed
+    assert "python -m tools.compose ddp amp -o train_ddp_amp.py --force" in printed
     (clone / "train_amp.py").unlink()
     status, _, errors = update(clone)
     assert status == 2

@@ -1,4 +1,4 @@
-"""`sweep.py` starts a run for each combination of values, and goes on where runs were killed."""
+"""`tools.sweep` starts a run for each combination of values, and goes on where runs were killed."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-import sweep
 from tests.helpers import REPOSITORY, refused, signal_handlers_restored, wait_for
+from tools import sweep
 
 # A training script that makes as many checkpoints as it shall, waits while there is a file `hold`
 # and nobody asks it to leave, and writes down how it was started. With a `die` of its seed it ends
@@ -111,8 +111,9 @@ def test_a_run_with_another_fixed_override_or_script_is_another_run(folder: Path
 def test_a_sweep_that_is_asked_to_leave_lets_its_runs_save_and_goes_on_later(folder: Path) -> None:
     arguments = ["out=out", "script=train.py", "lr=1", "seed=1,2", "steps=3"]
     (folder / "hold").touch()
-    command = [sys.executable, str(REPOSITORY / "sweep.py"), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "tools.sweep", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
     wait_for(lambda: list(folder.glob("out/seed_1-*/checkpoints/*")), "a checkpoint")
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == os.EX_TEMPFAIL

@@ -12,7 +12,6 @@ from textwrap import dedent
 
 import pytest
 
-from compose import allowed_sets
 from conf.cli import load_config
 from template.tests.test_project import clone_template, made
 from tests.helpers import (
@@ -25,6 +24,7 @@ from tests.helpers import (
     values_of,
 )
 from tests.test_architecture import rows_of
+from tools.compose import allowed_sets
 
 GUIDE = (REPOSITORY / "GUIDE.md").read_text()
 PAGES = {path.stem: path.read_text() for path in (REPOSITORY / "docs/own_data").glob("*.md")}

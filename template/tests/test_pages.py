@@ -4,9 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from compose import BASELINE, MARKER
 from template.side_by_side import IN_PICTURE, PICTURE, SCRIPTS, WIDTH, drawn, page_of
 from tests.helpers import REPOSITORY
+from tools.compose import BASELINE, MARKER
 
 FILES = drawn()
 

@@ -1,3 +1,3 @@
-"""Scripts merged by `compose.py`."""
+"""Scripts merged by `tools.compose`."""
 
-MISTAKES = [("compose.py tpu", "unknown technique tpu; use some of ")]
+MISTAKES = [("-m tools.compose tpu", "unknown technique tpu; use some of ")]

@@ -4,10 +4,10 @@ import pytest
 
 MISTAKES = [
     ("train_ddp.py", "torchrun"),
-    ("compose.py ddp amp fsdp", "ddp does not combine with fsdp"),
-    ("compose.py ddp ddp", "names ddp twice"),
-    ("compose.py ddp --onto FOLDER/latin1.py", "FOLDER/latin1.py"),
-    ("compose.py ddp --onto FOLDER/foreign.py", "FOLDER/foreign.py"),
+    ("-m tools.compose ddp amp fsdp", "ddp does not combine with fsdp"),
+    ("-m tools.compose ddp ddp", "names ddp twice"),
+    ("-m tools.compose ddp --onto FOLDER/latin1.py", "FOLDER/latin1.py"),
+    ("-m tools.compose ddp --onto FOLDER/foreign.py", "FOLDER/foreign.py"),
 ]
 RESUMED = [("train_accumulate_ema.py", ["accumulate_steps=4", "ema.decay=0.5"], 1)]
 PREDICTING = ["train_ddp_amp_ema.py"]

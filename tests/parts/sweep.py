@@ -3,16 +3,16 @@
 from pathlib import Path
 
 MISTAKES = [
-    ("sweep.py script=~/nowhere.py", f"script={Path.home()}/nowhere.py"),
-    ("sweep.py", "script="),
-    ("sweep.py script=nowhere.py", "script=nowhere.py"),
-    ("sweep.py script=train.py jobs=0", "jobs=0"),
-    ("sweep.py script=train.py trials=two", "trials=two"),
-    ("sweep.py script=train.py output_dir=a", "output_dir="),
-    ("sweep.py script=train.py seed=[1", "seed=[1"),
-    ("sweep.py script=train.py lr=interval(0,1) out=FOLDER", "lr=interval(0,1)"),
-    ("runs.py nowhere", "nowhere is not a folder"),
-    ("runs.py FOLDER/photos", "there are no runs below FOLDER/photos"),
-    ("runs.py a b", "a b"),
-    ("runs.py a by=loss", "by=loss"),
+    ("-m tools.sweep script=~/nowhere.py", f"script={Path.home()}/nowhere.py"),
+    ("-m tools.sweep", "script="),
+    ("-m tools.sweep script=nowhere.py", "script=nowhere.py"),
+    ("-m tools.sweep script=train.py jobs=0", "jobs=0"),
+    ("-m tools.sweep script=train.py trials=two", "trials=two"),
+    ("-m tools.sweep script=train.py output_dir=a", "output_dir="),
+    ("-m tools.sweep script=train.py seed=[1", "seed=[1"),
+    ("-m tools.sweep script=train.py lr=interval(0,1) out=FOLDER", "lr=interval(0,1)"),
+    ("-m tools.runs nowhere", "nowhere is not a folder"),
+    ("-m tools.runs FOLDER/photos", "there are no runs below FOLDER/photos"),
+    ("-m tools.runs a b", "a b"),
+    ("-m tools.runs a by=loss", "by=loss"),
 ]

@@ -22,7 +22,7 @@ def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path, we
     options += ["model.kwargs.width=8", f"data.cache_dir={seen / 'cache'}", "log.images=0"]
     web.files = bytes_in(tmp_path)
     root = f"data.root='{web.url.replace('//', '//bobby:s3cret@')}/shards?sig=T0KEN'"
-    sweep = ["sweep.py", f"out={seen / 'sweep'}", "script=train.py", *options]
+    sweep = ["-m", "tools.sweep", f"out={seen / 'sweep'}", "script=train.py", *options]
     run_all([[*sweep, root, "max_steps=2", "seed=0"]], prints)
     [folder] = [path.parent for path in seen.glob("sweep/*/config.yaml")]
     root = root.replace("T0KEN", "T0KEN2")
@@ -30,7 +30,7 @@ def test_a_run_leaves_no_trace_of_the_credentials_of_its_data(tmp_path: Path, we
     predict = ["predict.py", f"run={folder}", "split=val", f"out={seen / 'predictions.csv'}"]
     export = ["export.py", f"run={folder}", "format=safetensors", f"out={seen / 'model'}"]
     given = root.replace("'", "")
-    commands = [["train.py", *options, root, *resume], ["runs.py", str(seen / "sweep")]]
+    commands = [["train.py", *options, root, *resume], ["-m", "tools.runs", str(seen / "sweep")]]
     commands += [[*predict, given], [*export, given], predict, export]
     resumed, *others = answers_to(commands, prints)
     assert "step 2" in resumed[1]

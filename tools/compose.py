@@ -1,12 +1,12 @@
-"""Merge techniques into one training script: `python compose.py ddp amp -o my_train.py`.
+"""Merge techniques into one training script: `python -m tools.compose ddp amp -o my_train.py`.
 
 Every technique edits other lines of the same baseline, so the three-way merge of their scripts is
 the combined script. A technique is a file `train_<name>.py` whose docstring has a line such as
 
     Combines with every technique but `dp` and `fsdp`.
 
-`python compose.py --update` brings an edit of `train.py` to all scripts, also by a three-way merge.
-Its base is `.train.py.base`, the `train.py` that the scripts were made from or last updated with.
+`python -m tools.compose --update` brings an edit of `train.py` to all scripts, also by a three-way
+merge. Its base is `.train.py.base`, the `train.py` that the scripts were last updated with.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from pathlib import Path
 
 from conf.errors import UserError
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 BASELINE = "train.py"
 BASE = ".train.py.base"
 MARKER = "# new #: "
 COMBINES = re.compile(r"^Combines with every technique(?: but ([^,.]*))?[,.]", re.MULTILINE)
 COMMAND = re.compile(r"`([^`]*?)\w+\.py[^`]*`")
-COMPOSED = re.compile(r"^Written by `python compose\.py ([\w ]+)`", re.MULTILINE)
+COMPOSED = re.compile(r"^Written by `python -m tools\.compose ([\w ]+)`", re.MULTILINE)
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?"
     r"^={7}\n(?P<theirs>.*?)^>{7} [^\n]*\n",
@@ -135,7 +135,8 @@ def compose(
     _, baseline = read(folder / BASELINE)
     if read(folder / BASE)[1] != baseline:
         raise UserError(
-            f"{BASELINE} has changed since the scripts were updated; run python compose.py --update"
+            f"{BASELINE} has changed since the scripts were updated; "
+            "run python -m tools.compose --update"
         )
     titles, launcher = [], "python "
     are_sorted = sort_imports(merged) == merged
@@ -152,7 +153,7 @@ def compose(
     head = f"{docstring}\n\nWith:\n" if onto else ""
     head += "\n".join(titles) + "\n\n"
     head += f"Start with `{launcher}{output or '_'.join(['train', *names]) + '.py'}`.\n"
-    head += f"Written by `python compose.py {' '.join(arguments)}`.\n"
+    head += f"Written by `python -m tools.compose {' '.join(arguments)}`.\n"
     head = head.replace("\\", r"\\").replace('"""', r"\"\"\"")
     return f'{comments}"""{head}"""\n{merged}'
 
@@ -230,7 +231,7 @@ def update(folder: Path = HERE) -> None:
             own = read(path)[1]
             refuse_unmarked(baseline, own, path.name)
             if names and not compose(names, folder=folder).endswith(own):
-                command = f"python compose.py {' '.join(names)} -o {path.name} --force"
+                command = f"python -m tools.compose {' '.join(names)} -o {path.name} --force"
                 print(f"{path.name} is not what its techniques give; to write it again: {command}")
         except UserError as error:
             problems.append(str(error) if path.name in str(error) else f"{path.name}: {error}")
@@ -269,7 +270,7 @@ def main() -> None:
                 print(script, end="")
             refuse_conflicts(str(output or "the printed script"), script)
     except (UserError, OSError) as error:
-        print(f"compose.py: {error}", file=sys.stderr)
+        print(f"tools.compose: {error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -1,8 +1,8 @@
 """Train a run for each combination of values, several at a time, each on one or several ranks.
 
-    python sweep.py script=train.py optimizer.lr=0.1,0.01 seed=1,2
-    python sweep.py script=train_ddp.py ranks=2 jobs=2 optimizer.lr=0.1,0.01 seed=1,2
-    python sweep.py script=train.py trials=20 jobs=4 \\
+    python -m tools.sweep script=train.py optimizer.lr=0.1,0.01 seed=1,2
+    python -m tools.sweep script=train_ddp.py ranks=2 jobs=2 optimizer.lr=0.1,0.01 seed=1,2
+    python -m tools.sweep script=train.py trials=20 jobs=4 \\
         'optimizer.lr=tag(log,interval(1e-4,1e-1))' optimizer=adamw,sgd
 
 Values are separated by commas, as in Hydra's -m. `ranks=N` starts each run by torchrun with N
@@ -31,11 +31,11 @@ from zlib import crc32
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 
-import runs
 from conf.cli import user_errors
 from conf.credentials import masked
 from conf.errors import UserError, counted
 from conf.options import parse_options
+from tools import runs
 
 NUM_LOG_LINES = 12
 MAX_NAME_LENGTH = 100
@@ -85,7 +85,7 @@ class Sweep:
         self.out.mkdir(parents=True, exist_ok=True)
         self.study: Any = None
         if num_trials := int(given["trials"]):
-            self.study = import_module("sweep_optuna").Study(self.out, name, self.overrides)
+            self.study = import_module("tools.sweep_optuna").Study(self.out, name, self.overrides)
         known = self.study.chosen() if self.study else enumerate(combinations(self.overrides))
         self.trials = [self.make_trial(number, values) for number, values in known]
         self.num_trials = num_trials or len(self.trials)

@@ -1,4 +1,4 @@
-"""List the runs of a folder: `python runs.py`, `python runs.py outputs/train sort=samples/s`.
+"""List the runs of a folder: `python -m tools.runs outputs/train sort=samples/s`.
 
 One table for each data set, number of validation samples and task, those on synthetic data last.
 Each run has the best value of the metric that chooses the best epoch, training speed, folder and
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str]) -> None:
     keys = [argument.removeprefix("sort=") for argument in arguments if argument not in folders]
     root, key = Path([*folders, "outputs"][0]), [*keys, "best"][0]
     if len(folders) > 1:
-        raise UserError(f"runs.py takes a folder and sort=KEY, not {' '.join(arguments)}")
+        raise UserError(f"tools.runs takes a folder and sort=KEY, not {' '.join(arguments)}")
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds the runs")
     rows = read_runs([file.parent for file in root.rglob("config.yaml")], root)

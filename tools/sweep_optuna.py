@@ -1,4 +1,4 @@
-"""Values of a sweep's runs that Optuna chooses, for `sweep.py trials=NUMBER`."""
+"""Values of a sweep's runs that Optuna chooses, for `python -m tools.sweep trials=NUMBER`."""
 
 from pathlib import Path
 from typing import Any

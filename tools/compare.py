@@ -1,11 +1,12 @@
 """Find the first thing that two runs compute differently, and its likely cause.
 
-    python compare.py train.py train_ddp.py model.kwargs.batch_norm=false
-    python compare.py train_ddp.py mine.py steps=5 ranks=1,2 data.root=PHOTOS -- optimizer.lr=0.01
-    python compare.py run=outputs/a run=outputs/b     # two finished runs: settings, versions, logs
+    python -m tools.compare train.py train_ddp.py model.kwargs.batch_norm=false
+    python -m tools.compare train_ddp.py mine.py steps=5 ranks=1,2 data.root=PHOTOS -- seed=1
+    python -m tools.compare run=outputs/a run=outputs/b     # two finished runs: settings, logs
 
-Two scripts beside this one train for `steps` (3) steps and evaluate, in deterministic mode, without
-dropout; those for torchrun on `ranks` (2). Overrides after -- are for the second script alone.
+Two scripts in the current folder train for `steps` (3) steps and evaluate, in deterministic mode,
+without dropout; those for torchrun on `ranks` (2). Overrides after -- are for the second script
+alone.
 """
 
 import difflib
@@ -195,7 +196,8 @@ def train(script: str, ranks: str, folder: Path, overrides: list[str]) -> Comput
     """Train a script, and return what it computes."""
     num_ranks = ranks if "torchrun" in Path(script).read_text() else 1
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={num_ranks}", __file__, "record", str(folder), script]
+    command += [f"--nproc_per_node={num_ranks}", "--module", "tools.compare"]
+    command += ["record", str(folder), script]
     if code := subprocess.run([*command, *overrides], stdout=sys.stderr).returncode:
         raise UserError(f"{script} has ended with exit code {code}, see above")
     return Computed(script, folder)
@@ -232,7 +234,7 @@ def main(arguments: list[str]) -> None:
     rest = [a for a in arguments[:place] if a not in scripts]
     options, overrides = parse_options(__doc__, rest, steps="3", ranks="2")
     if len(scripts) != 2:
-        raise UserError("compare.py takes two scripts, or run= twice; --help shows examples")
+        raise UserError("tools.compare takes two scripts, or run= twice; --help shows examples")
     ranks, overrides = options["ranks"].split(","), [f"max_steps={options['steps']}", *overrides]
     with tempfile.TemporaryDirectory() as folder:
         one = train(scripts[0], ranks[0], Path(folder, "1"), overrides)

@@ -1,0 +1,1 @@
+"""Commands beside training: `python -m tools.NAME --help`."""
