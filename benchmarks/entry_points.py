@@ -19,7 +19,8 @@ from benchmarks import REPOSITORY
 from benchmarks.records import Subject, cores
 from benchmarks.run import SPEED, Run, now, progress
 from benchmarks.template import make_config
-from tools.compose import allowed_sets, compose
+from tests.test_side_by_side import allowed_sets
+from tools.compose import compose
 
 LOADERS = ("pytorch", "dali", "synthetic")
 # At small sizes: the only loader, and the only script that runs on 1 to N devices. All other

@@ -15,7 +15,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from tools.compose import BASELINE, MARKER, split_docstring
+from tools.compose import BASELINE, MARKER, split
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 PICTURE = "docs/side_by_side.svg"
@@ -81,9 +81,9 @@ def read(name: str) -> tuple[str, list[Line], list[Line]]:
     html = html.replace(f'"c1">{MARKER}', f'"why">{MARKER}')
     both = zip(text.splitlines(), html.splitlines(), strict=True)
     lines = [Line(number, *line) for number, line in enumerate(both, 1)]
-    docstring, code = split_docstring(text)
+    head, code = split(text)
     start = len(lines) - len(code.splitlines())
-    title = " ".join(docstring.partition("\n\n")[0].split())
+    title = " ".join(head.removeprefix('"""').partition("\n\n")[0].split())
     return escape(title), lines[:start], lines[start:]
 
 

@@ -157,6 +157,17 @@ def folder_with(folder: Path, script: str) -> Path:
     return folder
 
 
+def commit(folder: Path) -> None:
+    """Commit all files of a folder, which becomes a git repository if it is none."""
+    name = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for arguments in (
+        ["init", "-q"],
+        ["add", "-A"],
+        [*name, "commit", "-q", "--allow-empty", "-m", "all"],
+    ):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+
+
 def fork(
     script: str,
     output_dir: Path,

@@ -1,5 +1,6 @@
 """The entry points differ in marked places only; all sets of techniques merge, train, resume."""
 
+import itertools
 import linecache
 import re
 import shutil
@@ -19,6 +20,7 @@ from tests.helpers import (
     REPOSITORY,
     SCRIPTS,
     checkpoint_of,
+    commit,
     folder_with,
     has_ranks,
     published,
@@ -28,7 +30,16 @@ from tests.helpers import (
     without_reader,
 )
 from tools import compose as composer
-from tools.compose import allowed_sets, compose, find_techniques, refuse_unmarked
+from tools.compose import compose, find_techniques, split, unmarked_lines
+
+
+def allowed_sets() -> list[tuple[str, ...]]:
+    """Return all sets of techniques that combine, each in alphabetical order."""
+    excluded = find_techniques()
+    counts = range(1, len(excluded) + 1)
+    sets = itertools.chain(*(itertools.combinations(excluded, count) for count in counts))
+    return [names for names in sets if not any(excluded[name] & {*names} for name in names)]
+
 
 TECHNIQUES = [Path(name).stem.removeprefix("train_") for name in SCRIPTS if name.count("_") == 1]
 SETS = allowed_sets()
@@ -57,7 +68,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the workshop takes 
 def test_a_script_is_short_and_names_its_command(script: str) -> None:
     text = (REPOSITORY / script).read_text()
     assert len(text.splitlines()) <= 145
-    assert re.search(rf"[ `]{script}[ `]", composer.split_docstring(text)[0])
+    assert re.search(rf"[ `]{script}[ `]", split(text)[0])
 
 
 class HostReads(TorchFunctionMode):
@@ -135,7 +146,7 @@ def run_ruff(folder: Path, *arguments: str) -> None:
 
 def test_ruff_finds_nothing_in_any_set(workshop: Path) -> None:
     options = [f"--config={REPOSITORY}/pyproject.toml", *map(str, workshop.glob("train*.py"))]
-    run_ruff(workshop, "check", *options)
+    run_ruff(workshop, "check", "--ignore=I001", *options)  # imports are in the techniques' order
     run_ruff(workshop, "format", "--check", *options)
 
 
@@ -146,7 +157,8 @@ def test_a_set_merges_trains_and_resumes_from_another_one(
     name = "_".join(names)
     script = workshop / f"train_{name}.py"
     text = script.read_text()
-    refuse_unmarked(composer.read(workshop / "train.py")[1], composer.read(script)[1], name)
+    baseline = split((workshop / "train.py").read_text())[1]
+    assert unmarked_lines(baseline, split(text)[1]) == []
     for technique in names:
         part = (REPOSITORY / f"train_{technique}.py").read_text()
         marked = [line for line in part.splitlines() if line.strip().startswith(composer.MARKER)]
@@ -179,18 +191,18 @@ def test_a_users_edit_of_the_baseline_is_carried_into_the_largest_sets(tmp_path)
         text = compose(list(names), onto=mine, output="my_other.py")
         assert all(text.count(new) == 1 for _, new in edits)
         # What the techniques changed in the baseline is what they change here, and nothing else.
-        refuse_unmarked(composer.read(mine)[1], composer.split_docstring(text)[1], "it")
-    assert "my_other.py`" in composer.split_docstring(text)[0]
+        assert unmarked_lines(split(mine.read_text())[1], split(text)[1]) == []
+    assert "my_other.py`" in split(text)[0]
 
 
 @pytest.fixture
 def clone(tmp_path) -> Path:
-    """A copy of the scripts, with one of a user's own, outside any git repository."""
-    folder_with(tmp_path, "train.py")  # with the folders whose imports are sorted last
-    for pattern in ("train_*.py", ".train.py.base", "pyproject.toml"):
-        for path in REPOSITORY.glob(pattern):
-            shutil.copy(path, tmp_path)
+    """A repository with copies of the scripts, and one of a user's own."""
+    folder_with(tmp_path, "train.py")
+    for path in REPOSITORY.glob("train_*.py"):
+        shutil.copy(path, tmp_path)
     (tmp_path / "train_my_own.py").write_text("print('mine')\n")
+    commit(tmp_path)
     return tmp_path
 
 
@@ -202,8 +214,8 @@ def test_a_file_is_a_technique_and_a_script_of_a_users_own_is_none(clone: Path) 
     found = find_techniques(clone)
     assert set(found) == {*TECHNIQUES, "mine"}
     assert (found["dp"], found["amp"]) == ({"ddp", "fsdp", "mine"}, set())
-    (clone / "train_half.py").write_text("def main(\n")
-    with pytest.raises(UserError, match=r"train_half\.py: .* never closed .*line 1\); correct it"):
+    (clone / "train_half.py").write_bytes(b"\xe9")
+    with pytest.raises(UserError, match=r"train_half\.py: .*; correct it"):
         find_techniques(clone)
 
 
@@ -219,23 +231,51 @@ def update(clone: Path) -> tuple[int, str, str]:
 
 
 def test_edits_of_the_baseline_are_brought_to_all_scripts_however_often(clone: Path) -> None:
-    baseline = clone / "train.py"
-    for edits in HALVES:
+    """One before it is committed, and one after that; a merge does not wait for either."""
+    for edits, is_committed in zip(HALVES, (False, True), strict=True):
         for old, new in edits:
-            replace(baseline, old, new)
-        stale = run_compose("ddp", folder=clone)
-        assert stale.returncode != 0
-        assert "--update" in stale.stderr
+            replace(clone / "train.py", old, new)
+        if is_committed:
+            commit(clone)
+        merged = run_compose("ddp", "amp", folder=clone).stdout
+        assert all(merged.count(new) == 1 for _, new in edits)
         status, printed, errors = update(clone)
         assert status == 0, errors
         for name in (*TECHNIQUES, "ddp_amp"):
             text = (clone / f"train_{name}.py").read_text()
             assert all(text.count(new) == 1 for _, new in edits)
             assert f"train_{name}.py follows train.py" in printed
+        assert update(clone) == (0, "", "")
+        commit(clone)
     text = (clone / "train_accumulate.py").read_text()  # the whole loss is divided
     assert text.index("loss + 0 * loss") < text.index("loss / parts.number")
     assert (clone / "train_my_own.py").read_text() == "print('mine')\n"
     assert update(clone) == (0, "", "")
+
+
+def test_an_edit_of_the_only_techniques_own_lines_is_a_conflict_and_never_lost(clone: Path) -> None:
+    for path in clone.glob("train_*.py"):
+        if path.name != "train_amp.py":
+            path.unlink()
+    commit(clone)
+    replace(clone / "train.py", "outputs = model(inputs)", "outputs = model(inputs.clone())")
+    for _ in range(2):
+        assert update(clone)[0] == 2
+        assert "inputs.clone()" in (clone / "train_amp.py").read_text()
+        shutil.copy(REPOSITORY / "train_amp.py", clone)
+        commit(clone)
+
+
+def test_without_git_or_a_commit_that_fits_nothing_is_merged(clone: Path) -> None:
+    for edit in HALVES:
+        replace(clone / "train.py", *edit[0])
+        status, _, errors = update(clone)
+    assert status == 2  # the first update was not committed
+    assert "commit both after each --update" in errors
+    shutil.rmtree(clone / ".git")
+    done = run_compose("ddp", folder=clone)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "commit train.py and the scripts" in done.stderr
 
 
 def test_a_reader_that_ends_early_is_no_error() -> None:
@@ -260,17 +300,19 @@ def test_a_conflict_that_is_settled_comes_back_only_when_its_lines_change_again(
     replace(baseline, "outputs = model(inputs)", "outputs = model(inputs.clone())")
     status, _, errors = update(clone)
     assert status == 2
-    for name in names:
-        assert f"{name}: both sides edit the same lines (conflicts: 1);" in errors
+    assert "train_amp.py, train_ddp_amp.py: both sides edit the same lines" in errors
     assert "inputs.clone()" in (clone / "train_ddp.py").read_text()
     conflict = (clone / "train_amp.py").read_text()
-    replace(baseline, "set_epoch(epoch)", "set_epoch(epoch + 1)")
     assert update(clone)[:2] == (2, "")  # nothing is settled, and so nothing changes
     assert (clone / "train_amp.py").read_text() == conflict
 
     for name, text in before.items():
         (clone / name).write_text(text)
     assert update(clone)[0] == 0
+    commit(clone)
+    replace(baseline, "set_epoch(epoch)", "set_epoch(epoch + 1)")
+    assert update(clone)[0] == 0
+    commit(clone)
     for name in names:
         text = (clone / name).read_text()
         assert text.count("                outputs = model(inputs)\n") == 1
@@ -288,7 +330,7 @@ def test_scripts_that_do_not_fit_their_techniques_are_named(clone: Path) -> None
     (clone / "train_amp.py").unlink()
     status, _, errors = update(clone)
     assert status == 2
-    assert "train_ddp_amp.py: unknown technique amp" in errors
+    assert "unknown technique amp" in errors
 
     replace(clone / "train_ema.py", "scheduler.step()", "scheduler.step(None)")
     for arguments in (["ema", "ddp"], ["--update"]):
@@ -299,25 +341,23 @@ def test_scripts_that_do_not_fit_their_techniques_are_named(clone: Path) -> None
 
 
 def test_a_technique_of_a_users_own_merges_into_a_sound_script(clone: Path) -> None:
-    """Its imports come where others have theirs; docstrings hold what a string must escape."""
+    """Its imports come where others have theirs; the user's docstring stays as it is."""
     sam, mine = clone / "train_sam.py", clone / "mine.py"
-    _, body = composer.split_docstring((clone / "train.py").read_text())
-    docstring = "r'''Of \\x and \"\"\"me\"\"\".'''"
-    mine.write_text(f"{docstring}\n{body}")
-    sam.write_text(f'r"""Steps to \\x.\n\nCombines with every technique.\n"""\n{body}')
+    _, body = split((clone / "train.py").read_text())
+    mine.write_text(f'# mine\nr"""Of \\x.\n\nStart with `python mine.py`.\n"""\n{body}')
+    sam.write_text(f'"""Steps to flat minima.\n\nCombines with every technique.\n"""\n{body}')
     before = "from tasks import build_task\n"
     replace(sam, before, f"\n# new #: flat minima\nfrom runtime.run import Sam\n{before}")
-    before = "from torch import nn\n"
-    replace(sam, before, f"\n# new #: norms\nimport torch\n{before}")
+    commit(clone)
     for onto in ([], ["--onto", "mine.py"]):
         done = run_compose("ddp", "amp", "sam", *onto, "-o", "new.py", folder=clone)
         assert done.returncode == 0, done.stderr
         text = (clone / "new.py").read_text()
-        assert "Steps to \\x." in composer.split_docstring(text)[0]
-        assert text.startswith('"""Of' if onto else '"""Auto')
-        run_ruff(
-            clone, "check", "--isolated", "--line-length=100", "--select=I,F811,F821", "new.py"
-        )
+        assert text.count("Start with ") == 1
+        assert "Start with `torchrun --standalone --nproc_per_node=2 new.py`" in text
+        assert text.startswith('# mine\nr"""Of \\x.\n' if onto else '"""Automatic')
+        rules = "--select=F811,F821"
+        run_ruff(clone, "check", "--isolated", "--line-length=100", rules, "new.py")
         (clone / "new.py").unlink()
 
 
@@ -336,7 +376,7 @@ def test_command_line_lists_writes_shows_and_overwrites_only_by_force(tmp_path) 
     assert "DistributedDataParallel" in output.read_text()
     # Their order changes only the docstring.
     texts = [compose(names) for names in (["ema", "ddp", "amp"], ["amp", "ema", "ddp"])]
-    assert composer.split_docstring(texts[0])[1] == composer.split_docstring(texts[1])[1]
+    assert split(texts[0])[1] == split(texts[1])[1]
     difference = run_compose("ddp", "ema", "--diff").stdout
     assert "+    model = nn.parallel.DistributedDataParallel(" in difference
     assert "-    device = setup(cfg)" in difference

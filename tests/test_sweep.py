@@ -101,7 +101,7 @@ def test_a_run_with_another_fixed_override_or_script_is_another_run(folder: Path
     for number, (script, seed) in enumerate(commands, start=1):
         said = run(f"script={script}", f"seed={seed}", "lr=0.1,0.2")
         assert "2 runs, 0 ended already" in said
-        assert said.splitlines()[-4] == f"all: seed={seed}"
+        assert said.splitlines()[-1].endswith(f"  seed={seed}")
         assert len(list(folder.glob("out/*/summary.json"))) == 2 * number
     said = run("script=train.py", "seed=5", "lr=0.3,0.2,0.1")
     assert "3 runs, 2 ended already" in said

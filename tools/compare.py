@@ -1,4 +1,4 @@
-"""Find the first thing that two runs compute differently, and its likely cause.
+"""Find the first thing that two runs compute differently: its phase, module and size.
 
     python -m tools.compare train.py train_ddp.py model.kwargs.batch_norm=false
     python -m tools.compare train_ddp.py mine.py steps=5 ranks=1,2 data.root=PHOTOS -- seed=1
@@ -38,32 +38,23 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 START, EVALUATED, RATE = "weight before the step", "evaluated weight", "learning rate"
 LOCAL, NORM, USED = "gradient before averaging", "train/grad_norm", "gradient in the step"
-CAUSES = [  # kind of values, in the order of a step; fact; cause: that of the first true fact
-    (START, "later", "a change since the last step, such as an average that is not swapped back"),
-    (START, "", "another model or seed, or a seed of the rank before the model is built"),
-    ("samples", "", "another order, crop or decoder, or all ranks load the same: without rank"),
-    ("seed of dropout", "", "all ranks have the same dropout: seed_everything() without the rank"),
-    ("output of", "BatchNorm", "BatchNorm without sync: each rank, or part, has its statistics"),
-    ("output of", "", "another layer or precision, F.dropout, or a layer that sees other samples"),
-    ("train/loss", "factor", "the loss of {more} is a sum over the samples or parts, not a mean"),
-    ("train/loss", "", "other targets, another loss, or not a mean over all samples"),
-    (LOCAL, "missing", "{less} has it frozen, unused or left out"),
-    (LOCAL, "", "another loss than is recorded, or a change before backward()"),
-    (NORM, "scaled", "{more} clips the gradients before scaler.unscale_()"),
-    (NORM, "factor", "{more} adds the gradients over ranks, or the other one averages them twice"),
-    (NORM, "", "gradients not averaged over ranks, not cleared, cleared too often or changed"),
-    (USED, "", "clipping, or a change between backward() and optimizer.step()"),
-    (RATE, "", "{times:.4g} times in {more}: optimizer.lr, or scheduler.step() is misplaced"),
-    ("weight after the step", "", "another optimizer, weight decay or momentum, or another change"),
-    (EVALUATED, "early", "an EMA that is updated before optimizer.step()"),
-    (EVALUATED, "buffer", "buffers are not broadcast before evaluation: sync_buffers(state)"),
-    (EVALUATED, "", "other weights are evaluated than trained"),
-    ("evaluated mode", "", "{more} evaluates without model.eval()"),
-    ("evaluated samples", "end", "{more} lacks train_loader.set_epoch(epoch): no further epoch"),
-    ("evaluated samples", "", "samples that are left out or repeated, or another split"),
-    ("evaluated output of", "", "another precision in evaluation"),
-    ("val/loss", "", "sums that are not added over all ranks: dist.all_reduce(totals)"),
-]
+CAUSES = {  # of each phase, in the order of a step; empty where no phrase says it
+    START: "",
+    "samples": "",
+    "seed of dropout": "all ranks have the same dropout: seed_everything() without the rank",
+    "output of": "",
+    "train/loss": "",
+    LOCAL: "",
+    NORM: "",
+    USED: "clipping, or a change between backward() and optimizer.step()",
+    RATE: "optimizer.lr, or scheduler.step() at another place",
+    "weight after the step": "another optimizer, weight decay or momentum",
+    EVALUATED: "",
+    "evaluated mode": "no model.eval()",
+    "evaluated samples": "",
+    "evaluated output of": "another precision in evaluation",
+    "val/loss": "sums that are not added over all ranks: dist.all_reduce(totals)",
+}
 
 
 class Recorder:
@@ -155,41 +146,22 @@ class Computed:
 def first_difference(one: Computed, two: Computed) -> tuple[str, float]:
     """Return the first difference beyond rounding as text, and the largest one within it."""
     precisions, largest = {one.precision, two.precision}, 0.0
-    kinds = [kind for kind, *_ in CAUSES if kind != LOCAL or "float16" not in precisions]
+    phases = [phase for phase in CAUSES if phase != LOCAL or "float16" not in precisions]
     places = {key[:2] for key in one.values} & {key[:2] for key in two.values}
-    keys = [key for key in one.values | two.values if key[1] in kinds and key[:2] in places]
-    for key in sorted(keys, key=lambda key: (key[0], kinds.index(key[1]))):
-        step, kind, name = key
+    keys = [key for key in one.values | two.values if key[1] in phases and key[:2] in places]
+    for key in sorted(keys, key=lambda key: (key[0], phases.index(key[1]))):
+        step, phase, name = key
         a, b = (run.values[key].nan_to_num() for run in (one, two))
         allowed = max(ROUNDING[precision] for precision in precisions) * 2**step  # it grows
-        least = 0.1 * one.values[step, NORM, ""].norm() if kind in (LOCAL, USED) else 1e-30
-        alone = 0.0 if "output" in kind or kind == RATE else torch.inf  # size, if one lacks it
+        least = 0.1 * one.values[step, NORM, ""].norm() if phase in (LOCAL, USED) else 1e-30
+        alone = 0.0 if "output" in phase or phase == RATE else torch.inf  # size, if one lacks it
         size = float((a - b).norm() / max(a.norm(), b.norm(), least)) if len(a) == len(b) else alone
         if size > allowed:
-            text = f"first difference: step {step + 1}, {kind} {name}".rstrip()
-            text += f"\nby {size:.2g}, where rounding explains {allowed:.0e}\nlikely cause: "
-            return text + cause_of(key, a, b, one, two), largest
+            text = f"first difference: step {step + 1}, {phase} {name}".rstrip()
+            text += f"\nby {size:.2g}, where rounding explains {allowed:.0e}"
+            return text + (f"\nlikely cause: {CAUSES[phase]}" if CAUSES[phase] else ""), largest
         largest = max(largest, size)
     return "", largest
-
-
-def cause_of(key: tuple[int, str, str], a: Tensor, b: Tensor, one: Computed, two: Computed) -> str:
-    """Return the likely cause of a difference between two values."""
-    step, kind, name = key
-    ratio = (b.norm() / a.norm()).item()
-    more, less, times = (two, one, ratio) if ratio > 1 else (one, two, 1 / (ratio or 1))
-    facts = {
-        "missing": len(a) != len(b),
-        "later": step > 0,
-        "BatchNorm": (step, START, f"{name}.running_mean") in one.values,
-        "factor": times > 1.5 and 1.01 * times % 1 < 0.02 * times,  # a whole number, to 1 %
-        "scaled": times > 16 and "float16" in (one.precision, two.precision),
-        "early": any(torch.equal(x[key], x[step, START, name]) for x in (one.values, two.values)),
-        "buffer": (step, USED, name) not in one.values,
-        "end": max(one.values)[0] != max(two.values)[0],
-    }
-    cause = next(cause for where, fact, cause in CAUSES if where == kind and facts.get(fact, True))
-    return cause.format(more=more.name, less=less.name, times=times)
 
 
 def train(script: str, ranks: str, folder: Path, overrides: list[str]) -> Computed:

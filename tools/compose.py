@@ -5,12 +5,12 @@ the combined script. A technique is a file `train_<name>.py` whose docstring has
 
     Combines with every technique but `dp` and `fsdp`.
 
-`python -m tools.compose --update` brings an edit of `train.py` to all scripts, also by a three-way
-merge. Its base is `.train.py.base`, the `train.py` that the scripts were last updated with.
+The baseline is git's: `train.py` of the newest commit of these scripts that they differ from in
+marked places only. So techniques merge into a `train.py` that you have edited, too, and
+`python -m tools.compose --update` brings the edit to all scripts. Commit them together.
 """
 
 import argparse
-import ast
 import difflib
 import itertools
 import re
@@ -18,17 +18,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from conf.errors import UserError
 
 HERE = Path(__file__).parents[1]
 BASELINE = "train.py"
-BASE = ".train.py.base"
 MARKER = "# new #: "
 COMBINES = re.compile(r"^Combines with every technique(?: but ([^,.]*))?[,.]", re.MULTILINE)
-COMMAND = re.compile(r"`([^`]*?)\w+\.py[^`]*`")
 COMPOSED = re.compile(r"^Written by `python -m tools\.compose ([\w ]+)`", re.MULTILINE)
+START = re.compile(r"^(Start with|Written by) .*\n", re.MULTILINE)
+HEAD = re.compile(r'\A(?:#.*\n)*[rR]?"""(.*?)"""\n', re.DOTALL)
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?"
     r"^={7}\n(?P<theirs>.*?)^>{7} [^\n]*\n",
@@ -36,27 +37,30 @@ CONFLICT = re.compile(
 )
 
 
-def split_docstring(source: str) -> tuple[str, str]:
-    """Split a script into its docstring and the text after the docstring."""
-    module = ast.parse(source)
-    docstring = ast.get_docstring(module)
-    if docstring is None:
-        return "", source
-    return docstring, "".join(source.splitlines(keepends=True)[module.body[0].end_lineno :])
+def split(text: str) -> tuple[str, str]:
+    """Split a script into its head, which ends with the docstring, and its code."""
+    head = HEAD.match(text)
+    end = head.end() if head else 0
+    return text[:end], text[end:]
+
+
+def title_of(head: str) -> str:
+    """Return the first line of the docstring in which a head ends."""
+    return head.partition('"""')[2].splitlines()[0]
 
 
 def read(path: Path) -> tuple[str, str]:
-    """Read a script's docstring and the text after it; each line ends with a line feed alone.
+    """Read a script's head and its code.
 
     Raises:
-        UserError: the script holds conflicts, or is no Python.
+        UserError: the script holds conflicts, or is no text.
     """
     try:
         text = path.read_text(encoding="utf-8")
-        refuse_conflicts(path.name, text)
-        return split_docstring(text)
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: {error}; correct it") from error
+    refuse_conflicts(path.name, text)
+    return split(text)
 
 
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
@@ -72,27 +76,62 @@ def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
     }
 
 
-def allowed_sets(folder: Path = HERE) -> list[tuple[str, ...]]:
-    """Return all sets of techniques that combine, each in alphabetical order."""
-    excluded = find_techniques(folder)
-    counts = range(1, len(excluded) + 1)
-    sets = itertools.chain(*(itertools.combinations(excluded, count) for count in counts))
-    return [names for names in sets if not any(excluded[name] & {*names} for name in names)]
-
-
-def refuse_unmarked(baseline: str, script: str, name: str) -> None:
-    """Raise UserError if a script's changes lack the marker; both are texts after docstrings."""
+def unmarked_lines(baseline: str, script: str) -> list[str]:
+    """Return the first change of a script, with - and +, that lacks the marker; both are code."""
     old, new = baseline.splitlines(), script.splitlines()
     for kind, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
         removed = [f"- {line.strip()}" for line in old[i1:i2] if line.strip()]
         added = [f"+ {line.strip()}" for line in new[j1:j2] if line.strip()]
         is_marked = added and added[0].startswith(f"+ {MARKER}")
         if kind != "equal" and (removed or added) and not is_marked:
-            raise UserError(
-                f"{name} has an unmarked difference from {BASELINE}; put a comment "
-                f"`{MARKER.strip()} why` above it, or take the lines of {BASELINE}:\n"
-                + "\n".join(removed + added)
-            )
+            return removed + added
+    return []
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git and return what it prints; UserError if it cannot answer."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise UserError("scripts are merged by git, which is not installed") from error
+    if done.returncode:
+        raise UserError(
+            f"git {arguments[0]}: {done.stderr.strip().splitlines()[0]}\n"
+            f"a merge starts from the {BASELINE} in git; commit {BASELINE} and the scripts"
+        )
+    return done.stdout
+
+
+def find_baseline(scripts: dict[str, str], folder: Path) -> str:
+    """Return the code of the `train.py` that scripts were made from or last updated with.
+
+    Args:
+        scripts: the code of each script, by its file name.
+        folder: where they lie.
+
+    Raises:
+        UserError: they fit no committed `train.py`, nor, if they were edited since, that on disk.
+    """
+    commits = git(folder, "log", "--format=%H", "--", *scripts).split()
+    if not commits:
+        raise UserError(f"{', '.join(scripts)}: not in git; commit them with {BASELINE}")
+    texts: Iterable[str] = (git(folder, "show", f"{commit}:./{BASELINE}") for commit in commits)
+    if git(folder, "status", "--porcelain", "--", *scripts):
+        on_disk = (folder / BASELINE).read_text(encoding="utf-8")
+        texts = itertools.chain([on_disk], texts)
+    for text in texts:
+        _, baseline = split(text)
+        if not any(unmarked_lines(baseline, code) for code in scripts.values()):
+            return baseline
+    _, baseline = split(git(folder, "show", f"{commits[0]}:./{BASELINE}"))
+    changes = {name: unmarked_lines(baseline, code) for name, code in scripts.items()}
+    name = next(name for name, lines in changes.items() if lines)
+    raise UserError(
+        f"{name} has an unmarked difference from {BASELINE} in git; commit both after each "
+        f"--update, and put a comment `{MARKER.strip()} why` above a change:\n"
+        + "\n".join(changes[name])
+    )
 
 
 def compose(
@@ -110,8 +149,7 @@ def compose(
         Text of the script, with conflict markers if the techniques and `onto` edit the same lines.
 
     Raises:
-        UserError: the techniques do not combine, `onto` is another script, or `train.py` was
-            edited since they were made.
+        UserError: the techniques do not combine, or `onto` is another script.
     """
     excluded = find_techniques(folder)
     for name in names:
@@ -123,39 +161,31 @@ def compose(
         if others := excluded[name] & set(names):
             raise UserError(f"{name} does not combine with {', '.join(others)}; leave one out")
     onto_path = onto or folder / BASELINE
-    docstring, merged = read(onto_path)
-    lines = onto_path.read_text(encoding="utf-8").splitlines(keepends=True)
-    comments = "".join(itertools.takewhile(lambda line: line[0] == "#", lines))
-    merged = merged.removeprefix(comments)
+    head, merged = read(onto_path)
     if "\n@entry_point\n" not in merged:
         raise UserError(
             f"--onto {onto_path}: it has no @entry_point, and so is not made from {BASELINE}; "
             f"start with a copy of {BASELINE}, and move your code into it"
         )
-    _, baseline = read(folder / BASELINE)
-    if read(folder / BASE)[1] != baseline:
-        raise UserError(
-            f"{BASELINE} has changed since the scripts were updated; "
-            "run python -m tools.compose --update"
-        )
-    titles, launcher = [], "python "
-    are_sorted = sort_imports(merged) == merged
-    for name in sorted(names):
-        path = folder / f"train_{name}.py"
-        own_docstring, text = read(path)
-        refuse_unmarked(baseline, text, path.name)
-        merged = merge(baseline, merged, text, onto_path.name, path.name)
-        titles.append(own_docstring.splitlines()[0])
-        # A launcher of several processes is the longer command.
-        launcher = max([launcher, *COMMAND.findall(own_docstring)[:1]], key=len)
-    merged = sort_imports(merged) if are_sorted else merged
-    arguments = [*names, "--onto", onto.name] if onto else names
-    head = f"{docstring}\n\nWith:\n" if onto else ""
-    head += "\n".join(titles) + "\n\n"
-    head += f"Start with `{launcher}{output or '_'.join(['train', *names]) + '.py'}`.\n"
-    head += f"Written by `python -m tools.compose {' '.join(arguments)}`.\n"
-    head = head.replace("\\", r"\\").replace('"""', r"\"\"\"")
-    return f'{comments}"""{head}"""\n{merged}'
+    files = [f"train_{name}.py" for name in sorted(names)]
+    scripts = {file: read(folder / file) for file in files}
+    baseline = find_baseline({name: code for name, (_, code) in scripts.items()}, folder)
+    titles = []
+    launcher = "python "
+    for name, (own_head, code) in scripts.items():
+        merged = merge(baseline, merged, code, onto_path.name, name)
+        titles.append(title_of(own_head))
+        if "torchrun" in own_head:
+            launcher = "torchrun --standalone --nproc_per_node=2 "
+    command = [*names, "--onto", onto.name] if onto else names
+    file = output or f"train_{'_'.join(names)}.py"
+    if onto and head:
+        opening = START.sub("", head).removesuffix('"""\n').rstrip()
+    else:
+        opening = '"""' + "\n".join(titles)
+    start = f"Start with `{launcher}{file}`."
+    written = f"Written by `python -m tools.compose {' '.join(command)}`."
+    return f'{opening}\n\n{start}\n{written}\n"""\n{merged}'
 
 
 def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> str:
@@ -167,10 +197,7 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
             path.write_text(text)
         labels = [option for name in (our_name, BASELINE, their_name) for option in ("-L", name)]
         command = ["git", "merge-file", "-p", "--diff3", *labels, *map(str, paths)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except FileNotFoundError as error:
-            raise UserError("scripts are merged by git, which is not installed") from error
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode > 127:  # up to there it is the number of conflicts
         raise UserError(f"{our_name}: git merge-file failed: {done.stderr.strip()}")
 
@@ -181,14 +208,6 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
         return ours if "\n" + theirs in "\n" + ours else ours + theirs
 
     return CONFLICT.sub(resolved, done.stdout)
-
-
-def sort_imports(text: str) -> str:
-    """Sort the imports of a script with ruff, unless it has conflicts or ruff is not installed."""
-    command = [sys.executable, "-m", "ruff", "check", "--select=I", "--fix", "--quiet"]
-    command += [f"--stdin-filename={HERE / BASELINE}", "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=HERE)
-    return done.stdout if done.returncode == 0 else text
 
 
 def refuse_conflicts(name: str, text: str) -> None:
@@ -204,39 +223,37 @@ def update(folder: Path = HERE) -> None:
     """Bring an edit of `train.py` to the scripts of all techniques and to those composed of them.
 
     Raises:
-        UserError: a script holds conflicts from an earlier merge; no script is written. Or both
-            sides edit the same lines, or a technique is gone; the other scripts are written.
+        UserError: a script holds conflicts from an earlier merge, or unmarked differences: no
+            script is written. Or both sides edit the same lines: all scripts are written.
     """
-    techniques = find_techniques(folder).keys()
-    (_, base), (_, baseline) = read(folder / BASE), read(folder / BASELINE)
-    is_sorted = sort_imports(baseline) == baseline
-    scripts = {}  # the techniques of those that were composed, and the lines of all
+    techniques = find_techniques(folder)
+    scripts = {}
+    composed = {}
     for path in sorted(folder.glob("train_*.py")):
-        composed = COMPOSED.search(path.read_text(encoding="utf-8", errors="replace"))
-        if composed or techniques >= set(path.stem.split("_")[1:]):
-            scripts[path] = composed[1].split() if composed else [], read(path)[1]
+        head, code = read(path)
+        if written := COMPOSED.search(head):
+            composed[path.name] = written[1].split()
+        if written or path.stem.removeprefix("train_") in techniques:
+            scripts[path.name] = head, code
 
-    for path, (_, own) in scripts.items():
-        new = own if base == baseline else merge(base, baseline, own, "as edited", path.name)
-        new = sort_imports(new) if is_sorted and new != own else new
-        if new != own:
-            print(f"{path.name} follows {BASELINE}")
-            head = path.read_text(encoding="utf-8").removesuffix(own)
-            path.write_text(head + new, encoding="utf-8")
-    (folder / BASE).write_text((folder / BASELINE).read_text(encoding="utf-8"), encoding="utf-8")
-
-    problems = []
-    for path, (names, _) in scripts.items():
-        try:
-            own = read(path)[1]
-            refuse_unmarked(baseline, own, path.name)
-            if names and not compose(names, folder=folder).endswith(own):
-                command = f"python -m tools.compose {' '.join(names)} -o {path.name} --force"
-                print(f"{path.name} is not what its techniques give; to write it again: {command}")
-        except UserError as error:
-            problems.append(str(error) if path.name in str(error) else f"{path.name}: {error}")
-    if problems:
-        raise UserError("\n".join(problems))
+    base = find_baseline({name: code for name, (_, code) in scripts.items()}, folder)
+    _, baseline = read(folder / BASELINE)
+    conflicts = []
+    for name, (head, code) in scripts.items():
+        new = merge(base, baseline, code, "as edited", name)
+        if new != code:
+            print(f"{name} follows {BASELINE}; commit them together")
+            (folder / name).write_text(head + new, encoding="utf-8")
+        if CONFLICT.search(new):
+            conflicts.append(name)
+    if conflicts:
+        raise UserError(
+            f"{', '.join(conflicts)}: both sides edit the same lines; edit between the markers"
+        )
+    for name, names in composed.items():
+        if not compose(names, folder=folder).endswith(read(folder / name)[1]):
+            command = f"python -m tools.compose {' '.join(names)} -o {name} --force"
+            print(f"{name} is not what its techniques give; to write it again: {command}")
 
 
 def main() -> None:
@@ -255,7 +272,8 @@ def main() -> None:
             update()
         elif not options.techniques:
             for name in find_techniques():
-                print(f"{name:10} {read(HERE / f'train_{name}.py')[0].splitlines()[0]}")
+                head, _ = read(HERE / f"train_{name}.py")
+                print(f"{name:10} {title_of(head)}")
         elif output and output.exists() and not options.force:
             raise UserError(f"{output} already exists; use another name, or --force to replace it")
         else:

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -45,7 +45,7 @@ class Trial(NamedTuple):
     """One run of the sweep."""
 
     number: int
-    """Optuna's, with `trials`."""
+    """Its place in the grid, or Optuna's number."""
     overrides: list[str]
     folder: Path
 
@@ -84,12 +84,15 @@ class Sweep:
         self.overrides = OverridesParser.create().parse_overrides(texts)
         self.out.mkdir(parents=True, exist_ok=True)
         self.study: Any = None
-        if num_trials := int(given["trials"]):
+        known: Iterable[tuple[int, dict[str, Any]]]
+        if int(given["trials"]):
             self.study = import_module("tools.sweep_optuna").Study(self.out, name, self.overrides)
-        known = self.study.chosen() if self.study else enumerate(combinations(self.overrides))
+            known = self.study.chosen()
+        else:
+            known = enumerate(combinations(self.overrides))
         self.trials = [self.make_trial(number, values) for number, values in known]
-        self.num_trials = num_trials or len(self.trials)
-        self.waiting = [trial for trial in self.trials if not trial.has_ended()]
+        self.num_trials = int(given["trials"]) or len(self.trials)
+        self.waiting = self.trials_in_turn()
         self.choosing, self.stopping = threading.Lock(), threading.Event()
         self.running: set[subprocess.Popen[bytes]] = set()
 
@@ -107,22 +110,14 @@ class Sweep:
         name = f"{name}-{self.checksum(fixed + chosen)}".lstrip("-")
         return Trial(number, fixed + chosen, self.out / name)
 
-    def next_trial(self) -> Trial | None:
-        """Return the trial to train next; None at the end."""
-        with self.choosing:
-            if self.stopping.is_set():
-                return None
-            if self.waiting:
-                return self.waiting.pop(0)
-            if len(self.trials) >= self.num_trials:
-                return None
-            try:
-                self.report()
-                self.trials.append(self.make_trial(*self.study.choose()))
-            except Exception:
-                self.num_trials = 0  # the others end after their trials
-                raise
-            return self.trials[-1]
+    def trials_in_turn(self) -> Iterator[Trial]:
+        """Yield the trials that have not ended: those that are known, then those that Optuna
+        chooses when their turn comes."""
+        yield from [trial for trial in self.trials if not trial.has_ended()]
+        while len(self.trials) < self.num_trials:
+            self.report()
+            self.trials.append(self.make_trial(*self.study.choose()))
+            yield self.trials[-1]
 
     def report(self) -> None:
         """Tell Optuna's study the metrics of the trials that have ended."""
@@ -130,6 +125,11 @@ class Sweep:
             if trial.has_ended():
                 row = runs.read_run(trial.folder, self.out)
                 self.study.tell(trial.number, row.score(row.metric))
+
+    def next_trial(self) -> Trial | None:
+        """Return the trial to train next; None at the end, and after a signal."""
+        with self.choosing:
+            return None if self.stopping.is_set() else next(self.waiting, None)
 
     def train(self, env: dict[str, str]) -> bool:
         """Train one trial after another with these environment variables; return False if one
@@ -207,7 +207,7 @@ def combinations(overrides: list[Override]) -> list[dict[str, str]]:
 
 def main(arguments: Sequence[str]) -> None:
     sweep = Sweep(arguments)
-    num_ended = len(sweep.trials) - len(sweep.waiting)
+    num_ended = sum(trial.has_ended() for trial in sweep.trials)
     trials = counted(sweep.num_trials, "run")
     print(f"{sweep.out}: {trials}, {num_ended} ended already", flush=True)
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -24,7 +24,7 @@ from tests.helpers import (
     values_of,
 )
 from tests.test_architecture import rows_of
-from tools.compose import allowed_sets
+from tests.test_side_by_side import allowed_sets
 
 GUIDE = (REPOSITORY / "GUIDE.md").read_text()
 PAGES = {path.stem: path.read_text() for path in (REPOSITORY / "docs/own_data").glob("*.md")}
