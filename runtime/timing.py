@@ -145,7 +145,7 @@ def bottleneck(speeds: dict[str, float]) -> str:
 def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
     """Name the bottleneck and settings to try that `cfg` has not; `speeds` as for `bottleneck()`.
 
-    `python -m benchmarks bottleneck` measures it.
+    `python -m tools.bottleneck` measures it.
     """
     bound = bottleneck(speeds)
     if bound.startswith("compute"):
