@@ -1,7 +1,7 @@
 """Benchmarks of the template: `python -m benchmarks` runs them on the machine at hand.
 
-Each benchmark appends rows to its own CSV file (`records.py`). `report.py` draws figures and writes
-tables from these files alone.
+Each figure is a row of a CSV file (`records.py`), from which `tables.py` writes the tables of
+docs/benchmarks.md.
 """
 
 from pathlib import Path

@@ -2,8 +2,7 @@
 
 On a GPU: the peak memory and the speed of a run of each script. On a CPU: the peak of what PyTorch
 allocates in the first two steps, besides the weights and the first batch; and the speed as a share
-of the baseline's, of runs that take turns. Models of torchvision that are named, such as
-`python -m benchmarks.cost resnet18`, are printed instead.
+of the baseline's, of runs that take turns.
 """
 
 import gzip
@@ -69,7 +68,7 @@ def column_of_cpu(arch: str, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    models, on_gpu = sys.argv[1:] or MODELS, torch.cuda.is_available()
+    on_gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if on_gpu else "4 images, on a CPU"
     noise = np.random.default_rng(0).integers(0, 255, (224, 224, 3), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
@@ -79,14 +78,11 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(noise).save(path)
         column = column_of_gpu if on_gpu else column_of_cpu
-        columns = [[arch, *column(arch, Path(folder))] for arch in models]
+        columns = [[arch, *column(arch, Path(folder))] for arch in MODELS]
     names = [device, *(f"`{command}`" for command in SCRIPTS)]
     rows = [" | ".join(cells) for cells in zip(names, *columns, strict=True)]
-    rows.insert(1, " | ".join(["---"] * (1 + len(models))))
+    rows.insert(1, " | ".join(["---"] * (1 + len(MODELS))))
     table = "".join(f"| {row} |\n" for row in rows)
-    if sys.argv[1:]:
-        print(table)
-        return
     page, mark = REPOSITORY / "docs" / "cost_of_techniques.md", "gpu" if on_gpu else "cpu"
     before, start, rest = page.read_text().partition(f"<!-- {mark} -->\n")
     end = f"<!-- end of {mark} -->"

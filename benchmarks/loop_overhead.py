@@ -1,20 +1,17 @@
-"""Overhead of the training loop over forward, backward and step, compared with other frameworks.
+"""Overhead of the training loop over forward, backward and step, compared with Lightning.
 
-All loops (those of Lightning and accelerate, too) train the same model on the same synthetic
-batches, clip the gradient norm, and write a log, a progress bar and checkpoints; none validates.
-The time from one training forward pass to the next is measured. Then `train.py` and
-`plain/train.py`, with default settings and the same number of weights, both on the embedded digits.
+All loops train the same model on the same synthetic batches, clip the gradient norm, and write a
+log, a progress bar and checkpoints; none validates. The time from one training forward pass to the
+next is measured.
 """
 
-import importlib.util
 import io
 import logging
 import sys
 import tempfile
-from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,17 +20,19 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from benchmarks import REPOSITORY
-from benchmarks.baselines import optional
-from benchmarks.interleave import CountItems
-from benchmarks.records import Subject
-from benchmarks.run import Run
-from benchmarks.template import endless, make_config, parts
+from benchmarks.compare import endless
+from benchmarks.measure import CountItems, measure
+from benchmarks.records import Subject, now, record
+from benchmarks.tables import BARE, STEP_TIME
+from conf.cli import load_config
 from conf.schema import Config
-from runtime.libc import keep_freed_memory
+from loaders import build_loaders
+from models import build_model
+from runtime import seed_everything, setup
+from runtime.training import build_optimizer
+from tasks import build_task
 
-BARE, DEFAULT_MALLOC = "bare loop", "bare loop with malloc's own settings"
-PLAIN = "plain/train.py"
+PEERS = {"lightning": "lightning"}
 # Long enough for imports, memory pools and the first progress bar.
 WARMUP_S = 0.5
 NUM_EPOCHS = 10**6  # more than are ever run
@@ -43,21 +42,19 @@ AddStepCounter = Callable[[nn.Module], nn.Module]
 """Adds a hook to a model that counts its training steps; returns the model."""
 
 
-def main(run: Run) -> None:
-    """Measure all loops alternately; each process gives one sample of the time per step."""
-    sizes = replace(run.sizes, warmup_s=WARMUP_S, window_s=WINDOW_FACTOR * run.sizes.window_s)
-    run, synthetic = replace(run, sizes=sizes), (*run.overrides, "loader=synthetic")
-    for case, names, overrides in (
-        (run.title, [name for name in LOOPS if name != PLAIN], synthetic),
-        ("digits, one file of plain PyTorch", [PLAIN, "train.py"], ()),
-    ):
-        work = {Subject(name): partial(train_with, name, overrides, run.device) for name in names}
-        run.compare("loop_overhead", case, work, fresh=True)
+def main(path: Path, repeats: int, window_s: float, overrides: list[str]) -> None:
+    """Measure all loops in turns, and append their rows to a file."""
+    work = {name: partial(train_with, name, ("loader=synthetic", *overrides)) for name in LOOPS}
+    found = measure(work, WARMUP_S, WINDOW_FACTOR * window_s, repeats)
+    date = now()
+    for name, outcome in found.items():
+        note = f"not measured: {outcome}" if isinstance(outcome, str) else ""
+        times = [] if isinstance(outcome, str) else [1000 / speed for speed in outcome]
+        case = " ".join(overrides) or "default configuration"
+        record(path, "loop_overhead", case, Subject(name), {(STEP_TIME, "ms"): times}, note, date)
 
 
-def train_with(
-    name: str, overrides: tuple[str, ...], device: torch.device, count_items: CountItems
-) -> None:
+def train_with(name: str, overrides: tuple[str, ...], count_items: CountItems) -> None:
     """Train with the loop `name` until `count_items`, called in each step, ends it."""
 
     def add_step_counter(model: nn.Module) -> nn.Module:
@@ -65,12 +62,20 @@ def train_with(
         return model
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        cfg = make_config(*overrides, f"output_dir={folder}/run", "max_steps=null")
+        cfg = load_config([*overrides, f"output_dir={folder}/run", "max_steps=null"])
         cfg.epochs = NUM_EPOCHS
-        if name != DEFAULT_MALLOC and device.type == "cpu":
-            keep_freed_memory()
+        device = setup(cfg)
         sys.stdout, sys.stderr = Terminal(), Terminal()
         LOOPS[name](cfg, device, add_step_counter, Path(folder))
+
+
+def parts(cfg: Config, device: torch.device) -> tuple[Any, Any, nn.Module, Any, Any]:
+    """Loader, task, model, optimizer and scheduler, as of train.py."""
+    seed_everything(cfg.seed)
+    loader = build_loaders(cfg, device)[0]
+    task = build_task(cfg, loader)
+    model = build_model(cfg.model, loader.in_channels, task.num_outputs).to(device)
+    return loader, task, model, *build_optimizer(cfg, model, len(loader))
 
 
 class Terminal(io.StringIO):
@@ -119,33 +124,17 @@ def bare(
         optimizer.zero_grad(set_to_none=True)
 
 
-def plain(
-    cfg: Config, device: torch.device, add_step_counter: AddStepCounter, folder: Path
-) -> None:
-    """Script `plain/train.py`, with counted steps and without evaluation."""
-    spec: Any = importlib.util.spec_from_file_location("plain_train", REPOSITORY / PLAIN)
-    script: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    build_model = script.build_model
-    args = Namespace(data=REPOSITORY / "data" / "mnist_mini.npz", out=folder / "run", seed=cfg.seed)
-    args.epochs, args.batch_size, args.lr = cfg.epochs, cfg.global_batch_size, 0.003
-    args.save_every = 100
-    script.build_model = lambda: add_step_counter(build_model())
-    script.evaluate = lambda *_: (0.0, 0.0)
-    script.main(args)
-
-
 def lightning(
     cfg: Config, device: torch.device, add_step_counter: AddStepCounter, folder: Path
 ) -> None:
     """Lightning's Trainer with TensorBoard logger, a checkpoint per epoch and progress bar."""
-    package = optional("lightning", "lightning")
-    loggers = optional("lightning.pytorch.loggers", "lightning")
+    package: Any = import_module("lightning")
+    loggers: Any = import_module("lightning.pytorch.loggers")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     loader, task, model, optimizer, scheduler = parts(cfg, device)
     add_step_counter(model)
 
-    class Module(package.LightningModule):  # type: ignore[name-defined]
+    class Module(package.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -171,43 +160,10 @@ def lightning(
     trainer.fit(Module(), loader)
 
 
-def accelerate(
-    cfg: Config, device: torch.device, add_step_counter: AddStepCounter, folder: Path
-) -> None:
-    """accelerate in a plain loop with TensorBoard, progress bar and a checkpoint per epoch."""
-    package = optional("accelerate", "accelerate")
-    from tqdm import tqdm
-
-    loader, task, model, optimizer, scheduler = parts(cfg, device)
-    add_step_counter(model)
-    accelerator = package.Accelerator(
-        cpu=device.type == "cpu", log_with="tensorboard", project_dir=str(folder)
-    )
-    accelerator.init_trackers("run")
-    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-    model.train()
-    step = 0
-    for _ in range(cfg.epochs):
-        for inputs, targets in tqdm(loader, leave=False):
-            optimizer.zero_grad(set_to_none=True)
-            loss = task.loss(model(inputs), targets)
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
-            optimizer.step()
-            scheduler.step()
-            step += 1
-            if step % cfg.log.every_steps == 0:
-                accelerator.log({"train/loss": loss.item()}, step=step)
-        accelerator.save_state(str(folder / "checkpoint"))
-
-
 Loop = Callable[[Config, torch.device, AddStepCounter, Path], None]
 LOOPS: dict[str, Loop] = {
     BARE: bare,
     "bare loop with clip_grad_norm_": partial(bare, clip=True),
-    DEFAULT_MALLOC: bare,
     "train.py": train_py,
-    PLAIN: plain,
     "Lightning": lightning,
-    "accelerate": accelerate,
 }

@@ -1,11 +1,8 @@
 # Targets that only the template has; the Makefile of a project made from it does without this file.
-.PHONY: bench gpu-check parts project
+.PHONY: bench parts project
 
-bench: setup  ## measure this machine and draw a report, with FULL=1 at the published sizes
-	$(BIN)/python -m benchmarks $(if $(FULL),full=true)
-
-gpu-check: setup  ## check on this machine's GPUs what only they can show, within 8 minutes on one GPU, 13 on several
-	$(BIN)/python -m benchmarks.gpu_check
+bench: setup  ## measure the loaders and the loop on this machine, beside other libraries
+	$(BIN)/python -m benchmarks
 
 parts:  ## list the parts of a project
 	@$(PYTHON) -m template.project --list

@@ -5,18 +5,12 @@ two for pairs, on the CPU or the device of the job. For evaluation it yields one
 it is endless or can be iterated over any number of times.
 """
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from conf.schema import DataConfig
-from loaders.augment import AUGMENTATIONS
-
 CPU = torch.device("cpu")
-AUGMENTS_BY = ("random_crop", "hflip", "vflip")
 
 
 @dataclass(frozen=True)
@@ -47,31 +41,6 @@ class Recipe:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     """Per channel (or one for all); divisor after the subtraction."""
 
-    @classmethod
-    def of(cls, data: DataConfig, train: bool = True) -> "Recipe":
-        """Recipe of a configuration.
-
-        Raises:
-            ValueError: the configuration has augmentations that these pipelines do not support.
-        """
-        active = [key for a in AUGMENTATIONS for key in a.active_keys(data)]
-        if more := [f"data.{key}" for key in active if key not in AUGMENTS_BY]:
-            raise ValueError(f"{', '.join(more)}: not supported by the other pipelines; remove it")
-        low, high = data.value_range
-        size: Any = data.resize
-        crop: Any = data.crop
-        return cls(
-            resize=size if size is None or isinstance(size, int) else tuple(size),
-            crop=crop and tuple(crop),
-            train=train,
-            random_crop=data.random_crop,
-            hflip=data.hflip,
-            vflip=data.vflip,
-            # Mean and std of x from (x (high - low) + low - mean) / std.
-            mean=tuple((mean - low) / (high - low) for mean in data.mean or [0.0]),
-            std=tuple(std / (high - low) for std in data.std or [1.0]),
-        )
-
     @property
     def crops_randomly(self) -> bool:
         return self.train and self.random_crop and self.crop is not None
@@ -101,17 +70,3 @@ class Job:
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
-
-
-def optional(module: str, package: str) -> Any:
-    """Import a module of an optional package.
-
-    Raises:
-        ModuleNotFoundError: it is not installed, with the command that installs it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"{package} is not installed ({error}); pip install {package}"
-        ) from error

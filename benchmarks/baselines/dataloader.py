@@ -1,8 +1,6 @@
 """Pipelines with PyTorch's DataLoader: PIL, torchvision's v2 transforms, and tifffile."""
 
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -72,24 +70,10 @@ def load_pil(path: str, transform: Callable[[Any], Tensor]) -> Tensor:
         return transform(image.convert("RGB"))
 
 
-def load_pil_draft(path: str, shorter_side: int, transform: Callable[[Any], Tensor]) -> Tensor:
-    with Image.open(path) as image:
-        image.draft("RGB", (shorter_side, shorter_side))
-        return transform(image.convert("RGB"))
-
-
 def pil_images(job: Job) -> Iterable[Tensor]:
     """Images with PIL, as in the I/O tuning guide and most tutorials."""
     steps = [*geometry(job.recipe, transforms), *to_tensor(job.recipe)]
     return data_loader(job, job.files, partial(load_pil, transform=transforms.Compose(steps)))
-
-
-def pil_draft_images(job: Job) -> Iterable[Tensor]:
-    """Images with PIL, JPEGs decoded at the smallest scale that `data.resize` allows."""
-    steps = [*geometry(job.recipe, transforms), *to_tensor(job.recipe)]
-    size, transform = job.recipe.resize, transforms.Compose(steps)
-    load = partial(load_pil_draft, shorter_side=cast(int, size), transform=transform)
-    return data_loader(job, job.files, load)
 
 
 def convert(recipe: Recipe) -> Any:
@@ -107,18 +91,6 @@ def torchvision_images(job: Job) -> Iterable[Tensor]:
     """Images with torchcodec's decoder and torchvision's v2 transforms."""
     steps = [*geometry(job.recipe, v2), convert(job.recipe)]
     return data_loader(job, job.files, partial(load_torchvision, transform=v2.Compose(steps)))
-
-
-def torchvision_uint8(job: Job) -> Iterator[Tensor]:
-    """The same; workers return uint8, the job's device converts whole batches."""
-    transform = v2.Compose([v2.Identity(), *geometry(job.recipe, v2)])
-    loader = data_loader(job, job.files, partial(load_torchvision, transform=transform))
-    to_float = convert(job.recipe)
-    while True:
-        for images in loader:
-            yield to_float(images.to(job.device, non_blocking=True))
-        if not job.recipe.train:
-            return
 
 
 def load_tiff(path: str, transform: Callable[[Tensor], Tensor]) -> Tensor:
@@ -147,19 +119,6 @@ def pil_pairs(job: Job) -> Iterable[Pair]:
     steps = [*geometry(job.recipe, v2), v2.ToImage(), convert(job.recipe), v2.ToPureTensor()]
     load = partial(load_pair, transform=v2.Compose(steps))
     return data_loader(job, list(zip(job.files, job.targets, strict=True)), load)
-
-
-def sleep_for(seconds: float) -> Tensor:
-    time.sleep(seconds)
-    return torch.zeros(1, 1, 1)
-
-
-def sleeping_items(num_items: int, sleep_s: float, batch_size: int, num_workers: int) -> Any:
-    """Mock data set of the I/O tuning guide, whose items sleep and use no CPU time."""
-    # This benchmark uses more workers than cores on purpose.
-    warnings.filterwarnings("ignore", "This DataLoader will create")
-    job = Job(Recipe(train=False), [], [], batch_size, num_workers)
-    return data_loader(job, [sleep_s] * num_items, sleep_for)
 
 
 def image_folder(root: Path, recipe: Recipe, batch_size: int, workers: int) -> Iterable[Any]:

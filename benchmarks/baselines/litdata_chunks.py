@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import litdata
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from benchmarks.baselines import Job, optional
+from benchmarks.baselines import Job
 from benchmarks.baselines.dataloader import convert, geometry
 
 
@@ -18,7 +19,7 @@ def prepare(files: list[str], folder: Path, num_workers: int) -> Path:
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        optional("litdata", "litdata").optimize(
+        litdata.optimize(
             Image.open,  # LitData stores the file's bytes unchanged
             inputs=files,
             output_dir=str(unfinished),
@@ -33,7 +34,6 @@ def prepare(files: list[str], folder: Path, num_workers: int) -> Path:
 
 
 def batches(job: Job) -> Iterable[Tensor]:
-    litdata = optional("litdata", "litdata")
     dataset = litdata.StreamingDataset(
         str(prepare(job.files, job.folder.absolute(), max(1, job.parallel))),
         shuffle=job.recipe.train,

@@ -5,10 +5,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import webdataset as wds
 from torch import Tensor
 from torchvision import transforms
 
-from benchmarks.baselines import Job, optional
+from benchmarks.baselines import Job
 from benchmarks.baselines.dataloader import geometry, to_tensor
 
 NUM_SHARDS = 8
@@ -17,7 +18,6 @@ SHUFFLE_BUFFER = 1000
 
 def prepare(files: list[str], folder: Path) -> list[str]:
     """Paths of the archives, which are written if missing."""
-    wds = optional("webdataset", "webdataset")
     shards = [str(folder / f"{number:03d}.tar") for number in range(NUM_SHARDS)]
     finished = folder / "finished"
     if not finished.exists():
@@ -37,7 +37,6 @@ def batches(job: Job) -> Iterable[Tensor]:
 
     Each worker reads its own shards and builds its own batches, the last of which is smaller.
     """
-    wds = optional("webdataset", "webdataset")
     dataset = wds.WebDataset(
         prepare(job.files, job.folder),
         shardshuffle=NUM_SHARDS if job.recipe.train else False,

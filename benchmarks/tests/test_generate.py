@@ -1,8 +1,6 @@
 """What the stand-in data sets promise: the published layout, learnable content, the same bytes."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,10 @@ import pytest
 import tifffile
 from PIL import Image
 
-from benchmarks import REPOSITORY
 from benchmarks import generate as gen
 
 SMALL: dict[str, dict[str, Any]] = {
     "caltech256": {"size": 6, "num_classes": 3},
-    "photographs": {"size": 4, "height": 48, "width": 64},
     "deblur": {"size": 6, "height": 64, "width": 96},
     "lowlight": {"size": 4, "height": 48, "width": 64},
     "cells": {"size": 14},
@@ -130,20 +126,14 @@ def test_power_spectrum_is_that_of_natural_images() -> None:
     assert -2.6 < slope < -1.6
 
 
-@pytest.mark.parametrize(("name", "num_written"), [("cells", 1), ("deblur", 2)])
-def test_running_again_writes_only_missing_files_and_their_partners(
-    tmp_path: Path, name: str, num_written: int
-) -> None:
-    gen.generate(name, tmp_path, workers=1, **SMALL[name])
-    before = files(tmp_path)
-    first, *others = before
+def test_running_again_writes_only_missing_files(tmp_path: Path) -> None:
+    gen.generate("cells", tmp_path, workers=1, **SMALL["cells"])
+    first, *others = before = files(tmp_path)
     (tmp_path / first).unlink()
     for other in others:
         (tmp_path / other).write_bytes(b"left alone")
-    gen.generate(name, tmp_path, workers=1, **SMALL[name])
-    after = files(tmp_path)
-    assert after[first] == before[first]
-    assert list(after.values()).count(b"left alone") == len(before) - num_written
+    gen.generate("cells", tmp_path, workers=1, **SMALL["cells"])
+    assert files(tmp_path) == {first: before[first]} | dict.fromkeys(others, b"left alone")
 
 
 def test_a_root_with_other_data_is_left_alone(tmp_path: Path) -> None:
@@ -157,30 +147,16 @@ def test_a_root_with_other_data_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "arguments", "message"),
     [
-        ({"name": "mnist"}, "'mnist'"),
-        ({"name": "deblur", "size": 2}, "size=2 .* 3 or more"),
-        ({"num_classes": 30}, "size=20 .* 60 or more"),
-        ({"height": 64}, "height=64 .* num_classes"),
-        ({"name": "deblur", "format": "gif"}, "'gif' .* png or jpg"),
-        ({"workers": 0}, "workers=0"),
+        ("deblur", {"size": 2}, "size=2 .* 3 or more"),
+        ("caltech256", {"size": 20, "num_classes": 30}, "size=20 .* 60 or more"),
+        ("caltech256", {"size": 20, "height": 64}, "height: no option .* num_classes"),
     ],
 )
 def test_bad_arguments_are_named_with_what_to_use(
-    tmp_path: Path, arguments: dict[str, Any], message: str
+    tmp_path: Path, name: str, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        gen.generate(**{"name": "caltech256", "root": tmp_path / "x", "size": 20, **arguments})
+        gen.generate(name, tmp_path / "x", **arguments)
     assert not (tmp_path / "x").exists()
-
-
-def test_the_command_line_passes_options_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", gen.__name__, "cells", "--root", str(tmp_path / "c")]
-    command += ["--size", "6", "--num-classes", "3", "--channels", "2", "--workers", "1"]
-    subprocess.run(command, cwd=REPOSITORY, check=True)
-    shapes = [tifffile.imread(path).shape for path in (tmp_path / "c").rglob("*.tif*")]
-    assert shapes == 6 * [(50, 50, 2)]
-    refused = subprocess.run([*command, "--format", "png"], cwd=REPOSITORY, capture_output=True)
-    assert refused.returncode == 2
-    assert b"format" in refused.stderr

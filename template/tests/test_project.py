@@ -68,7 +68,7 @@ def test_a_project_has_its_own_name_history_and_nothing_of_the_template_alone(te
     assert git(project, "rev-list", "--count", "--all") == "1"
     assert os.access(project / ".ci" / "run", os.X_OK)
     assert not [name for name in TABLE["files"]["template"] if (project / name).exists()]
-    gone = re.compile("matplotlib|distributed-training-template|benchmarks|experiment=(?!fine)")
+    gone = re.compile("torchcodec[=>]|distributed-training-template|benchmarks|experiment=(?!fine)")
     for name in git(project, "ls-files", "*.md", "*.toml", "*.txt").splitlines():
         assert not gone.search((project / name).read_text()), name
 

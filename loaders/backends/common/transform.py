@@ -137,7 +137,7 @@ class BatchMemory:
 
     New memory costs a page fault for each page, and malloc returns pieces above 32 MB to the system
     at once. With the pool, loading 5-channel TIFFs enlarged to 220x220 (batches of 124 MB) is 1.9
-    times as fast, by the template's `python -m benchmarks alternatives cases=cells`.
+    times as fast, by the template's `python -m benchmarks compare cases=cells`.
 
     Args:
         max_unused: number of unused pieces of each size that are kept.
