@@ -31,9 +31,9 @@ from torch.export import Dim
 from conf.errors import UserError, told
 from conf.files import write_atomically
 from conf.options import parse_options
-from loaders import build_loaders
-from loaders.backends import ImageLoader
-from loaders.common import map_leaves, num_samples, part, tensors_of
+from loaders import Loader, build_loaders
+from loaders.batch import map_leaves, num_samples, part, tensors_of
+from loaders.transform import ImageTransform
 from models import build_model
 from runtime import run_command
 from runtime.trained import read_trained
@@ -60,7 +60,7 @@ class ExportedImages(Exported):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, model: nn.Module, task: Task, loader: ImageLoader) -> None:
+    def __init__(self, model: nn.Module, task: Task, loader: Loader) -> None:
         super().__init__(model, task)
         scale, shift, full_intensity = normalisation(loader)
         self.register_buffer("scale", scale / full_intensity)
@@ -96,7 +96,7 @@ def main() -> None:
     trained.load_into(model)
 
     # expected predictions, for real samples
-    if isinstance(loader, ImageLoader):
+    if isinstance(loader.transform, ImageTransform):
         exported: Exported = ExportedImages(model, task, loader)
         given, inputs = validation_images(loader)
     else:
@@ -109,11 +109,11 @@ def main() -> None:
     # the file, which gets its name if its predictions are the same
     facts = {name: trained.facts[name] for name in ("target", "in_channels", "dtype", "precision")}
     facts["classes"] = loader.info.classes
-    if isinstance(loader, ImageLoader):
+    if isinstance(loader.transform, ImageTransform):
         # The crop of the photo that is resized by this becomes an image: examples/use_onnx.py.
         facts |= {"background": cfg.data.background, "exif": cfg.data.exif}
-        facts["resize"] = loader.output_size if cfg.data.crop is None else cfg.data.resize
-        facts["crop"] = loader.output_size
+        facts["resize"] = loader.transform.output_size if cfg.data.crop is None else cfg.data.resize
+        facts["crop"] = loader.transform.output_size
     metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
     metadata["model"] = cfg.model.arch or cfg.model.name
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -141,22 +141,24 @@ def main() -> None:
     print(f"{out}: largest difference {difference:.1e} on {num_samples(given)} validation samples")
 
 
-def validation_images(loader: ImageLoader) -> tuple[Tensor, Tensor]:
+def validation_images(loader: Loader) -> tuple[Tensor, Tensor]:
     """Return up to 64 images as they are in files, (N, H, W, C), and as inputs of the model."""
+    images: Any = loader.transform
     inputs = next(iter(loader))[0][:MOST_SAMPLES]
     scale, shift, full_intensity = normalisation(loader)
     pixels = ((inputs - shift) / scale * full_intensity).round().clamp(0, full_intensity)
-    if loader.read_size != loader.output_size:
+    if images.read_size != images.output_size:
         # The loader enlarges them in float32, and between two intensities lie others.
         inputs = pixels / full_intensity * scale + shift
-    dtype = getattr(torch, loader.index.dtype)
+    dtype = getattr(torch, loader.info.dtype)
     return pixels.permute(0, 2, 3, 1).to(torch.int32).to(dtype).contiguous(), inputs
 
 
-def normalisation(loader: ImageLoader) -> tuple[Tensor, Tensor, int]:
+def normalisation(loader: Loader) -> tuple[Tensor, Tensor, int]:
     """Return scale and shift (1, C or 1, 1, 1) of pixels in [0, 1], and the largest pixel value."""
-    full_intensity = 65535 if loader.index.dtype == "uint16" else 255
-    return loader.transform.scales[0], loader.transform.shifts[0], full_intensity
+    images: Any = loader.transform
+    full_intensity = 65535 if loader.info.dtype == "uint16" else 255
+    return images.scales[0], images.shifts[0], full_intensity
 
 
 Compute = Callable[[Any], Tensor]

@@ -30,7 +30,7 @@ from conf.errors import UserError, counted
 from conf.files import write_atomically
 from conf.options import parse_options
 from loaders import Loader, build_loaders
-from loaders.prediction import build_new_loader, build_test_loader
+from loaders.predict import build_new_loader, build_test_loader
 from models import build_model
 from runtime import run_command, setup
 from runtime.group import SingleProcess
@@ -115,7 +115,7 @@ def main() -> None:
     # from all ranks
     if group.world_size > 1:
         dist.all_reduce(totals)
-    ranks = group.gather((rows, loader.state_dict().get("bad", [{}])[0]))
+    ranks = group.gather((rows, loader.bad))
     if group.rank != 0:
         return
 

@@ -64,7 +64,7 @@ def check_ranges(cfg: Config) -> None:
 OF_IMAGES = (
     *("random_crop", "random_resized_crop", "hflip", "vflip", "colour_jitter", "randaugment"),
     *("rotation", "random_scale", "random_erasing", "mixup", "cutmix", "value_range"),
-    *("max_pixels", "reduced_decoding", "index", "check_files", "shuffle", "shuffle_window"),
+    *("max_pixels", "reduced_decoding", "leave_out", "shuffle", "shuffle_window"),
 )
 """Keys of `data` that act on layouts of images alone."""
 
@@ -74,16 +74,15 @@ def check_effects(cfg: Config) -> None:
     data, loader = cfg.data, cfg.loader
     is_own = data.layout == "own"
     is_local = "://" not in data.root
-    has_workers = loader.name not in ("synthetic", "dali", "dali_reader")
+    has_workers = loader.name not in ("synthetic", "dali")
     needs: list[tuple[bool, list[str], str]] = [
         (is_own, [f"data.{key}" for key in OF_IMAGES], "a Dataset of your own has to do that"),
         (is_own, ["loader.num_threads"], "a Dataset of your own is read by loader.num_workers"),
         (data.fold is None, ["data.num_folds"], "it needs data.fold"),
         (data.shuffle != "window", ["data.shuffle_window"], "it needs data.shuffle=window"),
-        (data.on_error != "skip", ["data.max_bad_samples"], "it needs data.on_error=skip"),
-        (is_local, ["data.cache_gb", "data.retry_s"], "it is for a data.root on a server"),
+        (is_local, ["data.retry_s"], "it is for a data.root on a server"),
         (
-            not has_workers and loader.num_workers != "auto" and loader.num_workers != 0,
+            not has_workers and loader.num_workers != 0,
             ["loader.num_workers"],
             f"loader={loader.name} has no workers",
         ),
@@ -124,10 +123,6 @@ def check_combinations(cfg: Config) -> None:
         raise UserError(
             f"data.fold={data.fold} is not possible with {given}; use 0 to {data.num_folds - 1}, "
             "without val_count"
-        )
-    if "://" in cfg.data.root and cfg.data.index is not None:
-        raise UserError(
-            f"data.index={cfg.data.index} is an index of files; leave it out: shards have their own"
         )
     if cfg.profile.memory and cfg.profile.steps is None:
         raise UserError("profile.memory=true needs profile.steps=[SKIP,RECORD], such as [10,5]")

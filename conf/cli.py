@@ -29,7 +29,6 @@ EXIT_CODE = 2
 MAX_LINES = 3
 RENAMED = {
     "optimizer.momentum": "optimizer.kwargs.momentum",
-    "loader.reader": "loader=dali_reader, in place of native",
 }
 HYDRA_OPTIONS = {"-h", "-c", "-r", "-p", "-m", "-sc", "-cp", "-cn", "-cd", "-i", "--", "--help"}
 HYDRA_OPTIONS |= {"--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--info"}

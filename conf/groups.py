@@ -49,7 +49,6 @@ COLOUR = Allowed(
     "three ints from 0 to 255",
     lambda x: are_numbers(x, 3) and all(type(each) is int and 0 <= each <= 255 for each in x),
 )
-WORKERS = Allowed("0 or more, or auto", lambda x: x == "auto" or (type(x) is int and x >= 0))
 
 
 @dataclass
@@ -64,24 +63,11 @@ class DataConfig:
     shards: a folder, `http(s)://`, `s3://` or `gs://`."""
 
     cache_dir: str = "data/cache"
-    """Folder of derived files: image sizes and copies of shards."""
-
-    cache_gb: float | None = key(None, FROM_0)
-    """Gigabytes (1e9 bytes) for copies of shards of a web server or bucket in `cache_dir`/shards,
-    for all runs of the machine; the least recently used are removed first. null: as many as this
-    run needs, two windows and two shards with `shuffle=window`, all shards with `shuffle=full`."""
+    """Folder of derived files: headers of images, and copies of shards."""
 
     retry_s: float = key(300.0, FROM_0)
     """Seconds for which requests to a web server or bucket are repeated when it fails or does not
     answer, before the run ends; an object that is forbidden or missing ends it at once."""
-
-    index: str | None = None
-    """Folder that `python -m loaders.index ... out=DIR` wrote: training starts without listing the
-    data set; null: list it at each start."""
-
-    check_files: bool = True
-    """Compare the size and modification time of every file with the index at the start; false: only
-    when the file is read."""
 
     val_fraction: float = key(0.1, BETWEEN_0_AND_1)
     """Share of samples for validation, unless the data is split already, as by folders."""
@@ -110,13 +96,13 @@ class DataConfig:
     """Largest number of pixels of an image; protects against decompression bombs."""
 
     on_error: str = key("raise", one_of("raise", "skip"))
-    """Action if a file cannot be decoded: `raise` (stop and name it) or `skip`: training takes the
-    rank's next good sample in its place, evaluation leaves it out. Files whose headers are already
-    bad belong to no split."""
+    """Action if the content of a file cannot be decoded: `raise` (stop and name it) or `skip`:
+    training takes the next good sample of the index in its place, evaluation leaves it out. Files
+    whose headers are already bad belong to no split. Not with `loader=dali`."""
 
-    max_bad_samples: int = key(10, FROM_0)
-    """Number of bad samples that a split may have with `on_error=skip`, over all ranks and resumes,
-    before the run stops; `summary.json` counts them."""
+    leave_out: str | None = None
+    """File with the paths of images that belong to no split, one a line, as `python -m
+    loaders.check ... out=FILE` writes it; of pairs, one side is enough."""
 
     background: list[int] = key([255, 255, 255], COLOUR)
     """Colour [red, green, blue] behind transparent pixels, 0 to 255 each. The result is that of
@@ -192,14 +178,13 @@ class LoaderConfig:
     name: str = MISSING
     """Backend, a file in `loaders/backends/`, such as `pytorch` or `synthetic`."""
 
-    num_workers: Any = key(None, WORKERS)
+    num_workers: int | None = key(None, FROM_0)
     """Worker processes per rank, of a backend that has any; 0: threads of the training process;
-    null: on a GPU one for each CPU of the rank but one, on a CPU or without images 0. `auto`: a
-    measurement of some seconds chooses workers and threads."""
+    null: on a GPU one for each CPU of the rank but one, on a CPU or without images 0. `python -m
+    tools.bottleneck` finds the best number."""
 
     prefetch_factor: int = key(2, FROM_1)
-    """Batches prepared ahead by threads or workers. Workers that cannot share a batch, because it
-    is small or not of images, prepare so many each."""
+    """Batches prepared ahead by the threads of the training process, or by each worker."""
 
     num_threads: int = key(0, FROM_0)
     """CPU threads per worker process or, without workers, per rank; 0: all CPUs of the machine,

@@ -88,13 +88,6 @@ class DistributedConfig:
 
 
 @dataclass
-class ValidationConfig:
-    every_steps: int | None = key(None, FROM_1)
-    """Steps of the run between two validations, in addition to those at the end of each epoch;
-    null: none. The training computes the same."""
-
-
-@dataclass
 class EarlyStoppingConfig:
     patience: int | None = key(None, FROM_1)
     """The run ends after so many validations in a row in which the task's best metric did not
@@ -150,7 +143,6 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
 
-    validation: ValidationConfig = field(default_factory=ValidationConfig)
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
 
     name: str = "${run_stamp:}"
@@ -160,7 +152,11 @@ class Config:
     """Folder of the run: resolved config, log, TensorBoard events, checkpoints, summary."""
 
     epochs: int = key(4, FROM_1)
-    """Number of passes over the training split."""
+    """Number of epochs: passes over the training split, unless `epoch_steps` is set."""
+
+    epoch_steps: int | None = key(None, FROM_1)
+    """Optimizer steps of an epoch, for data of which a pass takes long: an epoch goes on where the
+    one before it ended. null: an epoch is one pass."""
 
     max_steps: int | None = key(None, FROM_1)
     """Number of optimizer steps after which the run ends; the schedule stays that of `epochs`."""

@@ -3,14 +3,15 @@
 train_loader, val_loader = build_loaders(cfg, device)
 """
 
+from importlib import import_module
 from typing import Any
 
 import torch
 
+from conf.names import find
 from conf.schema import Config
-from loaders.common import DataInfo
-from loaders.epoch import Loader
-from loaders.layouts import has_images, layout_of
+from loaders.info import DataInfo
+from loaders.loader import Loader
 
 
 def build_loaders(
@@ -19,7 +20,8 @@ def build_loaders(
     """Build the training and the validation loader of this rank; see `Loader` for what they yield.
 
     Args:
-        cfg: `cfg.data`, `cfg.loader`, `cfg.global_batch_size` and `cfg.seed` are used.
+        cfg: `cfg.data`, `cfg.loader`, `cfg.global_batch_size`, `cfg.epoch_steps` and `cfg.seed` are
+            used.
         device: device of the batches.
         rank: global rank of this process.
         world_size: number of ranks.
@@ -28,9 +30,16 @@ def build_loaders(
         UserError: the data is missing, or a value of the configuration does not fit it.
         LimitError: the machine has run out of file handles; the message names a setting to change.
     """
-    builder: Any = layout_of(cfg.data)
-    if has_images(cfg.data):
-        import loaders.backends as builder  # own data need none of it
-    train_loader, val_loader = builder.build_loaders(cfg, device, rank, world_size)
+    layout: Any = None
+    if cfg.data.layout != "own":
+        layout = find("loaders.layouts", cfg.data.layout, "data.layout")
+    if isinstance(layout, type):  # a class of loaders
+        train_loader, val_loader = (
+            layout(cfg, split, device, rank, world_size) for split in ("train", "val")
+        )
+    else:
+        # Images need nothing of own data, and own data nothing of images.
+        builder = import_module("loaders.own_data" if layout is None else "loaders.backends")
+        train_loader, val_loader = builder.build_loaders(cfg, device, rank, world_size)
     train_loader.info.num_val_samples = val_loader.info.num_samples
     return train_loader, val_loader

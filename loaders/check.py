@@ -1,12 +1,11 @@
 """Decode every file of a data set and list those that are broken.
 
-    python -m loaders.check data=imagefolder data.root=photos out=broken.json
+    python -m loaders.check data=imagefolder data.root=photos out=bad.txt
+    python train.py data=imagefolder data.root=photos data.leave_out=bad.txt
 
-The exit code is 1 if any is broken. `out=FILE` also writes the list as JSON: `{"files": 3,
-"broken": [{"path": "photos/a/2.jpg", "reason": "empty file"}]}`.
+The exit code is 1 if any is broken. `out=FILE` also writes their paths, one a line.
 """
 
-import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +21,10 @@ from conf.cli import load_config, user_errors
 from conf.errors import counted
 from conf.options import parse_options
 from conf.schema import DataConfig
-from loaders.common import cpus_per_rank
 from loaders.images import reason_of
-from loaders.index import BadFileError, Index, open_splits
+from loaders.index import BadFileError, Index, ReadError
+from loaders.limits import cpus_per_rank
+from loaders.open_index import open_index
 
 
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:
@@ -35,16 +35,16 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
         The number of files, and the reasons by place why files are broken.
 
     Raises:
-        UserError: as `open_splits`, for what does not concern single files.
+        UserError: as `open_index`, for what does not concern single files.
     """
-    indexes = open_splits(replace(data, on_error="skip"))
+    indexes = [*open_index(replace(data, on_error="skip")).values()]
     for line in indexes[0].notes:
         print(line)
     problems = {path: reason for index in indexes for path, reason in index.left_out.items()}
     images = [
         (index, sample, side)
         for index in indexes
-        for sample in index.storage_order
+        for sample in index.source.storage_order(len(index))
         for side in range(len(index.sides))
     ]
     num_files = len(problems) + len(images)
@@ -58,22 +58,22 @@ def _problem_of(image: tuple[Index, int, int]) -> tuple[str, str] | None:
     """Return the place of a broken image (index, sample, side) and the reason."""
     index, sample, side = image
     try:
-        index.read_image(sample, side)
-    except BadFileError as error:
-        place = index.place_of(sample, side)
+        index.read(sample, side)
+    except (BadFileError, ReadError) as error:
+        place = index.source.place(sample, side)
         return place, reason_of(error.__cause__ or error, place)  # type: ignore[arg-type]
     return None
 
 
-def _other_colours(indexes: tuple[Index, Index], data: DataConfig) -> dict[str, str]:
+def _other_colours(indexes: list[Index], data: DataConfig) -> dict[str, str]:
     """Return the places of masks whose palettes give an index another colour than a mask before,
     and the reasons: if each has a palette of its own colours, the indices mean different things."""
     colours: dict[int, tuple[tuple[int, ...], str]] = {}
     problems = {}
     for index in indexes:
         is_mask = index.sides[-1].content == "indices"
-        for sample in index.storage_order if is_mask else ():
-            place = index.place_of(sample, 1)
+        for sample in index.source.storage_order(len(index)) if is_mask else ():
+            place = index.source.place(sample, 1)
             for number, colour in enumerate(_palette_of(index, sample)):
                 other, where = colours.setdefault(number, (colour, place))
                 if colour != other and number != vars(data)["ignore_index"]:
@@ -88,12 +88,13 @@ def _palette_of(index: Index, sample: int) -> list[tuple[int, ...]]:
     """Return the colours of a mask's indices, if it is a PNG with a palette, which may hold
     anything above the highest index."""
     palette = b""
-    with suppress(BadFileError, OSError):  # decoding names them
-        content = BytesIO(index.read_bytes(sample, 1))
+    with suppress(ReadError, OSError):  # decoding names them
+        content = BytesIO(index.source.content(sample, 1))
         with Image.open(content, formats=["PNG"]) as image:
             if image.palette:
                 palette = bytes(image.palette.palette)
-    size = min(len(palette) // 3, 1 + int(index.headers[1][sample]["highest"]))
+    num_used = 1 + int(index.read(sample, 1).max()) if palette else 0
+    size = min(len(palette) // 3, num_used)
     return [tuple(palette[3 * number :][:3]) for number in range(size)]
 
 
@@ -103,9 +104,8 @@ def main() -> None:
     data = load_config(overrides).data
     num_files, problems = check(data)
     if options["out"]:
-        broken = [{"path": path, "reason": reason} for path, reason in problems.items()]
-        report = json.dumps({"files": num_files, "broken": broken}, indent=2)
-        Path(options["out"]).write_text(report + "\n")
+        lines = "".join(f"{path}\n" for path in problems)
+        Path(options["out"]).write_text(lines, errors="surrogateescape")
     for path, reason in problems.items():
         # Names that are not UTF-8 cannot be printed.
         print(os.fsencode(f"{path}: {reason}").decode(errors="backslashreplace"))

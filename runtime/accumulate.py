@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from loaders.common import num_samples, part
+from loaders.batch import num_samples, part
 from runtime.run import Run
 from tasks import Task
 

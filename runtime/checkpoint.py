@@ -24,7 +24,7 @@ from torch import Tensor
 from conf.errors import UserError
 from conf.files import sync_folder, write_atomically
 from conf.schema import CheckpointConfig
-from loaders.common import tensors_of
+from loaders.batch import tensors_of
 from models.pretrained import load_tensors
 from runtime.group import SingleProcess
 from runtime.shards import check_shards, remove_shards, write_shards

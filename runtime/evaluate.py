@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from loaders import Loader
-from loaders.common import map_leaves, num_samples, part
+from loaders.batch import map_leaves, num_samples, part
 from tasks import Task
 
 Shown = Sequence[tuple[Any, Any, Any]]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conf.errors import ONE_SAMPLE, UserError, cause_of, counted
-from loaders.common import num_samples, part, tensors_of
+from loaders.batch import num_samples, part, tensors_of
 from runtime.memory import is_out_of_memory, local
 from runtime.run import Run
 from tasks import Task

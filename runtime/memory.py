@@ -92,6 +92,6 @@ def local(tensor: Tensor) -> Tensor:
 
 def bytes_of(state: Any) -> int:
     """Return the bytes of this rank's shards of all tensors in nested values."""
-    from loaders.common import tensors_of  # which commands need only here
+    from loaders.batch import tensors_of  # which commands need only here
 
     return sum(local(tensor).nbytes for tensor in tensors_of(state))

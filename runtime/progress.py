@@ -37,7 +37,7 @@ class Progress:
     """Metrics of each class in the best validation, of tasks that have them."""
 
     epochs_without_best: int = 0
-    """Validations since the best one, for early stopping; several with `validation.every_steps`."""
+    """Validations since the best one, for early stopping."""
 
     micro_batches: dict[str, Any] = field(default_factory=dict)
     """Their `number` that `accumulate_steps=auto` has found, and the `place` that it is for."""

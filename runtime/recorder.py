@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from conf.schema import Config
 from loaders import Loader
-from loaders.common import part
+from loaders.batch import part
 from runtime.evaluate import Shown
 from runtime.group import SingleProcess
 from runtime.loggers import Loggers, Settings
@@ -58,7 +58,6 @@ class Recorder:
         self.bar = tqdm(disable=True)
         self.last_line, self.steps_between_lines = -SECONDS_BETWEEN_LINES, cfg.log.every_steps
         self.lr = 0.0
-        self.num_bad_samples: dict[str, int] = {}
         self.loss_sum, self.grad_norm = torch.zeros((), device=timing.device), torch.zeros(())
         # Steps since the last log point; those of the epoch up to it, and the sum of their losses
         self.losses_in_sum = self.epoch_steps = self.epoch_loss_sum = 0.0
@@ -109,8 +108,6 @@ class Recorder:
 
     def log_point(self, step_number: int) -> None:
         """Log the mean loss since the last log point and the other values of the current step."""
-        if self.cfg.data.on_error == "skip":
-            self.count_bad_samples()
         loss = self.group.mean(self.loss_sum / self.losses_in_sum).item()
         self.timing.finished()
         self.speed.exchange()
@@ -143,10 +140,6 @@ class Recorder:
                 left = timing.time_of(total - step_number)
                 values += [timing.speed(), f"{left} left", bottleneck(points)]
             log.info("step %d of %d: %s", step_number, total, ", ".join(values))
-
-    def count_bad_samples(self) -> None:
-        """Exchange the bad samples that ranks found; `data.max_bad_samples` limits all together."""
-        self.num_bad_samples = self.loader.share_bad_samples(self.group.gather)
 
     def log_inputs(self, batch: tuple[Any, Any], step_number: int) -> None:
         """Log some inputs of the training as images, with their targets."""

@@ -77,7 +77,6 @@ class Run:
         self.state = {**state, "guard": self.guard, "run": self}
         self.precision, self.weights = precision or torch.float32, weights
         self.step_number, self.progress = 0, Progress()
-        self.rest: Iterator[Any] | None = None  # of an epoch, after a validation within it
         self.run_dir = Path(
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
@@ -129,10 +128,7 @@ class Run:
         self.guard.keep_statistics()
 
     def epochs(self) -> Iterator[int]:
-        """Yield the numbers of the epochs that are left, from 0, until the run has ended.
-
-        An epoch that is validated several times is yielded once for each validation.
-        """
+        """Yield the numbers of the epochs that are left, from 0, until the run has ended."""
         progress = self.progress
         epochs = range(max(self.loader.epoch, progress.num_epochs), self.cfg.epochs)
         lacks_validation = self._is_at_max_steps() and self.step_number != progress.validated_step
@@ -144,29 +140,20 @@ class Run:
             self.report.open(self.model, self.device)
         if self.profiler is not None:
             self.profiler.start()
-        epoch = epochs[0]
-        while epoch in epochs:
+        for epoch in epochs:
             yield epoch
             if self._has_ended():
                 break
-            epoch += self.rest is None  # else the epoch goes on
 
     def batches(self, loader: Loader) -> Iterator[Any]:
-        """Yield the training batches of the epoch until the next validation, and time each step.
-
-        After a validation within the epoch, its iterator goes on, with the batches read ahead. The
-        wait for a batch is measured, too.
-        """
+        """Yield the training batches that are left of the epoch; time each step, and the wait for
+        its batch."""
         self.step_number = steps_done(loader)
         self.recorder.open_epoch(self.report.process | self.report.changed, self.step_number)
         self.timing.lap("other")
-        batches, self.rest = self.rest, None
-        # After a resume, a validation that was not reached is still due.
-        is_due = batches is None and self._is_due()
-        if batches is None:
-            # An epoch that was stopped after its last step has only its validation left.
-            batches = iter(()) if is_finished(loader) else iter(loader)
-        while not (is_due or self._is_at_max_steps()):
+        # An epoch that was stopped after its last step has only its validation left.
+        batches = iter(()) if is_finished(loader) else iter(loader)
+        while not self._is_at_max_steps():
             with self.timing.data_wait():
                 batch = next(batches, None)
             if batch is None:
@@ -180,8 +167,6 @@ class Run:
             if self.profiler is not None:
                 self.profiler.step()
                 self.timing.lap("profile")
-            is_due = self._is_due()
-        self.rest = batches if is_due else None
         self.recorder.close_epoch(self.step_number)
         self._act_on(self.group.pending_flags())
 
@@ -238,7 +223,6 @@ class Run:
             counts = {
                 "steps": self.step_number,
                 "bad_steps": self.guard.num_bad_steps,
-                "bad_samples": self.recorder.num_bad_samples,
             }
             self.report.close(self.progress, counts, self.recorder.speed)
 
@@ -251,13 +235,6 @@ class Run:
         """Continue from the progress that a checkpoint holds."""
         self.progress.load_state_dict(state)
         self.recorder.load_state_dict(state.get("sums", {}))
-
-    def _is_due(self) -> bool:
-        """Return True if a validation within the epoch is due, `validation.every_steps`."""
-        every_steps = self.cfg.validation.every_steps
-        if every_steps is None or self.step_number % every_steps or is_finished(self.loader):
-            return False
-        return self.step_number not in (0, self.progress.validated_step)
 
     def _is_at_max_steps(self) -> bool:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
@@ -286,7 +263,6 @@ class Run:
         """Copy the state to the host and write it in the background; every rank calls it."""
         self.guard.settle()
         self.timing.finished()  # what follows, such as the wait for the previous write, is no step
-        self.recorder.count_bad_samples()
         self.writer.wait()
         state = collect(self.state, self.weights if is_best else None, self.group)
         self.writer.write(state | self.report.about | {"step": self.step_number}, is_best)

@@ -53,7 +53,7 @@ def set_threads() -> None:
     Where other programs keep the CPUs busy, too, log what helps: a thread of OpenMP that waits for
     another one, which a third program keeps from running, occupies its CPU.
     """
-    from loaders.common import cpus_per_rank  # which commands need only here
+    from loaders.limits import cpus_per_rank  # which commands need only here
 
     num_cpus = cpus_per_rank()
     if num_cpus < torch.get_num_threads() and "OMP_NUM_THREADS" not in os.environ:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from conf.errors import told
 from conf.schema import Config, LossConfig
 from loaders import Loader
-from loaders.common import map_leaves, num_samples, tensors_of
+from loaders.batch import map_leaves, num_samples, tensors_of
 from models import build_model
 from runtime.gpu_monitor import GpuMonitor
 from runtime.group import SingleProcess

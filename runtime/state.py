@@ -13,7 +13,7 @@ from conf.credentials import masked
 from conf.errors import UserError
 from conf.schema import Config, DataConfig
 from loaders import Loader
-from loaders.common import map_leaves
+from loaders.batch import map_leaves
 from models.pretrained import fitting_weights, initial_weights, zeros_for_head
 from runtime.facts import Differences, check_facts, differences, facts_of, listed
 from runtime.group import SingleProcess
@@ -195,12 +195,10 @@ def _fitting_position(
         log.warning("settings that have changed: %s", listed(changed, len(changed)))
     if not restarting:
         return saved["loader"]
-    epoch, position = saved["loader"]["epoch"], 0
-    if saved["run"]["epoch_is_finished"]:
-        position = len(loader) * cfg.global_batch_size
-    else:
+    epoch, is_finished = saved["loader"]["epoch"], saved["run"]["epoch_is_finished"]
+    if not is_finished:
         log.warning("another plan of the data: epoch %d is restarted", epoch + 1)
-    return {"epoch": epoch, "position": position, "plan": now}
+    return loader.state_at(epoch, is_finished)
 
 
 def rng_state() -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ import torch
 
 from conf.names import names_in
 from conf.schema import Config
-from loaders.layouts import has_images
 
 INPUT_BOUND, BUSY = 0.2, 0.8
 """Share of the time waiting for data from which on a run is called input-bound; utilisation of a
@@ -151,15 +150,14 @@ def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
     if bound.startswith("compute"):
         return bound
     options = {"a larger loader.num_workers": True}
-    if has_images(cfg.data):
+    if cfg.data.layout != "own":
         backends = names_in("loaders.backends")
         in_memory = cfg.data.layout.startswith("mnist")
-        can_tune = cfg.loader.num_workers != "auto" and cfg.loader.name != "synthetic"
         # On a CPU, DALI is slower than the threads.
         on_gpu = device.type == "cuda" and cfg.loader.name == "pytorch"
         packs = cfg.loader.name not in ("packed", "synthetic") and not in_memory
         options = {
-            "loader.num_workers=auto": can_tune,
+            "python -m tools.bottleneck": cfg.loader.name != "synthetic",
             "loader=dali": "dali" in backends and on_gpu and not in_memory,
             "loader=packed": "packed" in backends and packs,
         }

@@ -15,9 +15,9 @@ import torch
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from conf.schema import DataConfig
-from loaders.backends import ImageLoader, build_loaders
-from loaders.index import SPLITS, Index, open_splits, write_index
+from loaders import Loader, build_loaders
+from loaders.index import Index
+from loaders.open_index import open_index
 from tests.formats import write_all
 from tests.helpers import REPOSITORY, make_config
 
@@ -33,18 +33,27 @@ TURNED = [
 ]
 
 
-def loaders_of(*overrides: str, rank=0, world_size=1) -> tuple[ImageLoader, ImageLoader]:
+def loaders_of(*overrides: str, rank=0, world_size=1) -> tuple[Loader, Loader]:
     """The loaders of training and validation, on the CPU."""
     return build_loaders(make_config(*overrides), torch.device("cpu"), rank, world_size)
 
 
+def index_in(loader: Loader) -> Index:
+    """The index that a loader of images reads."""
+    index: Any = loader.plan.samples
+    return index.index
+
+
+def paths_in(index: Index, side: int = 0) -> list[str]:
+    """The paths of the files of one side."""
+    source: Any = index.source
+    return [*source.paths[side]]
+
+
 def index_of(*overrides: str) -> tuple[Index, Index]:
     """The indexes of training and validation."""
-    return open_splits(make_config(*overrides).data)
-
-
-def save_index(data: DataConfig, out: Path) -> None:
-    write_index(dict(zip(SPLITS, open_splits(data), strict=True)), data, out)
+    indexes = open_index(make_config(*overrides).data)
+    return indexes["train"], indexes["val"]
 
 
 def smooth(number: int, height: int, width: int) -> np.ndarray:
@@ -112,10 +121,10 @@ def photos_in(root: Path, *more: str) -> list[str]:
 
 def spoil_file(index: Index, sample: int) -> None:
     """Damage one file of a sample, the target's if it has one."""
-    file = Path(index.files[-1][sample])
+    file = Path(paths_in(index, len(index.sides) - 1)[sample])
     content = file.read_bytes()
     file.unlink()  # it may be mapped into memory
-    file.write_bytes(content[:-30])
+    file.write_bytes(content[: 2 * len(content) // 3])
 
 
 @dataclass
@@ -182,12 +191,21 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def photos(root: Path) -> Data:
+NOT_BY_DALI = (
+    *("translucent.png", "moving.png", "cut.png", "late.png", "turned.webp"),
+    *("bits.tif", "turned.tif", "stray.jpg", "xmp.png"),
+)
+
+
+def photos(root: Path, by_dali: bool = False) -> Data:
     """JPEGs with any orientation, 0 and 9 too, and other forms of files, in three class folders."""
     data = Data([*FOLDERS, *PLAIN])
-    for number, (form, mode, options) in enumerate(OTHERS + 3 * JPEGS):
+    forms = OTHERS + 3 * JPEGS
+    if by_dali:
+        forms = [form for form in OTHERS + 6 * JPEGS if form[0] not in NOT_BY_DALI]
+    for number, (form, mode, options) in enumerate(forms[: NUM_VAL + NUM_TRAIN]):
         image = Image.fromarray(smooth(number, 45 + number, 80 - number))
-        if number >= len(OTHERS):
+        if form.endswith("jpg") and mode == "RGB":
             options = options | {"exif": turned(number % 10), "quality": 90}
         name, label = f"bild-ä {number} {form}", f"class {number % 3}"
         path = root / label / name
@@ -244,6 +262,10 @@ def all_formats(root: Path, first: bool, background: list[int]) -> Data:
 # name of the kind -> the function that writes it; further ones are in tests/parts/
 KINDS: dict[str, Callable[[Path], Data]] = {
     "photos": photos,
+    "photos that DALI reads": partial(photos, by_dali=True),
+    "cells that DALI reads": partial(
+        cells, channels=5, dtype="uint16", kinds=[{}, *TIFFS[2:4], *TIFFS[5:6]]
+    ),
     "formats": partial(all_formats, first=True, background=[255, 255, 255]),
     "other formats": partial(all_formats, first=False, background=[10, 200, 70]),
     "cells of 8 bits, not compressed": partial(cells, channels=5, dtype="uint8", kinds=[{}]),

@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional
 
 from conf.schema import DataConfig
 from loaders.augment import AUGMENTATIONS, Augmentation, active_augmentations, to_device
-from loaders.plan import neutral_rows
+from loaders.rectangles import neutral_rows
 from loaders.targets import Labels, Masks, MultiLabels, RegressionTargets, Target, TargetImages
 from tests.helpers import REPOSITORY, refused
 from tests.images import loaders_of, smooth

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from loaders.backends import ImageLoader, build_loaders
+from loaders import Loader, build_loaders
 from loaders.check import check
-from loaders.index import BadFileError
+from loaders.index import BadFileError, Index
 from loaders.targets import Labels, MultiLabels
 from tests import images
 from tests.helpers import make_config
@@ -25,7 +25,8 @@ from tests.images import (
     TURNED,
     Data,
     common,
-    save_index,
+    index_in,
+    paths_in,
 )
 from tests.parts import rows_of
 
@@ -37,17 +38,23 @@ KINDS: dict[str, Callable[[Path], Data]] = {**FOLDERS, **ARCHIVED}
 """Name of a kind of data -> function that writes it."""
 # One kind of each layout and form of files.
 FORMS = ["photos", "cells of 8 bits, not compressed", "cells of 16 bits", *rows_of("FORMS")]
+FORMS += ["photos that DALI reads", "cells that DALI reads"]
 # name of a way to read data -> the overrides that choose it
 WAYS: dict[str, list[str]] = {
     "threads": ["loader=pytorch", "loader.num_threads=2"],
     "workers": ["loader=pytorch", "loader.num_workers=2"],
-    "index": ["loader=pytorch", "data.index=x"],
 }
 OTHERS = dict(rows_of("WAYS"))
 COPIES = dict(rows_of("COPIES"))
 """Those that read pixels which were stored before."""
 # Ways that are not tested with all kinds of data.
-KINDS_OF = {"workers": ["photos", *rows_of("WITH_WORKERS")], "index": FORMS}
+KINDS_OF = {"workers": ["photos", *rows_of("WITH_WORKERS")]}
+# Of the other kinds, some files are refused.
+KINDS_OF["dali"] = [
+    *("photos that DALI reads", "cells that DALI reads", "cells of 8 bits, not compressed"),
+    *("cells of one channel", "pairs", "pairs, targets twice as large"),
+    *("several labels", "numbers"),
+]
 KINDS_OF |= {way: [*FOLDERS] for way in COPIES}
 FORMS = [*FORMS, *ARCHIVED]
 WAYS |= OTHERS | COPIES
@@ -70,27 +77,23 @@ class Place:
         self.data = KINDS[kind](self.root)
         self.epochs: dict[tuple[object, ...], list[Sample]] = {}
         self.names = {
-            loader.index.name: [Path(file).name for file in loader.index.files[0]]
+            index_in(loader).name: [Path(file).name for file in paths_in(index_in(loader))]
             for loader in self.loaders("threads")
         }
 
-    def loaders(self, way: str, *more: str, rank=0, num_ranks=1) -> tuple[ImageLoader, ImageLoader]:
+    def loaders(self, way: str, *more: str, rank=0, num_ranks=1) -> tuple[Loader, Loader]:
         options = (*self.data.options, *CROPS, *common(self.root), *WAYS[way])
         out = self.folder / f"pack {' '.join(more)}".replace("=", " ")
         options += (f"loader.pack='{out}'",) * (way in COPIES)
         cfg = make_config(*options, f"global_batch_size={BATCH}", *more)
-        if cfg.data.index:
-            cfg.data.index, index = None, self.folder / f"index {more}"
-            save_index(cfg.data, index)
-            cfg.data.index = str(index)
         if way in COPIES:
             import_module("loaders.pack").pack(cfg.data, out)
         return build_loaders(cfg, torch.device("cpu"), rank, num_ranks)
 
-    def read(self, loader: ImageLoader, epoch: int | None = 0) -> list[Sample]:
+    def read(self, loader: Loader, epoch: int | None = 0) -> list[Sample]:
         """The samples of an epoch."""
         loader.set_epoch(epoch or 0)
-        names, found = self.names[loader.index.name], []
+        names, found = self.names[index_in(loader).name], []
         for batch in loader:
             rows = loader.last_rows
             in_order = [names[sample] for sample in rows["sample"]]
@@ -135,9 +138,9 @@ def cut_out(image: np.ndarray, row: np.void, factor: int = 1) -> Tensor:
     return torch.from_numpy((image if image.ndim == 2 else np.moveaxis(image, -1, 0)).copy())
 
 
-def expected_target(loader: ImageLoader, target: Any, row: np.void) -> Tensor:
+def expected_target(loader: Loader, target: Any, row: np.void) -> Tensor:
     if isinstance(target, np.ndarray):
-        return cut_out(target, row, max(side.size_factor for side in loader.index.sides))
+        return cut_out(target, row, max(side.size_factor for side in index_in(loader).sides))
     if isinstance(loader.info.target, Labels):
         return torch.tensor(loader.info.classes.index(target))
     if isinstance(loader.info.target, MultiLabels):
@@ -178,7 +181,9 @@ def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places) -
 
 
 CONTINUED: list[Any] = [(*case, []) for case in CASES if case[0] in FORMS and case[1] != "workers"]
-CONTINUED += [("photos", way, [*TURNED, "data.mixup=0.4"]) for way in WAYS]
+CONTINUED += [
+    (kind, way, [*TURNED, "data.mixup=0.4"]) for kind, way in CASES if kind.startswith("photos")
+]
 
 
 @pytest.mark.parametrize(("kind", "way", "more"), CONTINUED)
@@ -214,50 +219,77 @@ BAD_CASES = [case for case in BAD_CASES if case[1] != "workers" or case[0] in FO
 
 
 @pytest.mark.parametrize(("kind", "way"), BAD_CASES)
-def test_a_bad_sample_is_named_or_replaced(kind: str, way: str, places, tmp_path: Path) -> None:
-    """By the next one of its rank; evaluation leaves it out. Two are in succession, one is the
-    last; photos have two ranks."""
-    place, ours, num_ranks = places(kind), Place(kind, tmp_path), 2 if kind == "photos" else 1
-    rank, batch = num_ranks - 1, BATCH // num_ranks
-    order, val_order = (names(place.epoch(way, epoch))[rank::num_ranks] for epoch in (0, None))
-    bad, bad_val = [*order[3:5], order[-1]], val_order[1:2]
-    named, (train, val), (late, _) = (
-        ours.loaders(way, f"data.on_error={what}", rank=rank, num_ranks=num_ranks)
-        for what in ("raise", "skip", "skip")
-    )
-    for loader, names_of_bad in ((train, bad), (val, bad_val)):
-        for name in names_of_bad:
-            ours.data.spoil(loader.index, ours.names[loader.index.name].index(name))
-    for loader in named:
+def test_a_bad_sample_is_named(kind: str, way: str, places, tmp_path: Path) -> None:
+    ours = Place(kind, tmp_path)
+    for loader in ours.loaders(way):
+        for sample in (2, 3, 4):  # two are not in the epoch
+            ours.data.spoil(index_in(loader), sample)
         with pytest.raises(BadFileError, match=str(ours.root)):
             ours.read(loader)
-    good = [name for name in order if name not in bad]
-    replaced = [next(n for n in [*order[at:], *good] if n in good) for at in range(len(order))]
-    by_name = {sample.name: sample for sample in place.epoch(way, 0)}
-    expected = [by_name[name] for name in replaced]
-    assert_same(ours.read(train), expected)
-    late.load_state_dict(train.state_dict() | {"position": 2 * BATCH, "bad": []})
-    assert_same(ours.read(late), expected[2 * batch :])
-    assert names(ours.read(val)) == [name for name in val_order if name not in bad_val]
-    assert train.share_bad_samples(lambda bad: [bad]) == {"train": 3, "val": 1}
+
+
+@pytest.mark.parametrize(("kind", "way"), [case for case in BAD_CASES if case[1] != "dali"])
+def test_a_bad_sample_is_replaced_by_the_next_one(kind, way, places, tmp_path: Path) -> None:
+    """Of the index, at the same position; evaluation leaves it out. Two are in succession, one is
+    the last; photos have two ranks."""
+    place, ours, num_ranks = places(kind), Place(kind, tmp_path), 2 if kind == "photos" else 1
+    rank, batch = num_ranks - 1, BATCH // num_ranks
+    skip = ["data.on_error=skip"]
+    (train, val), (late, _) = (
+        ours.loaders(way, *skip, rank=rank, num_ranks=num_ranks) for _ in range(2)
+    )
+    bad, bad_val = [3, 4, NUM_TRAIN - 1], [1]  # not one whose end has no pixels
+    for loader, samples in ((train, bad), (val, bad_val)):
+        for sample in samples:
+            ours.data.spoil(index_in(loader), sample)
+    in_index = ours.names[index_in(train).name]
+    bad_names = {in_index[sample] for sample in bad}
+    whole = place.epoch(way, 0)[rank::num_ranks]
+    found = ours.read(train)
+    for before, (name, row, *values) in zip(whole, found, strict=True):
+        expected = in_index.index(before.name)
+        while in_index[expected] in bad_names:
+            expected = following(index_in(train), expected)
+        assert name == in_index[expected]
+        assert row["position"] == before.row["position"]
+        if name == before.name:
+            assert row == before.row
+        target = expected_target(train, ours.data.targets[name], row)
+        atol = 4.01 / 255 if name.endswith("jpg") else 1e-5
+        right = [cut_out(ours.data.inputs[name], row), target]
+        torch.testing.assert_close(values, right, rtol=0, atol=atol, msg=name)
+    late.load_state_dict(train.state_at(0, False) | {"row": 2 * BATCH})
+    assert_same(ours.read(late), found[2 * batch :])
+    val_names = names(place.epoch(way, None)[rank::num_ranks])
+    left_out = ours.names[index_in(val).name][1]
+    assert names(ours.read(val)) == [name for name in val_names if name != left_out]
     if way == "threads" and "cells" not in kind:  # not every missing byte of a TIFF is used
-        assert len(check(train.cfg.data)[1]) == 4
+        problems = check(make_config(*ours.data.options, *common(ours.root)).data)[1]
+        assert len(problems) == 4
+
+
+def following(index: Index, sample: int) -> int:
+    """The sample that stands in for a bad one: the next one, or of shards the one before it in the
+    shard."""
+    return index.source.following(sample, len(index))
 
 
 # What is resized or augmented: close to `threads` where a backend does it in its own way.
 
 SHOWN: list[tuple[str, list[str]]] = [
-    ("photos", ["data.resize=40"]),
-    ("photos", RESIZED_CROPS),
-    ("photos", [*TURNED, "data.mixup=0.4"]),
+    ("photos that DALI reads", ["data.resize=40"]),
+    ("photos that DALI reads", RESIZED_CROPS),
+    ("photos that DALI reads", [*TURNED, "data.mixup=0.4"]),
     ("cells of 8 bits, not compressed", ["data.resize=[90,100]", "data.crop=80"]),
-    ("cells of 16 bits", ["data.resize=[32,40]"]),
+    ("cells that DALI reads", ["data.resize=[32,40]"]),
     *rows_of("SHOWN"),
 ]
 
 
-@pytest.mark.parametrize("way", [*OTHERS, *COPIES])
-@pytest.mark.parametrize(("kind", "options"), SHOWN)
+@pytest.mark.parametrize(
+    ("kind", "options", "way"),
+    [(*row, way) for row in SHOWN for way in (*OTHERS, *COPIES) if (row[0], way) in CASES],
+)
 def test_backends_agree_on_what_is_resized_and_augmented(kind, options, way, places) -> None:
     """Within 0.6 of 255 on average. A pack is resized and rounded before it is cut: within 8."""
     place = places(kind)
@@ -269,7 +301,7 @@ def test_backends_agree_on_what_is_resized_and_augmented(kind, options, way, pla
         inputs, other_inputs = (torch.stack([s.inputs for s in samples]) for samples in read)
         targets, other_targets = (torch.stack([s.target for s in samples]) for samples in read)
         is_mask, stored = targets.ndim == 3, place.data.targets.values()
-        if not is_mask and (is_close or kind == "photos"):  # the rest has hard edges
+        if not is_mask and (is_close or kind.startswith("photos")):  # the rest has hard edges
             assert 255 * (inputs - other_inputs).abs().mean() < (0.6 if is_close else 8)
         if is_mask:
             values = set().union(*(np.unique(mask).tolist() for mask in stored))

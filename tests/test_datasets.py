@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from tests.helpers import refused
-from tests.images import FOLDERS, index_of, loaders_of, make_photos, reading, save, smooth
+from tests.images import (
+    FOLDERS,
+    index_in,
+    index_of,
+    loaders_of,
+    make_photos,
+    paths_in,
+    reading,
+    save,
+    smooth,
+)
 from tests.parts import rows_of
 
 
@@ -19,7 +29,7 @@ def options(tmp_path: Path) -> list[str]:
 def test_a_split_depends_on_a_seed_of_its_own(options: list[str]) -> None:
     """That its parts are disjoint, is in test_contract.py."""
     one, same, other = (
-        [index.files[0][:] for index in index_of(*options, seed)]
+        [paths_in(index) for index in index_of(*options, seed)]
         for seed in ("seed=0", "seed=1", "data.split_seed=1")
     )
     assert one == same != other
@@ -44,7 +54,7 @@ def test_folders_of_splits_in_any_usual_spelling_are_splits(
     train, val = index_of(layout, *reading(tmp_path / "d"))
     assert [len(train), len(val)] == [2 * classes, classes]
     for index, name in ((train, names[0]), (val, names[1])):
-        assert {Path(path).parts[-3] for path in index.files[0]} == {name}
+        assert {Path(path).parts[-3] for path in paths_in(index)} == {name}
 
 
 def test_a_class_may_be_called_train(options: list[str], tmp_path: Path) -> None:
@@ -55,14 +65,14 @@ def test_a_class_may_be_called_train(options: list[str], tmp_path: Path) -> None
 
 def test_system_folders_are_skipped_and_other_endings_are_counted(options, tmp_path) -> None:
     root = tmp_path / "photos"
-    before = [[*index.files[0]] for index in index_of(*options)]
+    before = [paths_in(index) for index in index_of(*options)]
     for folder in ("@eaDir", "lost+found", "$RECYCLE.BIN", ".git", "a/@eaDir/1.jpg", "__MACOSX"):
         save(root / folder / "thumbnail.png", smooth(0, 8, 8))
     others = [root / name for name in ("a/1.HEIC", "b/2.heic", "b/README")]
     for path in (*others, root / "a/Thumbs.db", root / "a/.hidden"):
         path.touch()
     loader, val = loaders_of(*options, "global_batch_size=2")
-    assert [[*index.files[0]] for index in (loader.index, val.index)] == before
+    assert [paths_in(index) for index in (index_in(loader), index_in(val))] == before
     told = "\n".join(loader.info.description)
     assert all(text in told for text in ("3 files", "2 .heic", "1 no ending"))
     for path in others[1:]:
@@ -72,7 +82,7 @@ def test_system_folders_are_skipped_and_other_endings_are_counted(options, tmp_p
     others[0].unlink()
     next(root.glob("c/*")).rename(root / "c" / "phone.JFIF")
     loader, val = loaders_of(*options, "global_batch_size=2")
-    assert len(loader.index) + len(val.index) == 12
+    assert len(index_in(loader)) + len(index_in(val)) == 12
     assert "left out" not in "\n".join(loader.info.description)
 
 

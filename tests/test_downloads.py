@@ -39,7 +39,7 @@ def mnist_files() -> dict[str, bytes]:
 
 def assert_has(index: Index, images: np.ndarray, times: int = 1) -> None:
     """It has these images and their labels, so many times, of ten classes."""
-    found = [index.read_image(number) for number in range(len(index))]
+    found = [index.read(number) for number in range(len(index))]
     assert np.array_equal(found, np.tile(images, (times, 1, 1, 1)))
     target: Any = index.target
     assert target.values.tolist() == LABELS * times

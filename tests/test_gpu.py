@@ -110,12 +110,13 @@ LOADERS = {
 
 
 # Those of the CPU are compared in other files; one of them shows that this test is right.
-BATCHES: list[Any] = [("masks", "dali", "cpu")]
+BATCHES: list[Any] = [("uint16", "dali", "cpu")]
 BATCHES += [
     pytest.param(name, loader, "cuda", marks=NEEDS_CUDA)
     for name in DATA
     for loader in LOADERS
-    if "hardware" not in loader or name.startswith("photos")
+    if ("hardware" not in loader or name.startswith("photos"))
+    and not (loader.startswith("dali") and name == "masks")  # which DALI does not read
 ]
 
 

@@ -4,6 +4,7 @@ import mmap
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from itertools import count
@@ -15,9 +16,22 @@ import numpy as np
 import pytest
 
 from conf.schema import DataConfig
-from loaders.index import SPLITS, BadFileError, images_below, open_splits, read_headers, share
-from tests.helpers import join, make_config, refused, start_process
-from tests.images import index_of, loaders_of, make_photos, photos_in, rot, save, save_index, smooth
+from loaders.columns import stored
+from loaders.folders import images_below
+from loaders.headers import read_headers
+from loaders.index import new_index
+from loaders.pixels import Pixels
+from tests.helpers import REPOSITORY, join, make_config, refused, start_process
+from tests.images import (
+    index_of,
+    loaders_of,
+    make_photos,
+    paths_in,
+    photos_in,
+    rot,
+    save,
+    smooth,
+)
 
 COUNT = 12
 
@@ -34,8 +48,14 @@ def test_embedded_digits_are_the_promised_subset() -> None:
 def test_other_labels_or_pixels_are_another_data_set() -> None:
     train: Any = index_of()[0]
     labels = replace(train.target, values=train.target.values[::-1])
-    others = [replace(train, target=labels), replace(train, pixels=(train.pixels[0][::-1],))]
-    assert train.fingerprint not in [other.fingerprint for other in others]
+    source = train.source
+    pixels = Pixels(source.sizes, source.offsets, (source.pixels[0][::-1],))
+    made = [
+        new_index(train.name, train.sizes, target, train.inputs, images)
+        for target, images in ((train.target, source), (labels, source), (train.target, pixels))
+    ]
+    assert made[0].fingerprint == train.fingerprint
+    assert len({index.fingerprint for index in made}) == 3
 
 
 @pytest.fixture
@@ -55,7 +75,7 @@ def sizes_of(photos: Path, *more: str) -> dict[str, tuple[int, int]]:
     """Height and width by file, as a new index has them."""
     sizes: dict[str, tuple[int, int]] = {}
     for index in index_of(*options_for(photos, *more)):
-        names = [Path(name).name for name in index.files[0]]
+        names = [Path(name).name for name in paths_in(index)]
         sizes |= zip(names, map(tuple, index.sizes.tolist()), strict=True)
     return sizes
 
@@ -71,7 +91,6 @@ def test_only_files_that_are_new_or_changed_are_read_again(photos: Path) -> None
     del sizes["foto ä 0.jpg"]
     sizes["new.jpg"] = (9, 8)
     read_headers([str(photos / "a" / "new.jpg")], data_of(photos), "rgb")  # the others are kept
-    assert sizes_of(photos, "data.check_files=false") == sizes  # known files are not looked at
     sizes["foto ä 1.jpg"] = (11, 10)
     assert sizes_of(photos) == sizes
 
@@ -93,14 +112,7 @@ def test_only_files_that_are_new_or_changed_are_read_again(photos: Path) -> None
         sizes_of(photos)
 
 
-# An index on disk. That it is the one made by reading the data set, is in test_contract.py.
-
-
-@pytest.fixture
-def out(photos: Path, tmp_path: Path) -> Path:
-    """An index of the photos."""
-    save_index(data_of(photos), tmp_path / "index")
-    return tmp_path / "index"
+# The copy of an index for worker processes.
 
 
 def is_mapped(array: Any) -> bool:
@@ -110,39 +122,47 @@ def is_mapped(array: Any) -> bool:
     return isinstance(array, mmap.mmap)
 
 
-def test_workers_map_an_index_into_memory_and_the_data_may_move(photos, out, tmp_path) -> None:
-    made, opened = (index_of(*options_for(photos, *x)) for x in ([], [f"data.index={out}"]))
-    for split, index, other in zip(SPLITS, opened, made, strict=True):
-        assert index.stored  # whose fingerprint is known, not worked out again
-        for mapped in (index, share(other, tmp_path / "made" / split)):
+def test_workers_map_an_index_into_memory(photos: Path) -> None:
+    for options in (options_for(photos), [f"data.cache_dir={photos.parent / 'cache'}"]):
+        data = make_config(*options).data
+        for index in index_of(*options):
+            mapped = stored(index, data)
             call = ForkingPickler.dumps(mapped)
             assert len(call) < 1000
-            found = pickle.loads(call)  # as in a worker process
-            columns = [found.sizes, *found.headers, *(paths.names for paths in found.files)]
-            assert all(map(is_mapped, columns))
-            assert found.sizes.tolist() == other.sizes.tolist()
-    moved = photos.rename(tmp_path / "moved")
-    train, _ = loaders_of(*options_for(moved, f"data.index={out}"))
-    assert train.index.name_of(0).startswith(str(moved))
-    assert sum(len(inputs) for inputs, _ in train) == COUNT - 4
-    assert train.state_dict()["plan"]["files"] == made[0].fingerprint
+            found: Any = pickle.loads(call)  # as in a worker process
+            columns = found.source.columns().values()
+            assert all(map(is_mapped, [found.sizes, *columns]))
+            assert found.sizes.tolist() == index.sizes.tolist()
+            assert np.array_equal(found.read(0), index.read(0))
+            assert found.fingerprint == index.fingerprint
 
 
-def test_a_file_that_changed_or_is_gone_is_named_at_start_or_when_it_is_read(photos, out) -> None:
-    *changed, gone = map(Path, images_below(photos))
-    for path in changed:
-        save(path, smooth(0, 66, 80))
-    gone.unlink()
-    options = options_for(photos, f"data.index={out}")
-    with refused("samples of photos/", " has changed ", "loaders.index"):
-        index_of(*options)
-    index_of(*options, "data.on_error=skip")
-    hidden = photos.rename(photos.with_name("hidden"))
-    both = loaders_of(*options, "data.check_files=false")  # looks at no file
-    hidden.rename(photos)
-    for loader in both:
-        with pytest.raises(BadFileError, match=f"{photos}.*(has changed|No such file)"):
-            list(loader)
+def test_a_complete_cache_that_is_only_read_is_used(photos: Path) -> None:
+    cache, options = photos.with_name("cache"), options_for(photos, "loader.num_workers=1")
+    for loader in loaders_of(*options):
+        list(loader)
+    command = f"""
+from tests.images import loaders_of
+for loader in loaders_of(*{options!r}):
+    print(sum(len(inputs) for inputs, _ in loader))
+"""
+    mount = f'mount --bind "{cache}" "{cache}" && mount -o remount,ro,bind "{cache}" && exec "$@"'
+    unshare = ["unshare", *([] if os.geteuid() == 0 else ["-Ur"]), "--mount", "sh", "-c", mount]
+    found = subprocess.run(
+        [*unshare, "sh", sys.executable, "-c", command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.split() == ["8", "4"], found.stderr
+    photos.joinpath("a", "new.jpg").write_bytes(photos.joinpath("a", "foto ä 0.jpg").read_bytes())
+    found = subprocess.run(
+        [*unshare, "sh", sys.executable, "-c", command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert "data.cache_dir" in found.stderr
 
 
 def be_killed(photos: Path) -> None:
@@ -158,24 +178,9 @@ def be_killed(photos: Path) -> None:
 
 
 def test_an_indexing_that_was_killed_goes_on(photos: Path, tmp_path: Path) -> None:
-    data, files = data_of(photos), images_below(photos)
+    files = images_below(photos)
     assert join([start_process(be_killed, photos)]) == [9]
     for path in files[:6]:  # which are not read again
         rot(path)
-    (out := tmp_path / "index").mkdir()  # an empty folder is as good as none
-    save_index(data, out)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["cache", "index", "photos"]
+    assert sum(map(len, index_of(*options_for(photos)))) == COUNT
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
-    Path(files[6]).write_text("no image")
-    with refused("1 of 12 files"):
-        save_index(data, out)
-    data.index, data.check_files = str(out), False
-    assert sum(map(len, open_splits(data))) == COUNT  # the one from before
-
-
-def test_an_index_of_other_settings_or_of_no_files_is_refused(photos: Path, out: Path) -> None:
-    with refused("data.val_count=3 (there: 4)"):
-        index_of(*options_for(photos, "data.val_count=3", f"data.index={out}"))
-    with refused("data=mnist_mini"):
-        save_index(make_config().data, out.with_name("new"))
-    assert not out.with_name("new").exists()

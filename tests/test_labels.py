@@ -12,9 +12,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from loaders.index import Index, class_counts
+from loaders.index import Index
 from tests.helpers import REPOSITORY, refused, replace
-from tests.images import PLAIN, index_of, loaders_of, reading, save
+from tests.images import PLAIN, index_in, index_of, loaders_of, paths_in, reading, save
 
 NUM_IMAGES = 12
 NAMES = ["cat", "dog", "cow", "dog"] * 3
@@ -57,7 +57,7 @@ def labels_by_number(index: Index) -> dict[int, list]:
         values = [list(np.array(target.classes)[row == 1]) for row in target.values]
     elif target.kind == "labels":
         values = [[target.classes[label]] for label in values]
-    return dict(zip((int(Path(name).stem) for name in index.files[0]), values, strict=True))
+    return dict(zip((int(Path(name).stem) for name in paths_in(index)), values, strict=True))
 
 
 def write_parquet(tmp_path: Path, columns: dict[str, list[Any]]) -> Path:
@@ -104,13 +104,16 @@ def test_cells_become_classes_several_labels_or_numbers(
     else:
         table = write_parquet(tmp_path, columns)
     loader, other = loaders_of(*options_of(images, table, override))
-    target: Any = loader.index.target
+    target: Any = index_in(loader).target
     assert ",".join(target.names if target.kind == "numbers" else target.classes) == names
-    by_number = labels_by_number(loader.index) | labels_by_number(other.index)
+    by_number = labels_by_number(index_in(loader)) | labels_by_number(index_in(other))
     assert by_number == {n: expected[n % len(expected)] for n in range(NUM_IMAGES)}
     if target.kind != "numbers":
-        labels = [label for several in labels_by_number(loader.index).values() for label in several]
-        assert class_counts(loader.index).tolist() == [labels.count(c) for c in target.classes]
+        labels = [
+            label for several in labels_by_number(index_in(loader)).values() for label in several
+        ]
+        assert loader.info.class_counts is not None
+        assert loader.info.class_counts().tolist() == [labels.count(c) for c in target.classes]
     assert names.replace(",", ", ") in loader.info.description[0]
 
 
@@ -247,7 +250,7 @@ def test_a_path_is_found_in_another_unicode_normal_form(tmp_path) -> None:
     lines = ["path,label", *(f"{path},{'ab'[n % 2]}" for n, path in enumerate(others))]
     (table := tmp_path / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
     options = options_of(root, table, "data.val_count=1")
-    files = {file for index in index_of(*options) for file in index.files[0]}
+    files = {file for index in index_of(*options) for file in paths_in(index)}
     assert files == {f"{root}/{path}" for path in paths}
     table.write_text("\n".join([*lines, f"{paths[0]},a"]), encoding="utf-8")
     with refused("row 6", "as row 2"):
@@ -286,5 +289,5 @@ def test_a_root_may_be_written_in_any_way(images: Path, tmp_path, monkeypatch) -
     monkeypatch.chdir(images)
     for root in (".", "./", f"../{images.name}", f".//../{images.name}", f"{images}//."):
         index = index_of(*options, f"data.root={root}")[0]
-        assert [*map(os.path.realpath, index.files[0])] == [*expected.files[0]]
+        assert [*map(os.path.realpath, paths_in(index))] == paths_in(expected)
         assert index.fingerprint == expected.fingerprint

@@ -1,6 +1,5 @@
 """Normalisation, threads, worker processes, CPUs."""
 
-import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,12 +9,10 @@ import psutil
 import pytest
 import torch
 
-from loaders.backends import build_loaders, default_workers
-from loaders.common import cpus_per_rank
-from runtime.setup import resolve_device
-from tests.helpers import DEVICES, Operations, make_config, workers_of
+from loaders.limits import cpus_per_rank
+from loaders.workers import default_workers
+from tests.helpers import Operations, workers_of
 from tests.images import FOLDERS, loaders_of, make_photos, reading
-from tests.parts import rows_of
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:
@@ -51,8 +48,9 @@ def test_a_jpeg_takes_few_operations(tmp_path) -> None:
     options = [*FOLDERS, *reading(make_photos(tmp_path / "photos", 40)), "data.crop=24"]
     options += ["data.random_resized_crop=[0.2,1]", "data.resize=null", "data.hflip=1"]
     loader: Any = loaders_of(*options, "loader.num_threads=1", "global_batch_size=32")[0]
+    dataset, rows = loader.batches.batches.dataset, loader.plan.rows(np.arange(32), 0)
     with Operations() as operations:  # it counts those of this thread
-        loader.dataset.load(loader.sampler.plan(np.arange(32)))
+        dataset.__getitems__(rows)
     per_batch = 8  # what is done to the whole batch
     assert operations.num_calls <= 3 * 32 + per_batch
 
@@ -82,36 +80,17 @@ def test_a_gpu_has_worker_processes() -> None:
     assert default_workers(cuda, 64, 0) == min(1, cpus - 1)
     assert default_workers(cuda, 10**9, 2) == (cpus - 1) // 2
     assert default_workers(cpu, 10**9, 0) == 0
+    assert default_workers(cuda, 0, 0) == 0  # pixels in memory
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("loader", ["pytorch", *dict(rows_of("WAYS"))])
-def test_with_num_workers_auto_the_fastest_setting_is_chosen(
-    loader: str, device: str, caplog
-) -> None:
-    """Every speed is logged, and the batches of a rank stay as they are."""
-    options = ["loader.num_threads=1", f"loader={loader}", "data.random_crop=true"]
-    cfg = make_config("loader.num_workers=auto", *options)
-    with caplog.at_level(logging.INFO):
-        measured, _ = build_loaders(cfg, resolve_device(device), 1, 2)
-    fixed, _ = build_loaders(make_config(*options), resolve_device(device), 1, 2)
-    for batch, other in zip(measured, fixed, strict=True):
-        assert all(map(torch.equal, batch, other))
-    chosen = measured.cfg.loader
-    assert cfg.loader.num_workers == "auto"  # what the user gave stays as it is
-    speeds = caplog.text.partition("samples/s by setting: ")[2].split(", ")
-    with_workers = {"loader.num_workers=" in speed for speed in speeds}
-    assert with_workers == ({False, True} if loader == "pytorch" else {False})
-    images_per_s = {name: int(speed) for name, _, speed in (s.rpartition(" ") for s in speeds)}
-    name = f"loader.num_workers={chosen.num_workers} " if chosen.num_workers else ""
-    # A little less with fewer workers is as good.
-    assert images_per_s[f"{name}loader.num_threads=1"] >= 0.96 * max(images_per_s.values())
-
-
-def test_worker_processes_share_batches_and_mix_none_up() -> None:
-    """Also after an epoch was left early, and with more batches than fit into their memory. They
-    have little memory of their own."""
-    options = ["data.random_resized_crop=[0.5,1]", "data.hflip=0.5", "global_batch_size=160"]
+def test_worker_processes_load_what_threads_load(tmp_path) -> None:
+    """Also after an epoch was left early. They have little memory of their own."""
+    options = [
+        f"data.cache_dir={tmp_path}",
+        "data.random_resized_crop=[0.5,1]",
+        "data.hflip=0.5",
+        "global_batch_size=160",
+    ]
     threads, _ = loaders_of(*options)
     workers, _ = loaders_of(*options, "loader.num_workers=2", "loader.prefetch_factor=1")
     next(iter(workers))

@@ -10,7 +10,6 @@ from PIL import Image
 from loaders.check import check
 from tests.helpers import make_config, refused
 from tests.images import PLAIN, index_of, loaders_of, reading, save, save_tiff, turned
-from tests.parts import rows_of
 
 
 def filled(value: int, height: int = 8, width: int = 10) -> np.ndarray:
@@ -83,11 +82,11 @@ def test_masks_of_any_integers_hold_their_indices(dtype: str, tmp_path: Path) ->
     masks = {f"{n}.tif": random.integers(lowest, 3, (8, 10)).astype(dtype) for n in range(3)}
     options = options_of(tmp_path / "data", masks)
     options += [*PLAIN, "data.crop=null", "data.random_crop=false", "data.ignore_index=-1"]
-    for way in ([], *dict(rows_of("WAYS")).values()):
+    for way in ([], ["loader.num_workers=1"]):
         train, val = loaders_of(*options, "global_batch_size=1", "data.hflip=0", *way)
         for loader in (train, val):
             for _, targets in loader:
-                name = Path(loader.index.name_of(loader.last_rows["sample"][0])).stem
+                name = Path(loader.info.name_of(loader.last_rows["sample"][0])).stem
                 assert targets[0].tolist() == masks[f"{name}.tif"].tolist()
         assert train.info.classes == ("0", "1", "2")
 
@@ -120,11 +119,11 @@ def test_a_photo_that_is_turned_beside_a_mask_that_is_not_is_refused(
         for name in "ab":
             save(root / "masks" / f"{name}.png", mask)
         for index in index_of(*options, f"data.exif={fits}"):
-            assert np.array_equal(index.read_image(0)[..., 0], mask)
-            assert np.array_equal(index.read_image(0, 1)[..., 0], mask)
+            assert np.array_equal(index.read(0)[..., 0], mask)
+            assert np.array_equal(index.read(0, 1)[..., 0], mask)
     for name in "ab":  # both are turned
         save(root / "masks" / f"{name}.png", stored, exif=exif)
-    assert np.array_equal(index_of(*options)[0].read_image(0, 1)[..., 0], upright)
+    assert np.array_equal(index_of(*options)[0].read(0, 1)[..., 0], upright)
 
 
 def test_the_check_names_masks_whose_palettes_differ(tmp_path: Path) -> None:

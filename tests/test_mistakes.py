@@ -73,12 +73,9 @@ TABLE = [
     ("train.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
     ("train.py output_dir=FOLDER/a_file", "output_dir=FOLDER/a_file"),
     (f"train.py output_dir=FOLDER/{'long' * 64}", "output_dir=FOLDER/longlong"),
-    ("train.py data.index=FOLDER", "data.index=FOLDER is not an index; make one if"),
     ("-m loaders.check data=imagefolder", "data.root is not set"),
     ("-m loaders.check --out=x", "--out=x"),
-    ("-m loaders.index", "out="),
-    ("-m loaders.index out=FOLDER", "FOLDER holds no index"),
-    ("-m loaders.index data.layout=foo out=FOLDER/new", "data.layout=foo"),
+    ("-m loaders.check data.layout=foo", "data.layout=foo"),
     *rows_of("MISTAKES"),
 ]
 

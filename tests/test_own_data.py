@@ -2,6 +2,7 @@
 
 import random
 import re
+import traceback
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,11 @@ from torchvision.transforms import v2
 from torchvision.tv_tensors import KeyPoints
 
 from conf.cli import explain
-from conf.errors import UserError
 from conf.schema import ModelConfig
 from loaders import build_loaders
-from loaders.common import tensors_of
+from loaders.batch import tensors_of
+from loaders.index import BadFileError
+from loaders.own_dataset import OwnData, collate
 from loaders.targets import Labels, MultiLabels, RegressionTargets
 from models import build_model
 from tests.helpers import (
@@ -38,9 +40,9 @@ Pair = namedtuple("Pair", "left right")
 
 
 class Items(Dataset):
-    """A Dataset of a list; its `collate_fn` is a function of the list's items."""
+    """A Dataset of a list."""
 
-    def __init__(self, items: list[Any], collate_fn: Any = None) -> None:
+    def __init__(self, items: list[Any], collate_fn: Any = collate) -> None:
         self.items, self.collate_fn = items, collate_fn
 
     def __len__(self) -> int:
@@ -57,7 +59,7 @@ class Photos(Items):
 
     def __getitem__(self, number: int) -> tuple[dict[str, Tensor], tuple[int, str]]:
         if self.items[number] is None:
-            raise ValueError("it is broken")
+            raise BadFileError("it is broken")
         pixels = torch.arange(3 * 48 * 48).mul(number + 7).remainder(251)
         image = self.transform(pixels.to(torch.uint8).view(3, 48, 48)).float()
         image = image + float(np.random.normal()) + random.random() + torch.rand(1)
@@ -72,8 +74,12 @@ BROKEN = tuple(Photos([None if n in BAD else n for n in range(count)]) for count
 def loaders_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Returns the loaders of what a user's function returns, which is called `digits`."""
 
-    def build(*overrides: str, of: Any = PHOTOS, ranks=(0, 1), device="cpu", name="digits") -> Any:
-        monkeypatch.setattr(f"loaders.own.digits.{name}", lambda data: of, raising=False)
+    def build(*overrides: str, of: Any = PHOTOS, ranks=(0, 1), device="cpu", target=None) -> Any:
+        def digits(data: Any, split: str) -> Any:
+            found = dict(zip(("train", "val"), of, strict=True)).get(split)
+            return OwnData(found, target, found.collate_fn) if isinstance(found, Items) else found
+
+        monkeypatch.setattr("loaders.own.digits.digits", digits)
         options = ["data=own", "data.name=digits", "global_batch_size=8", "seed=1", *overrides]
         return build_loaders(make_config(*options), torch.device(device), *ranks)
 
@@ -122,7 +128,7 @@ def test_workers_ranks_and_a_resume_change_no_bit(loaders_of: Any) -> None:
     torch.testing.assert_close(batches, whole[5:], rtol=0, atol=0)
 
 
-def test_bad_samples_are_as_bad_files(loaders_of: Any) -> None:
+def test_bad_samples_are_replaced_by_the_next_ones(loaders_of: Any) -> None:
     """Whether the training process finds them (on rank 0) or a worker."""
     skip = "data.on_error=skip"
     ranks = [
@@ -134,20 +140,26 @@ def test_bad_samples_are_as_bad_files(loaders_of: Any) -> None:
         for loaders in zip(*ranks, strict=True)
     )
     assert not BAD & set(numbers)
-    assert set().union(*(loader.state_dict()["bad"][0] for loader, _ in ranks)) == BAD
+    assert set().union(*(loader.bad for loader, _ in ranks)) == BAD
     assert sorted(val_numbers) == [n for n in range(13) if n != 3]
-    with pytest.raises(UserError, match="max_bad_samples=1"):
-        items_of(loaders_of(skip, "data.max_bad_samples=1", of=BROKEN)[0])
-    with pytest.raises(UserError, match=r"sample \d+ .*it is broken"):
+    with refused("sample ", "it is broken"):
         items_of(loaders_of("loader.num_workers=1", of=BROKEN)[0])
 
 
-def test_a_validation_split_needs_a_good_sample_but_not_as_its_first(loaders_of: Any) -> None:
-    val = Photos([None, *range(1, 8)])
-    [batch] = items_of(loaders_of("data.on_error=skip", of=(val, val))[1])
-    assert sorted(batch) == [*range(1, 8)]
-    with refused("digits/val"):
-        loaders_of("data.on_error=skip", of=(val, Photos([None] * 4)))
+class Faulty(Items):
+    def __getitem__(self, number: int) -> Any:
+        items: dict[str, Any] = {}
+        return items["no such key"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_dataset_keeps_its_traceback(workers: int, loaders_of: Any) -> None:
+    faulty = Faulty([0] * 9)
+    options = "data.on_error=skip", f"loader.num_workers={workers}"
+    with pytest.raises(KeyError, match="no such key") as error:
+        list(loaders_of(*options, of=(faulty, faulty))[1])
+    shown = "".join(traceback.format_exception(error.value))
+    assert 'return items["no such key"]' in shown
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -192,7 +204,7 @@ def labelled(label: Any) -> Items:
 def test_samples_that_make_no_batch_are_refused(data: Items, shown, loaders_of: Any) -> None:
     labels = Labels(np.zeros(0, np.int64), tuple("0123456789"))
     with refused(*shown):
-        list(loaders_of(of=(data, data, labels))[1])
+        list(loaders_of(of=(data, data), target=labels)[1])
 
 
 def test_the_values_of_all_targets_count_classes(loaders_of: Any) -> None:
@@ -201,9 +213,9 @@ def test_the_values_of_all_targets_count_classes(loaders_of: Any) -> None:
         (Labels(np.array([0, 1, 1] * 3), ("a", "b")), [3, 6]),
         (MultiLabels(several, ("a", "b")), [6, 3]),
     ):
-        assert loaders_of(of=(data, data, target))[0].info.class_counts().tolist() == counts
+        assert loaders_of(of=(data, data), target=target)[0].info.class_counts().tolist() == counts
     none = RegressionTargets(several, ("a", "b"))
-    assert loaders_of(of=(data, data, none))[0].info.class_counts is None
+    assert loaders_of(of=(data, data), target=none)[0].info.class_counts is None
 
 
 @pytest.mark.parametrize(
@@ -224,12 +236,11 @@ def test_what_no_model_and_no_worker_takes_is_told_in_a_line(
 
 def test_mistakes_are_refused(loaders_of: Any) -> None:
     """Of a command, and of the function of a Dataset."""
-    for override in ("data.name=digts", "loader.num_workers=auto", "global_batch_size=65"):
+    for override in ("data.name=digts", "loader=synthetic", "global_batch_size=65"):
         with refused(override.partition("=")[0]):
             loaders_of(override)
-    wrong: list[Any] = [Items([(IMAGE, 0)] * 9), (Items([]),), [1, 2], (iter([]),) * 2, None]
-    for returned in wrong:
-        with refused("data.name=digits"):
+    for returned in ((1, 2), (None, None), ([IMAGE], [IMAGE])):
+        with refused("data.name=digits", "OwnData"):
             loaders_of(of=returned)
 
 
@@ -257,8 +268,3 @@ def test_runs_with_the_loader_of_the_page_continue_in_mid_epoch_on_any_ranks(tmp
             one, parts = scalars_of(whole, tag), scalars_of(run, tag)
             assert len(one) == count
             assert parts[-count:] == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in one]
-
-
-def test_folds_are_those_of_a_function_of_their_own(loaders_of: Any) -> None:
-    folds = [(IMAGE, 0)] * 9, [(IMAGE, 0)] * 5
-    assert loaders_of("data.fold=4", of=folds, name="fold_digits")[1].info.num_samples == 5

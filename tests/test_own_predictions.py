@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import export
-from loaders.common import part
-from loaders.prediction import build_test_loader
+from loaders.batch import part
+from loaders.own_dataset import OwnData
+from loaders.predict import build_test_loader
 from tasks import Task
 from tests.helpers import REPOSITORY, answers_to, make_config, refused, run_all
 
@@ -67,9 +68,9 @@ def test_inputs_of_any_nesting_are_exported(tmp_path) -> None:
 
 def test_the_test_split_is_that_of_a_function_of_its_own(monkeypatch) -> None:
     cfg = make_config("data=own", "data.name=digits")
-    with refused("test_digits", "loaders/own/digits.py"):
+    with refused("split test", "split=val"):
         build_test_loader(cfg, None, torch.device("cpu"))
     items = [(torch.zeros(1, 28, 28), number % 3) for number in range(9)]
-    monkeypatch.setattr("loaders.own.digits.test_digits", lambda data: items, raising=False)
+    monkeypatch.setattr("loaders.own.digits.digits", lambda data, split: OwnData(items))
     test = build_test_loader(cfg, None, torch.device("cpu"))
     assert torch.equal(torch.cat([labels for _, labels in test]), torch.arange(9) % 3)

@@ -1,5 +1,6 @@
 """Packs of decoded images."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from loaders.index import BadFileError
 from loaders.pack import pack
 from tests.helpers import make_config, refused
-from tests.images import FOLDERS, index_of, loaders_of, make_photos, reading
+from tests.images import FOLDERS, index_of, loaders_of, make_photos, paths_in, reading, rot
 
 
 @pytest.fixture
@@ -19,19 +20,20 @@ def options(tmp_path: Path) -> list[str]:
 
 
 def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path) -> None:
-    options += ["data.resize=40", "data.crop=[32,32]", "data.check_files=false", "data.val_count=4"]
+    options += ["data.resize=40", "data.crop=[32,32]", "data.val_count=4"]
     data, whole, stopped = make_config(*options).data, tmp_path / "whole", tmp_path / "stopped"
     pack(data, whole)
-    files = index_of(*options)[0].files[0]
+    files = paths_in(index_of(*options)[0])
     first, last = Path(files[0]), Path(files[-1])
-    last.rename(tmp_path / "elsewhere")
-    last.write_bytes(b"damaged")
+    content, changed_ns = last.read_bytes(), last.stat().st_mtime_ns
+    rot(str(last))
     with pytest.raises(BadFileError):
         pack(data, stopped, chunk=1)
-    with refused("not a finished pack"):
+    with refused("is missing", "loaders.pack"):
         loaders_of(*options, "loader=packed", f"loader.pack={stopped}")
-    (tmp_path / "elsewhere").rename(last)
-    first.write_bytes(b"damaged")  # which is not read a second time
+    last.write_bytes(content)
+    os.utime(last, ns=(changed_ns, changed_ns))
+    rot(str(first))  # which is not read a second time
     pack(data, stopped)
     for name in ("train/pixels-0.npy", "val/pixels-0.npy"):
         assert np.array_equal(np.load(whole / name), np.load(stopped / name))
@@ -53,6 +55,8 @@ def test_a_pack_is_refused_with_other_settings_or_data(options, tmp_path: Path) 
         loaders_of(*other)
     with refused("out=DIR"):
         pack(make_config(*other).data, out)
+    with refused("data.fold=1 (there: None)"):
+        loaders_of(*fitting, "data.fold=1")
     next(root.glob("a/*")).unlink()
     with refused("other files"):
         loaders_of(*fitting)

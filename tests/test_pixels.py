@@ -8,7 +8,17 @@ from PIL import Image
 
 from tests.formats import HEIGHT, WIDTH, noise, write_refused
 from tests.helpers import refused
-from tests.images import index_of, loaders_of, make_photos, photos_in, save, smooth, turned
+from tests.images import (
+    index_in,
+    index_of,
+    loaders_of,
+    make_photos,
+    paths_in,
+    photos_in,
+    save,
+    smooth,
+    turned,
+)
 
 
 @pytest.fixture
@@ -41,13 +51,14 @@ def test_transparent_photos_are_those_that_pillow_pastes(mode: str, root: Path) 
     expected.paste(image.convert("RGBA"), mask=image.convert("RGBA"))
     options = photos_in(root, "data.val_count=4", f"data.background={[*colour]}")
     splits = loaders_of(*options, "data.crop=[30,30]")
-    found = [index for split in splits for index in [split.index] if str(path) in index.files[0]]
-    [index] = found
-    shown = index.read_image([*index.files[0]].index(str(path)))
+    [index] = [index_in(split) for split in splits if str(path) in paths_in(index_in(split))]
+    shown = index.read(paths_in(index).index(str(path)))
     assert np.array_equal(shown, np.asarray(expected))
-    count = sum((split.index.headers[0]["background"] >= 0).sum() for split in splits)
+    count = sum((index_in(split).source.headers[0]["background"] >= 0).sum() for split in splits)
     assert count == 2
-    notes = [line for split in splits for line in split.index.notes if "data.background" in line]
+    notes = [
+        line for split in splits for line in index_in(split).notes if "data.background" in line
+    ]
     assert sum(int(line.split()[0]) for line in notes) == 2
     assert all(str([*colour]) in line for line in notes)
 
@@ -60,9 +71,9 @@ def test_photos_are_turned_or_not(root: Path) -> None:
     for more, expected in (("true", np.rot90(stored, -1)), ("false", stored), ("null", None)):
         expected = np.rot90(stored, -1) if expected is None else expected
         for index in index_of(*options, f"data.exif={more}"):
-            for sample, name in enumerate(index.files[0]):
+            for sample, name in enumerate(paths_in(index)):
                 if name.endswith(".png"):
-                    assert np.array_equal(index.read_image(sample), expected)
+                    assert np.array_equal(index.read(sample), expected)
     Image.fromarray(stored).save(root / "a" / "three.tif", tiffinfo={0x112: 6})
     index_of(*options)
     with refused("three.tif"):  # which Pillow turns

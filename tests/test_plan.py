@@ -2,15 +2,16 @@
 
 import math
 import tracemalloc
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
-from loaders.epoch import random_permutation, stream_key
-from loaders.index import Index, Stored
-from loaders.plan import PlanSampler
-from loaders.targets import Labels
+from loaders.index import Index, Source
+from loaders.order import random_permutation, stream_key
+from loaders.plan import Plan
+from loaders.rectangles import Rectangles
+from loaders.targets import ImageSpec, Labels
 from tests.helpers import make_config, refused
 
 FLIPPED = ["data.crop=[32,32]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=1"]
@@ -21,19 +22,17 @@ def make_index(*sizes: tuple[int, int], times: int = 1) -> Index:
     count = len(sizes) * times
     labels = Labels(np.broadcast_to(np.int64(0), count), ("all",))
     every = np.broadcast_to(np.array(sizes), (count, 2))
-    stored = Stored(partial(make_index, *sizes, times=times), "", np.array(sizes))
-    return Index("made/train", every, 3, labels, stored=stored)
+    inputs = ImageSpec(3, "uint8")
+    return Index("made/train", every, labels, inputs, Source(), np.array(sizes), "")
 
 
-def make_sampler(index: Index, *overrides: str, epoch=0, ranks=1, train=True) -> PlanSampler:
+def planned(index: Index, *overrides: str, ranks=1, train=True) -> Plan:
     cfg = make_config("global_batch_size=1", *overrides)
-    sampler = PlanSampler(index, cfg, 0, ranks, train)
-    sampler.epoch = epoch
-    return sampler
+    return Plan(Rectangles(index, cfg, ranks, train), cfg, 0, ranks)
 
 
-def make_plan(index: Index, *overrides: str, **changes) -> np.ndarray:
-    return make_sampler(index, *overrides, **changes).plan(np.arange(len(index)))
+def make_plan(index: Index, *overrides: str, epoch=0, train=True) -> np.ndarray:
+    return planned(index, *overrides, train=train).rows(np.arange(len(index)), epoch)
 
 
 def test_same_seed_and_epoch_give_the_same_plan_and_others_another() -> None:
@@ -81,12 +80,12 @@ def test_random_resized_crops_have_the_configured_area_and_ratio() -> None:
 
 def test_what_gives_no_whole_batch_is_refused() -> None:
     with refused("[8, 8]", "[9, 9]", "data.crop"):
-        make_sampler(make_index((8, 8), (9, 9)), "data.crop=null")
+        planned(make_index((8, 8), (9, 9)), "data.crop=null")
     with refused("8x20", "9x9"):
-        make_sampler(make_index((8, 20), (9, 9)), "data.crop=[9,9]")
+        planned(make_index((8, 20), (9, 9)), "data.crop=[9,9]")
     five, options = make_index((8, 8), times=5), ["data.crop=null", "global_batch_size=6"]
     with refused("made/train", "5 samples", "world_size=6"):
-        make_sampler(five, *options, ranks=6, train=False)
+        planned(five, *options, ranks=6, train=False)
 
 
 def permutation(count: int, epoch: int) -> np.ndarray:
@@ -108,10 +107,10 @@ def test_a_shuffled_order_keeps_nothing_of_positions_neighbours_or_other_epochs(
 
 
 def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
-    sampler = make_sampler(make_index((40, 50), times=10**9), *FLIPPED)
+    plan = planned(make_index((40, 50), times=10**9), *FLIPPED)
     tracemalloc.start()
     try:
-        places = sampler.plan(np.arange(700_000_000, 700_008_192))["sample"]
+        places = plan.rows(np.arange(700_000_000, 700_008_192), 0)["sample"]
         assert tracemalloc.get_traced_memory()[1] < 5e6
     finally:
         tracemalloc.stop()
@@ -129,3 +128,32 @@ def test_random_columns_are_uniform_and_independent() -> None:
     both = np.concatenate([numbers[1:], numbers[:-1]], axis=1)  # of a row and of the next one
     correlations = np.corrcoef(both, rowvar=False) - np.eye(12)
     assert abs(correlations).max() < 5 / math.sqrt(count)
+
+
+def rows_of_run(num_epochs: int, *options: str, resumed_after: int = 0) -> list[Any]:
+    """The samples of a run of so many epochs, in their order; resumed after so many steps."""
+    index, common = make_index((8, 8), times=17), ["global_batch_size=3", *options]
+    plan, found = planned(index, *common), []
+    for epoch in range(num_epochs):
+        plan.begin(epoch)
+        while plan.batches_done < plan.max_batches:
+            rows = next(iter(plan))
+            plan.advance()
+            found += rows[["epoch", "position", "sample"]].tolist()
+            if len(found) == 3 * resumed_after:
+                other = planned(index, *common)
+                other.load_state_dict(plan.state_dict())
+                plan = other
+    return found
+
+
+def test_epochs_of_any_number_of_steps_cut_one_sequence_of_passes() -> None:
+    """Five batches of three of 17 samples are a pass; each pass drops two."""
+    passes = rows_of_run(7)
+    assert len(passes) == 7 * 15
+    for steps in (1, 5, 7, 35):
+        options = f"epoch_steps={steps}"
+        assert rows_of_run(35 // steps, options) == passes
+        for resumed_after in (3, 5, 8, 20):
+            assert rows_of_run(35 // steps, options, resumed_after=resumed_after) == passes
+    assert len(planned(make_index((8, 8), times=17), "global_batch_size=3", "epoch_steps=7")) == 7

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from loaders.prediction import build_test_loader
+from loaders.predict import build_test_loader
 from predict import write_image
 from tests.helpers import (
     REPOSITORY,
@@ -62,7 +62,8 @@ def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_tabl
 
     use = [str(REPOSITORY / "predict.py"), f"run={run}", f"data.cache_dir={tmp_path}"]
     of_photos = [*use, f"data.root={photos}"]
-    loaders = [*WAYS] if script == "train.py" else ["threads"]
+    # DALI cannot read a PNG without its end, and leaves out no file that it has begun to read.
+    loaders = [way for way in WAYS if way != "dali"] if script == "train.py" else ["threads"]
     commands = [
         [script, f"output_dir={run}", *SMALL, "max_steps=30"],
         [*use, "split=val", f"out={val}"],
@@ -164,7 +165,7 @@ def digits(tmp_path_factory) -> Path:
     shutil.copytree(root / "train", copy / "train")
     shutil.copytree(root / "test", copy / "val")
     data = [*FOLDERS, *reading(root), "data.resize=null", "data.crop=28"]
-    data += ["data.on_error=skip", "data.max_bad_samples=9"]
+    data += ["data.on_error=skip"]
     train = ["train.py", f"output_dir={folder / 'run'}", *data, *SMALL, "loss.weights=auto"]
     run_all([train], folder)
     return folder
@@ -190,18 +191,6 @@ def test_the_test_split_is_evaluated_on_any_number_of_ranks(digits: Path, tmp_pa
         of_ranks = json.loads(again.with_suffix(".metrics.json").read_text())
         assert of_ranks == pytest.approx(metrics, abs=1e-6)
         assert again.read_text() == test.read_text()
-
-
-def test_what_the_run_needed_a_setting_for_may_change_in_prediction(digits: Path, tmp_path) -> None:
-    """The run's `data.max_bad_samples` needed its `data.on_error=skip`."""
-    given = [
-        f"run={digits / 'run'}",
-        "split=val",
-        "data.on_error=raise",
-        f"out={tmp_path / 'val.csv'}",
-    ]
-    run_all([["predict.py", *given]], tmp_path)
-    assert (tmp_path / "val.csv").is_file()
 
 
 def test_a_full_disk_keeps_the_picture_before_and_leaves_no_part_of_one(full_disk: Path) -> None:

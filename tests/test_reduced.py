@@ -56,7 +56,7 @@ def test_damage_is_noticed_in_reduced_images_too(place: float, photos: Path, tmp
     index = index_of(*OPTIONS, *reading(root))[0]
     for sample, (height, width) in enumerate(index.sizes.tolist()):
         with pytest.raises(BadFileError, match="truncated"):
-            index.read_resized(sample, 0, (0, 0, height, width), (32, 32), True)
+            index.source.read_part(sample, 0, index.inputs, (0, 0, height, width), (32, 32), True)
 
 
 def test_lines_of_a_png_are_right_or_its_damage_is_seen(tmp_path: Path) -> None:

@@ -194,22 +194,6 @@ def test_at_the_end_of_an_epoch_the_mean_loss_of_its_steps_is_beside_that_of_the
     assert "12,train/epoch_loss,6.5" in (tmp_path / "metrics.csv").read_text().splitlines()
 
 
-def test_after_a_validation_an_epoch_goes_on_with_the_batches_read_ahead(run_of) -> None:
-    run = run_of("validation.every_steps=4", "global_batch_size=1000", "epochs=2", "log.images=0")
-    begun = run.loader.finished_batches = Mock(side_effect=run.loader.finished_batches)
-    task = build_task(run.cfg, run.loader)
-    validated = []
-    for epoch in run.epochs():
-        run.loader.set_epoch(epoch)
-        for _ in run.batches(run.loader):
-            run.step(torch.zeros(()), torch.zeros(()))
-        run.epoch(task, torch.ones(task.num_sums, dtype=torch.float64))
-        validated.append((epoch, run.step_number))
-    run.finish()
-    assert validated == [(0, 4), (0, 8), (0, 10), (1, 12), (1, 16), (1, 20)]
-    assert begun.call_count == 2
-
-
 def test_of_validations_with_the_same_best_metric_that_with_the_lowest_loss_is_kept() -> None:
     progress, loader = Progress(), MagicMock(epoch=0, batches_done=0)
     task = Mock(best_metric="top1", best_mode="max")

@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaders.index import Index, open_index
+from loaders.index import Index
+from loaders.open_index import open_index
 from loaders.targets import describe_target
 from tests import images
 from tests.helpers import make_config, refused
-from tests.images import index_of, make_photos, photos_in, reading, save, save_index, smooth
+from tests.images import (
+    index_of,
+    make_photos,
+    paths_in,
+    photos_in,
+    reading,
+    save,
+    smooth,
+)
 from tests.parts import rows_of
 
 KINDS = {"photos": images.photos, **dict(rows_of("KINDS"))}
@@ -20,7 +29,7 @@ SPLIT = {**images.SPLIT, **dict(rows_of("SPLIT"))}
 
 
 def names_of(index: Index) -> set[str]:
-    return set(index.files[0])
+    return set(paths_in(index))
 
 
 def index_of_test(*overrides: str) -> Index:
@@ -122,20 +131,3 @@ def test_folds_divide_the_training_split_and_leave_the_test_split_alone(
     targets = [describe_target(index.target) for pair in folds for index in pair]
     assert all(target == describe_target(train.target) for target in targets)
     assert index_of_test(*options, "data.fold=0").fingerprint == test.fingerprint
-
-
-def test_an_index_belongs_to_its_fold(tmp_path: Path) -> None:
-    make_photos(tmp_path / "photos", 12)
-    options = photos_in(tmp_path / "photos")
-    for name, fold in (("whole", []), ("fold", ["data.fold=1"])):
-        save_index(make_config(*options, *fold).data, tmp_path / name)
-    of_fold = [*options, f"data.index={tmp_path / 'fold'}"]
-    stored, listed = index_of(*of_fold, "data.fold=1"), index_of(*options, "data.fold=1")
-    assert [x.fingerprint for x in stored] == [x.fingerprint for x in listed]
-    for wrong in ([], ["data.fold=2"], ["data.fold=1", "data.num_folds=3"]):
-        with refused(*wrong[-1:], "there: "):
-            index_of(*of_fold, *wrong)
-    with refused("data.fold=1"):
-        index_of(*options, f"data.index={tmp_path / 'whole'}", "data.fold=1")
-    with refused("data.num_folds"):
-        index_of(*options, "data.fold=12", "data.num_folds=13")

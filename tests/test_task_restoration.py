@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loaders.targets import TargetImages
 from tests.helpers import refused
-from tests.images import index_of, reading, save, smooth
+from tests.images import index_of, paths_in, reading, save, smooth
 from tests.task_contract import build, check_contract, check_refused, metrics_of
 
 
@@ -84,5 +84,5 @@ def test_a_partner_is_found_in_another_unicode_normal_form(tmp_path: Path) -> No
     train, val = index_of("data=pairs", *reading(tmp_path / "data"), "data.val_count=1")
     assert sorted([len(train), len(val)]) == [1, 2]
     for index in (train, val):
-        for first, second in zip(*index.files, strict=True):
+        for first, second in zip(paths_in(index), paths_in(index, 1), strict=True):
             assert unicodedata.normalize("NFD", Path(first).name) == Path(second).name

@@ -72,7 +72,7 @@ def test_a_gpu_that_cannot_be_read_is_not_watched() -> None:
         (0.19, None, "cpu", [], "compute", set()),
         (0.19, 0.8, "cuda", [], "compute", set()),
         (0.0, 0.0, "cuda", ["loader=synthetic", "model.compile=true"], "host", {"batch"}),
-        (0.5, None, "cuda", ["data=mnist_mini"], "input", {"num_workers=auto"}),  # in memory
+        (0.5, None, "cuda", ["data=mnist_mini"], "input", {"bottleneck"}),  # in memory
         *rows_of("ADVICE"),
     ],
 )
@@ -82,5 +82,5 @@ def test_a_verdict_names_what_may_help_and_is_not_yet_used(
     speeds = {"perf/data_wait_share": waits} | ({} if busy is None else {GPU: busy})
     cfg = make_config("data=imagefolder", "data.root=photos", *settings)
     kind, _, tried = verdict(speeds, cfg, torch.device(device)).partition("-bound")
-    found = re.findall(r"num_workers=auto|loader=\w+|compile|batch", tried)
+    found = re.findall(r"bottleneck|loader=\w+|compile|batch", tried)
     assert (kind, set(found)) == (expected, advice)

@@ -29,7 +29,7 @@ from torch.optim import optimizer as optimizers
 from conf.cli import user_errors
 from conf.errors import UserError, counted
 from conf.options import parse_options
-from loaders.common import num_samples, tensors_of
+from loaders.batch import num_samples, tensors_of
 
 SETTINGS = ["deterministic=true", "fp32_precision=ieee", "model.compile=false", "log.images=0"]
 SETTINGS += ["log.every_steps=1", "log.to=[tensorboard]", "ema.decay=0", "amp.init_scale=256"]

@@ -1,4 +1,4 @@
-"""Keys of `loader=dali` and `loader=dali_reader`."""
+"""Keys of `loader=dali`."""
 
 from dataclasses import dataclass
 

@@ -1,56 +1,72 @@
-"""The backends by name, one file each: different ways to execute the rows of the plan.
+"""The backends by name, one file each: different ways to read the rows of the plan.
 
-The index (`index/`) lists the samples of images, the plan (`plan/`, `augment/`) holds one row per
-sample and epoch, and a backend executes the rows. All backends visit the same samples in the same
-order with the same augmentation.
+All backends visit the same samples in the same order with the same augmentation.
 
-Your own: a `MineLoader` in `mine.py` in this folder. If it has an index of its own, a function
-`open_indexes` beside it takes the configuration and returns that of each split.
+Your own: `mine.py` in this folder with a function `mine_loader`, which takes a plan whose samples
+are `Rectangles`, the configuration and the device, and returns a `Loader`; see `synthetic.py`.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from conf.names import file_of, find
+from conf.errors import UserError
+from conf.names import find
 from conf.schema import Config
-from loaders.backends.common import ImageLoader, default_workers, with_fastest_parallelism
-from loaders.common import limits_explained
-from loaders.index import open_splits
-from loaders.plan import PlanSampler, describe, warn
-
-
-def backend(name: str) -> Callable[[PlanSampler, Config, torch.device], ImageLoader]:
-    """Return the class or function that makes the loader `loader.name`.
-
-    Raises:
-        UserError: there is no backend of this name.
-    """
-    return find("loaders.backends", name, "loader.name", "{}Loader")
+from loaders.describe import describe, warn
+from loaders.index import Index
+from loaders.limits import limits_explained
+from loaders.loader import Loader
+from loaders.open_index import holds_shards, open_index
+from loaders.plan import Plan
+from loaders.rectangles import Rectangles
 
 
 def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
-) -> tuple[ImageLoader, ImageLoader]:
-    """Build the training and the validation loader of this rank; see `loaders.build_loaders()`."""
-    new_loader = backend(cfg.loader.name)
-    file = file_of("loaders.backends", cfg.loader.name, "loader.name")
-    open_indexes: Any = getattr(file, "open_indexes", lambda cfg: open_splits(cfg.data))
+) -> tuple[Loader, Loader]:
+    """Build the loaders of images; see `loaders.build_loaders()`."""
     with limits_explained():
-        train_index, val_index = open_indexes(cfg)
-
-    def new_train_loader(cfg: Config) -> ImageLoader:
-        return new_loader(PlanSampler(train_index, cfg, rank, world_size, True), cfg, device)
-
-    if cfg.loader.num_workers == "auto" and cfg.loader.name != "synthetic":
-        cfg = with_fastest_parallelism(cfg, new_train_loader)
-    train_loader = new_train_loader(cfg)
-    val_sampler = PlanSampler(val_index, cfg, rank, world_size, train=False)
-    val_loader = new_loader(val_sampler, cfg, device)
-    train_loader.samplers.append(val_sampler)
+        train_index, val_index = open_splits(cfg)
+    train_loader, val_loader = (
+        image_loader(index, cfg, device, rank, world_size, train=index is train_index)
+        for index in (train_index, val_index)
+    )
     lines = describe(cfg.data, train_index, val_index)
     train_loader.info.description = lines + train_loader.info.description
     if rank == 0:
-        warn(cfg.data, train_index)
+        warn(cfg.data, (train_index, val_index))
     return train_loader, val_loader
+
+
+def open_splits(cfg: Config) -> tuple[Index, Index]:
+    """Open the index of the training and of the validation split, of the pack `loader.pack` with
+    `loader=packed`.
+
+    Raises:
+        UserError: see `open_index`.
+    """
+    is_packed = cfg.loader.name == "packed"
+    if cfg.data.shuffle == "window" and (is_packed or not holds_shards(cfg.data)):
+        raise UserError("data.shuffle=window needs data in shards; use data.shuffle=full")
+    if is_packed:
+        from loaders.pack import open_pack
+
+        return open_pack(cfg)
+    indexes = open_index(cfg.data)
+    return indexes["train"], indexes["val"]
+
+
+def image_loader(
+    index: Index, cfg: Config, device: torch.device, rank: int, world_size: int, train: bool
+) -> Loader:
+    """Build the loader of this rank's samples of an index, by `loader.name`.
+
+    Raises:
+        UserError: there is no backend of this name, or the samples do not fit the configuration.
+    """
+    new_loader: Callable[[Plan, Config, torch.device], Loader] = find(
+        "loaders.backends", cfg.loader.name, "loader.name", "{}_loader"
+    )
+    plan = Plan(Rectangles(index, cfg, world_size, train), cfg, rank, world_size)
+    return new_loader(plan, cfg, device)

@@ -1,30 +1,50 @@
 """Batches that already lie on the device: the upper bound of what a loader can reach."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from conf.schema import Config
-from loaders.backends.common import Batch, ImageLoader
-from loaders.plan import PlanSampler
+from loaders.batch import Batch, part
+from loaders.loader import Loader
+from loaders.plan import Plan
+from loaders.rectangles import Rectangles
+from loaders.transform import ImageTransform
 
 
-class SyntheticLoader(ImageLoader):
-    """Noise in place of images, with the targets of some samples, the same in every batch."""
+def synthetic_loader(plan: Plan, cfg: Config, device: torch.device) -> Loader:
+    """Build the loader of noise in place of images, with the targets of some samples, the same in
+    every batch."""
+    rectangles = plan.samples
+    assert isinstance(rectangles, Rectangles)
+    transform = ImageTransform(rectangles, cfg, device)
+    info = transform.info(plan)
+    rows = plan.rows(np.arange(min(plan.batch_size, plan.num_rows)), 0)
+    random, images = np.random.default_rng(cfg.seed), []
+    for side, size in zip(rectangles.index.sides, rectangles.read_sizes(), strict=True):
+        shape, high = (len(rows), *size, side.channels), np.iinfo(side.dtype).max
+        if side.interpolation == "nearest":
+            high = len(info.classes)
+        images.append(torch.from_numpy(random.integers(high, size=shape, dtype=side.dtype)))
+    batch = transform(Batch(rows, tuple(images)))
+    return Loader(plan, Repeated(plan, batch), _on_device, info, device)
 
-    def __init__(self, sampler: PlanSampler, cfg: Config, device: torch.device) -> None:
-        super().__init__(sampler, cfg, device)
-        rows = sampler.plan(np.arange(min(self.batch_size, sampler.num_rows)))
-        random, images = np.random.default_rng(cfg.seed), []
-        for number, size in self.read_sizes().items():
-            side = self.index.sides[number]
-            shape, high = (len(rows), *size, side.channels), np.iinfo(side.dtype).max
-            if side.interpolation == "nearest":
-                high = len(self.info.classes)
-            images.append(torch.from_numpy(random.integers(high, size=shape, dtype=side.dtype)))
-        _, (self.inputs, self.targets) = self.transform(rows, tuple(images))
 
-    def finished_batches(self) -> Iterator[Batch]:
-        for rows in self.sampler:
-            yield rows, (self.inputs[: len(rows)], self.targets[: len(rows)])
+@dataclass
+class Repeated(Iterable[Batch]):
+    """One batch, with the rows of each batch of a plan."""
+
+    plan: Plan
+    batch: tuple[Any, Any]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for rows in self.plan:
+            yield Batch(rows, part(self.batch, 0, len(rows)))
+
+
+def _on_device(batch: Batch) -> tuple[Any, Any]:
+    inputs, targets = batch.content
+    return inputs, targets

@@ -2,25 +2,64 @@
 
 Your own: `scenes.py` in this folder with a function `scenes`, which takes `cfg.data` and the wanted
 splits, some of `train`, `val` and `test`, and returns the `Index` of each of them that there is, by
-split; those of `train` and `val`, always. A layout of other data than images has a function
-`build_loaders` in its place, like `loaders.build_loaders()`.
+split; those of `train` and `val`, always. For data that stream, a class `Scenes` of loaders, like
+`loaders.Loader`, takes its place: `Scenes(cfg, split, device, rank, world_size)`.
 """
 
-from types import ModuleType
+from collections.abc import Collection
+from typing import Any
 
-from conf.names import file_of
+from conf.errors import UserError
+from conf.names import find
 from conf.schema import DataConfig
+from loaders.index import Index
+
+SPLITS = ("train", "val")
+SETTINGS = ("layout", "val_fraction", "val_count", "split_seed", "background", "exif")
+"""Keys of all `data` that decide which samples there are, besides those that only a layout has."""
 
 
-def layout_of(data: DataConfig) -> ModuleType:
-    """Import the file of `data.layout`.
+def index_by_layout(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[str, Index]:
+    """Build the index of each of these splits that there is, by split, from the files in
+    `data.root`.
+
+    There is always `train` and, if it is wanted, `val`; no `test` if its samples validate.
 
     Raises:
-        UserError: there is no such layout.
+        UserError: the data is missing (the message says how to get it), or has another layout.
     """
-    return file_of("loaders.layouts", data.layout, "data.layout")
+    indexes: dict[str, Index] = find("loaders.layouts", data.layout, "data.layout")(data, splits)
+    if data.leave_out is not None and indexes["train"].source.form == "pixels":
+        raise UserError(
+            f"data.leave_out={data.leave_out} names files, and data={data.layout} has none; leave "
+            "it out"
+        )
+    return indexes
 
 
-def has_images(data: DataConfig) -> bool:
-    """Return False if the layout builds its loaders itself."""
-    return not hasattr(layout_of(data), "build_loaders")
+def settings_of(data: DataConfig, *more: str) -> dict[str, Any]:
+    """Return the keys of `data` that decide which samples there are and what their targets are, and
+    further ones, with their values."""
+    of_layout = vars(data).keys() - vars(DataConfig()).keys()
+    keys = (*SETTINGS, "fold", "num_folds", *more)
+    return {key: value for key, value in vars(data).items() if key in of_layout or key in keys}
+
+
+def check_settings(stored: dict[str, Any], data: DataConfig, where: str, fix: str) -> None:
+    """Raise UserError if what `settings_of` returned when a file was written differs from `data`.
+
+    Args:
+        stored: settings in the file; those of other layouts do not count.
+        data: the configuration.
+        where: name of the file.
+        fix: advice.
+    """
+    differing = [
+        f"data.{key}={getattr(data, key)} (there: {there})"
+        for key, there in stored.items()
+        if key in vars(data) and getattr(data, key) != there
+    ]
+    if differing:
+        raise UserError(
+            f"{where} was written with other settings: {', '.join(differing)}; use those, or {fix}"
+        )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.index import Index, one_process_at_a_time
+from loaders.headers import one_process_at_a_time
+from loaders.index import Index
 from loaders.layouts.imagefolder import class_folders
 
 NAME = "256_ObjectCategories"

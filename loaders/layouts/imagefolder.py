@@ -10,15 +10,11 @@ import numpy as np
 
 from conf.errors import UserError, check_utf8, counted, first_few
 from conf.schema import DataConfig
-from loaders.index import (
-    IMAGE_ENDINGS,
-    Index,
-    folders_in,
-    images_below,
-    index_splits,
-    read_headers,
-    split_folders,
-)
+from loaders.file_index import index_splits
+from loaders.folders import IMAGE_ENDINGS, folders_in, images_below
+from loaders.headers import read_headers
+from loaders.index import Index
+from loaders.splits import split_folders
 from loaders.targets import Labels
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from conf.data.masks import MasksConfig
 from conf.errors import UserError, first_few
-from loaders.index import Index, index_splits
+from loaders.file_index import index_splits
+from loaders.index import Index
 from loaders.layouts.pairs import find_pairs, size_factor
 from loaders.targets import Masks
 
@@ -33,7 +34,7 @@ def masks(data: MasksConfig, splits: Collection[str]) -> dict[str, Index]:
     )
     indexes = index_splits(Path(data.root).name, data, splits, (images, found), target, counts)
     for index in indexes.values():
-        if index.headers[1]["highest"].max() < 0:
+        if index.source.headers[1]["highest"].max() < 0:
             raise UserError(
                 f"the {len(index)} masks of {index.name} in {data.root} hold nothing but "
                 f"data.ignore_index={data.ignore_index}; use masks with classes"

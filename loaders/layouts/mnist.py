@@ -8,9 +8,11 @@ import numpy as np
 
 from conf.errors import UserError
 from conf.schema import DataConfig
+from loaders.headers import one_process_at_a_time
 from loaders.images import reason_of
-from loaders.index import Index, check_no_split, one_process_at_a_time
-from loaders.layouts.mnist_mini import in_memory
+from loaders.index import Index
+from loaders.pixels import in_memory
+from loaders.splits import check_no_split
 
 UNPACKED = (
     "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "

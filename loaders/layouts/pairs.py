@@ -10,15 +10,11 @@ import numpy as np
 
 from conf.data.pairs import PairsConfig
 from conf.errors import UserError, counted, first_few
-from loaders.index import (
-    IMAGE_ENDINGS,
-    ImageFiles,
-    Index,
-    images_below,
-    index_splits,
-    read_headers,
-    split_folders,
-)
+from loaders.file_index import index_splits
+from loaders.folders import IMAGE_ENDINGS, images_below
+from loaders.headers import ImageFiles, read_headers
+from loaders.index import Index
+from loaders.splits import split_folders
 from loaders.targets import TargetImages
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from conf.schema import DataConfig
+from loaders.own_dataset import OwnData
 from loaders.targets import Labels
 
 FILE = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
@@ -26,17 +27,15 @@ class Digits(Dataset):
         return self.transform(image), int(self.labels[number])
 
 
-def new_digits(data: DataConfig) -> Dataset:
-    """Digits in a file like `FILE`, whose labels do not matter: `predict.py data.root=FILE.npz`."""
-    images = np.load(data.root)["val_images"]
-    return Digits(images, np.zeros(len(images)), v2.Identity())
-
-
-def digits(data: DataConfig) -> tuple[Dataset, Dataset, Labels]:
-    with np.load(FILE) as file:
+def digits(data: DataConfig, split: str) -> OwnData | None:
+    """Digits to train and to validate on; `new` ones, whose labels do not matter, are in a file
+    like `FILE`: `predict.py data.root=FILE.npz`."""
+    if split == "test":
+        return None
+    with np.load(data.root if split == "new" else FILE) as file:
         arrays = dict(file)
+    name = "train" if split == "train" else "val"
     moved = v2.RandomAffine(degrees=10, translate=(0.1, 0.1))
-    labels = Labels(arrays["train_labels"].astype(np.int64), tuple("0123456789"))
-    train = Digits(arrays["train_images"], arrays["train_labels"], moved)
-    val = Digits(arrays["val_images"], arrays["val_labels"], v2.Identity())
-    return train, val, labels
+    labels = arrays[f"{name}_labels"].astype(np.int64)
+    dataset = Digits(arrays[f"{name}_images"], labels, moved if split == "train" else v2.Identity())
+    return OwnData(dataset, Labels(labels, tuple("0123456789")))

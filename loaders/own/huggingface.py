@@ -10,7 +10,8 @@ from torchvision.transforms import v2
 
 from conf.errors import UserError, told
 from conf.schema import DataConfig
-from loaders.index import check_no_split, split_by_seed
+from loaders.own_dataset import OwnData
+from loaders.splits import check_no_split, split_by_seed
 from loaders.targets import Labels
 
 
@@ -28,11 +29,12 @@ class Images(Dataset):
         return self.transform(row[self.image].convert("RGB")), row[self.label]
 
 
-def huggingface(data: DataConfig) -> tuple[Dataset, Dataset, Labels]:
-    """Open a folder that `save_to_disk` wrote, or what `load_dataset` finds under this name.
-
-    Without a split `validation` or `test`, a part of `train` is taken, as of folders of images.
+def huggingface(data: DataConfig, split: str) -> OwnData | None:
+    """Open a split of a folder that `save_to_disk` wrote, or of what `load_dataset` finds under
+    this name; without a split `validation` or `test`, a part of `train` validates.
     """
+    if split not in ("train", "val"):
+        return None
     import datasets
 
     given = [f"data.{key}={getattr(data, key)}" for key in ("crop", "resize", "mean", "std")]
@@ -63,5 +65,6 @@ def huggingface(data: DataConfig) -> tuple[Dataset, Dataset, Labels]:
     as_input = v2.ToImage(), v2.ToDtype(float32, scale=True), v2.Normalize(data.mean, data.std)
     augmented = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *as_input])
     centred = v2.Compose([v2.Resize(data.resize), v2.CenterCrop(size), *as_input])
-    labels = Labels(np.array(train[label]), tuple(train.features[label].names))
-    return Images(train, image, label, augmented), Images(val, image, label, centred), labels
+    rows, transform = (train, augmented) if split == "train" else (val, centred)
+    labels = Labels(np.array(rows[label]), tuple(rows.features[label].names))
+    return OwnData(Images(rows, image, label, transform), labels)

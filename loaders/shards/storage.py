@@ -1,17 +1,15 @@
 """Files under one root, a folder, a web server or a bucket, through obstore, which retries requests
 that fail."""
 
+import os
 import re
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from conf.credentials import MASK, without_credentials
 from conf.errors import UserError
 
 try:
@@ -21,7 +19,9 @@ try:
 except ModuleNotFoundError:
     raise UserError("shards need the package obstore; pip install obstore") from None
 
-WITH_LOGIN = "put USER:PASSWORD@ before the host in data.root, or add its query; runs store neither"
+AUTHORIZATION = "HTTP_AUTHORIZATION"
+"""Environment variable with the header that web servers get, such as `Bearer TOKEN`."""
+WITH_LOGIN = f"set {AUTHORIZATION} to 'Bearer TOKEN', or to 'Basic' and the base64 of USER:PASSWORD"
 CREDENTIALS = {
     "http": WITH_LOGIN,
     "https": WITH_LOGIN,
@@ -58,28 +58,32 @@ class Storage:
     if the storage fails for `retry_s`, and `UserError` if it denies the request.
 
     Args:
-        root: a folder, or an `http://`, `https://`, `s3://` or `gs://` address, with credentials;
-            print `without_credentials(root)` only. Those of buckets are in the environment.
+        root: a folder, or an `http://`, `https://`, `s3://` or `gs://` address. Credentials are in
+            the environment.
         retry_s: seconds for which a failing request is retried.
         stall_s: seconds without a byte after which an attempt fails and the next one begins.
 
     Raises:
-        UserError: `root` has another scheme, or lacks its credentials.
+        UserError: `root` has another scheme, or holds credentials.
     """
 
     def __init__(self, root: str, retry_s: float, stall_s: float = 10.0) -> None:
         self.root, self.retry_s, self.stall_s = root, retry_s, stall_s
         self.scheme = root.partition("://")[0] if "://" in root else ""
-        if MASK in root:
-            raise UserError(
-                f"{root}: user, password and query of an address are not stored with a run; set "
-                "data.root with them again"
-            )
         if self.scheme and self.scheme not in CREDENTIALS:
             raise UserError(
-                f"{without_credentials(root)}: {self.scheme}:// is not supported; use a folder or "
-                "one of " + ", ".join(f"{scheme}://" for scheme in CREDENTIALS)
+                f"{self.scheme}:// is not supported; set data.root to a folder or one of "
+                + ", ".join(f"{scheme}://" for scheme in CREDENTIALS)
             )
+        if self.scheme and ("@" in root or "?" in root):
+            raise UserError(
+                f"data.root={self.scheme}://*** holds a user, password or query, which runs would "
+                f"store; leave them out, and {CREDENTIALS[self.scheme]}"
+            )
+
+    def place_of(self, name: str) -> str:
+        """Return the path or address of a file."""
+        return f"{self.root.rstrip('/')}/{name}"
 
     def read(self, name: str) -> bytes:
         """Return the content of a file. Raises `MissingError` if there is none."""
@@ -110,12 +114,12 @@ class Storage:
 
     @contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:
-        """Turn obstore's errors into those of this file, without credentials."""
+        """Turn obstore's errors into those of this file."""
         try:
             yield
         except (FileNotFoundError, exceptions.BaseError, ValueError, TimeoutError) as error:
             text = str(error)
-            what = f"{without_credentials(self.root).rstrip('/')}/{name}: {_summary(text)}"
+            what = f"{self.place_of(name)}: {_summary(text)}"
             if isinstance(error, FileNotFoundError):
                 raise MissingError(f"{what}; set data.root to the place that holds it") from None
             fixes = {NO_CREDENTIALS: CREDENTIALS.get(self.scheme, "")} | FIXES
@@ -132,15 +136,14 @@ class Storage:
         if not self.scheme:
             Path(self.root).mkdir(parents=True, exist_ok=True)
             return LocalStore(self.root)
-        address = urlsplit(self.root)
-        user, at, host = address.netloc.rpartition("@")
-        bare = address._replace(netloc=host, path=address.path.rstrip("/")).geturl()
-        basic = b64encode(unquote(user).encode()).decode()
+        options: Any = {}
+        if self.scheme.startswith("http") and AUTHORIZATION in os.environ:
+            options["default_headers"] = {"authorization": os.environ[AUTHORIZATION]}
         return from_url(
-            bare,
+            self.root.rstrip("/"),
             client_options={
+                **options,
                 "allow_http": self.scheme != "https",  # for s3 and gs, the environment decides
-                **({"default_headers": {"authorization": f"Basic {basic}"}} if at else {}),
                 "read_timeout": timedelta(seconds=self.stall_s),
                 "timeout": timedelta(days=1),  # of a file whose bytes keep arriving
             },
@@ -152,8 +155,8 @@ class Storage:
 
 
 def _summary(text: str) -> str:
-    """Return the cause of an error in a few words, without credentials."""
+    """Return the cause of an error in a few words."""
     status, code = re.search(STATUS, text), re.search(r"<Code>(\w+)</Code>", text)
     if status:
         return status[1] + (f" ({code[1]})" if code else "")
-    return without_credentials(text.partition("\n")[0]).rpartition(" - ")[2]
+    return text.partition("\n")[0].rpartition(" - ")[2]

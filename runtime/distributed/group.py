@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from loaders.common import map_leaves
+from loaders.batch import map_leaves
 from runtime.group import SingleProcess
 from runtime.shards import is_sharded
 

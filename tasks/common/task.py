@@ -8,14 +8,14 @@ from torch import Tensor
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
-from loaders.common import num_samples
+from loaders.batch import num_samples
 from tasks.common.sums import divide_by_count
 
 
 class Task:
     """Base class of all tasks: a loss, metrics as sums, and predictions.
 
-    Outputs and targets are batches (`loaders.common`): tensors, or dicts, tuples and lists of them.
+    Outputs and targets are batches (`loaders.batch`): tensors, or dicts, tuples and lists of them.
 
     Attributes:
         target_kind: kind of targets (`loaders.targets.Target.kind`) of the task; empty: any.

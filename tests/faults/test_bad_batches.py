@@ -13,7 +13,7 @@ from tests.helpers import answers_to, checkpoint_of
 
 def test_bad_batches_are_without_effect_named_and_counted(options, photos, tmp_path) -> None:
     names = tmp_path / "names.txt"
-    files = "[train_loader.index.files[0][i] for i in train_loader.last_rows['sample'].tolist()]"
+    files = "[train_loader.info.name_of(i) for i in train_loader.last_rows['sample'].tolist()]"
     record = f"step == 5 and open({str(names)!r}, 'w').write('\\n'.join({files}))"
     poison = f"if step in (2, 3, 5, 6): {POISON}"
     folder = script_with(tmp_path / "s", "train.py", record, poison)

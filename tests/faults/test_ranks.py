@@ -1,16 +1,14 @@
 """Ranks with a bad batch or bad samples; ranks that raise or hang."""
 
 import re
-import shutil
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from runtime.distributed import Heartbeat
 from tests.faults import POISON, assert_finite, bad_lines, script_with
-from tests.helpers import fork, join, run_to_end, summary_of
+from tests.helpers import fork, join, run_to_end
 
 
 def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(options, tmp_path) -> None:
@@ -25,27 +23,6 @@ def test_a_batch_of_nan_on_one_rank_is_skipped_by_all(options, tmp_path) -> None
         assert line.startswith("[rank 1] ") == (rank == 1)
         assert line.count(".png") == 4  # its own half of the batch
     assert_finite(run, options, 1)
-
-
-def test_bad_samples_are_counted_over_ranks_and_a_resume(options, photos, tmp_path) -> None:
-    """Of the training images one has no header, and four are cut short."""
-    data = Path(shutil.copytree(photos, tmp_path / "photos"))
-    images = sorted((data / "train").rglob("*.png"))
-    images[0].write_bytes(b"<html>404 not found</html>")
-    for path in images[10:14]:
-        path.write_bytes(path.read_bytes()[:-200])
-    script, run = "train_ddp.py", tmp_path / "run"
-    options = [*options, f"data.root={data}", "data.on_error=skip", "resume=auto", "epochs=3"]
-    for last_step in (5, 14):
-        codes, texts = run_to_end(script, run, *options, f"max_steps={last_step}")
-        assert set(codes) == {0}, texts
-    assert summary_of(run)["bad_samples"] == {"train": 5, "val": 0}
-
-    # Each rank has met fewer of them, and so has each part of the run.
-    codes, texts = run_to_end(script, run, *options, "data.max_bad_samples=4")
-    assert set(codes) == {2}, texts
-    assert all("photos/train has 5 bad samples, more than data.max" in text for text in texts)
-    assert "Traceback" not in "".join(texts)
 
 
 def test_a_rank_that_raises_shows_its_traceback_once_and_all_end(options, tmp_path) -> None:

@@ -7,4 +7,4 @@ MISTAKES = [
 LIKE_ONE_PROCESS = [
     ("train_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
 ]
-VALIDATED_WITHIN_EPOCHS = [("train_accumulate.py", ["accumulate_steps=2", "loader.num_workers=1"])]
+IN_EPOCHS_OF_STEPS = [("train_accumulate.py", ["accumulate_steps=2", "loader.num_workers=1"])]

@@ -64,10 +64,8 @@ WHOLE = ["data.crop=[40,56]", "global_batch_size=4"]
 AREA = "40x56, 3 channels: images of 40-48x56, 40x56 cut (83.3% to 100.0% of the area), "
 AREA += "50% flipped left-right"
 DESCRIBED = [
-    (masks, WHOLE, AREA, "data.num_classes=201"),
     (masks, [*WHOLE, "data.num_classes=201"], AREA, ""),
 ]
-RESIZED_IN_SHARDS = {"masks": (None, {"input.png", "target.png"})}
 TRAINED = [
     Trained(
         *("segmentation", "masks"),

@@ -22,4 +22,4 @@ RECOMPUTED = [
 AVERAGES = [
     ("train_ema_fsdp.py", ["model.kwargs.batch_norm=false"]),
 ]
-VALIDATED_WITHIN_EPOCHS = [("train_ddp_ema.py", ["ema.decay=0.5"])]
+IN_EPOCHS_OF_STEPS = [("train_ddp_ema.py", ["ema.decay=0.5"])]

@@ -20,8 +20,8 @@ def sharded(root: Path, write: Callable[[Path], Data], *options: str) -> Data:
 
 def spoil(index: Any, sample: int) -> None:
     """Damage the bytes of the target of a sample, or of its image."""
-    shard, start, length, _ = index.shards.spans[-1][sample].item()
-    path = index.shards.path(shard)
+    shard, start, length, _ = index.source.spans[-1][sample].item()
+    path = index.source.copies.path(shard)
     damaged = bytearray(path.read_bytes())
     damaged[start + length - 10] ^= 1
     path.write_bytes(damaged)

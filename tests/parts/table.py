@@ -57,11 +57,6 @@ TRAINED = [
         columns=["label"],
     ),
 ]
-# what a sample's file in a shard holds
-IN_SHARDS = {
-    "numbers": ("json", lambda number: {"label": float(number)}),
-    "several labels": ("json", lambda cell: sorted(filter(None, cell.replace(" ", "").split(";")))),
-}
 PHOTOS = [
     ("data=table", "resnet18", 16, None),
     ("experiment=finetune data=table", "resnet50", 16, None),

@@ -8,4 +8,4 @@ from loaders.shards import pack_shards
 
 def shard(data: DataConfig, out: Path) -> None:
     """Pack data in shards of a few samples."""
-    pack_shards(data, str(out), 0.02)
+    pack_shards(data, str(out), "0.02")

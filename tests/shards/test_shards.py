@@ -1,9 +1,9 @@
 """Shards hold what the files held, and every promise of the loaders holds on them, too."""
 
 import json
+import re
 import shutil
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaders.pack import pack
-from loaders.shards import LOSSLESS, open_shards, pack_shards, part_of
+from loaders.shards import open_shards, pack_shards
 from tests import images
 from tests.helpers import (
     checkpoint_of,
@@ -25,7 +24,7 @@ from tests.helpers import (
     wait_for,
     weights_differ_by,
 )
-from tests.images import Data, common, index_of, loaders_of, make_photos, photos_in, save_index
+from tests.images import Data, common, index_in, index_of, loaders_of, make_photos, photos_in
 from tests.parts import rows_of
 from tests.servers import WebServer, bytes_in
 
@@ -40,138 +39,138 @@ def options(tmp_path_factory) -> list[str]:
 KINDS: dict[str, Callable[[Path], Data]] = {**images.KINDS, **dict(rows_of("KINDS"))}
 
 
-def data_of(kind: str, tmp_path: Path, *more: str) -> tuple[Data, list[str]]:
-    """Data of another kind, and overrides that read it."""
-    data = KINDS[kind](tmp_path / kind)
-    return data, [*data.options, *common(tmp_path / kind), "data.crop=[24,24]", *more]
-
-
-def packed(
-    options: list[str], out: Path, shard_mb=0.02, part: str = "1/1", quality: str | None = None
-) -> list[str]:
+def packed(options: list[str], out: Path, shard_mb: str = "0.02", shards: str = "") -> list[str]:
     """The options, with the data in shards."""
-    pack_shards(make_config(*options).data, str(out), shard_mb, part_of(part, {}), quality)
+    pack_shards(make_config(*options).data, str(out), shard_mb, shards)
     return [*options, f"data.root={out}"]
 
 
 def members_of(folder: Path) -> dict[str, bytes]:
     """Name and content of all that lies in the tar files of a folder, in their order."""
     found: dict[str, bytes] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*.tar")):
         assert path.stat().st_size < 60_000
         with tarfile.open(path) as tar:
             found |= {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
     return found
 
 
-# kind of data -> name of a target in a shard, and its content
-TARGETS: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "photos": ("cls", lambda label: int(label[-1])),
-    **dict(rows_of("IN_SHARDS")),
-}
-
-
-@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("kind", ["photos", "cells of 16 bits", *dict(rows_of("KINDS"))])
 def test_shards_are_tar_files_that_other_tools_read(kind: str, tmp_path: Path) -> None:
     """As WebDataset names them: what stands before the first dot is the sample's."""
-    data, options = data_of(kind, tmp_path)
+    data = KINDS[kind](tmp_path / "files")
+    options = [*data.options, *common(tmp_path / "files")]
     packed(options, tmp_path / "out")
-    members = members_of(tmp_path / "out/train")
+    members, source = members_of(tmp_path / "out/train"), index_of(*options)[0].source
+    paths: Any = vars(source)["paths"]
+    kinds = [""] if len(paths) == 1 else [".input", ".target"]
     samples = [name.partition(".")[0] for name in members]
-    assert samples[::2] == samples[1::2]
-    index, (ending, expected) = index_of(*options)[0], TARGETS[kind]
-    for sample, path in enumerate(map(Path, index.files[0])):
-        assert members.pop(f"{sample:09d}{path.suffix}") == path.read_bytes()
-        target = members.pop(f"{sample:09d}.{ending}")
-        assert json.loads(target) == expected(data.targets[path.name])
+    assert samples[:: len(paths)] == samples[len(paths) - 1 :: len(paths)]
+    for sample in range(len(paths[0])):
+        for side, name in zip(paths, kinds, strict=True):
+            path = Path(side[sample])
+            assert members.pop(f"{sample:09d}{name}{path.suffix}") == path.read_bytes()
     assert not members
 
 
-def test_parts_that_are_killed_make_what_one_makes(options, tmp_path: Path, capsys) -> None:
+def test_ranges_that_are_killed_make_what_one_command_makes(options, tmp_path, capsys) -> None:
     packed(options, tmp_path / "whole")
-    out = tmp_path / "parts"
-    packed(options, out, part="3/3")
-    packed(options, out, part="1/3")
-    assert "train/000001.tar of part 2/3" in capsys.readouterr().out
-    with refused("no complete shards"):
-        open_shards(make_config(*options, f"data.root={out}").data)
-    # Killed between a shard and its piece.
+    expected, out = bytes_in(tmp_path / "whole"), tmp_path / "ranges"
+    [count] = re.findall("has ([0-9]+) of", capsys.readouterr().out)
+    from_shards = make_config(*packed(options, out, shards="0:1"), "data.cache_dir=cache").data
+    packed(options, out, shards="3:")
+    assert f"has {int(count) - 2} of {count} shards; missing: train/000001, train/000002" in (
+        capsys.readouterr().out
+    )
+    with refused(f"lacks 2 of {count} shards", "train/000001", "shard_mb=0.02 shards=1:3"):
+        open_shards(from_shards)
+    # Killed between a shard and its columns, or in their midst.
     (out / "train/000000.tar").write_bytes(b"another attempt's")
-    (out / "pieces/train/000000.bin").unlink()
-    packed(options, out, part="2/3")
-    assert "train/000000.tar of part 1/3" in capsys.readouterr().out
+    for name in ("index.json", "sizes.npy"):
+        (out / "train/000000" / name).unlink()
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*.tar")}
-    packed(options, out)
-    assert bytes_in(out) == bytes_in(tmp_path / "whole")
+    packed(options, out, shards=":3")
+    assert bytes_in(out) == expected
     kept = [path for path, time in times.items() if path.stat().st_mtime_ns == time]
     assert len(kept) == len(times) - 1
-    packed(options, out, part="2/3")
-    assert "is packed already" in capsys.readouterr().out
-    from_shards = [*options, f"data.root={out}"]
-    with refused(f"data.root={out} has no image files to pack"):
-        packed(from_shards, tmp_path / "again")
-    with refused(f"data.root={out} is not made of image files"):
-        save_index(make_config(*from_shards).data, tmp_path / "index")
-    # Of other data, and as many shards, but not of the same samples.
-    for wrong, shard_mb in (([*options, "data.val_count=7"], 0.02), (options, 0.0195)):
+    packed(options, out)
+    assert f"has {count} of {count} shards\n" in capsys.readouterr().out
+    # Of other data, and of shards that hold other samples.
+    for wrong, shard_mb in (([*options, "data.val_count=7"], "0.02"), (options, "0.0195")):
         with refused(f"{out} holds shards of other data"):
             packed(wrong, out, shard_mb)
 
 
-def test_which_part_a_process_writes() -> None:
-    rank_2 = {"RANK": "1", "WORLD_SIZE": "2"}
-    of_array = {"ID": "7", "MIN": "3", "STEP": "2", "COUNT": "4"}
-    task = {f"SLURM_ARRAY_TASK_{name}": value for name, value in of_array.items()}
-    assert part_of("", {}) == (1, 1)
-    assert part_of("", rank_2) == (2, 2)
-    assert part_of("", {"WORLD_SIZE": "2"}) == (1, 1)
-    assert part_of("3/64", rank_2 | task) == (3, 64)
-    assert part_of("", rank_2 | task) == (3, 4)
-    with refused("part=3/2"):  # an array with gaps
-        part_of("", task | {"SLURM_ARRAY_TASK_COUNT": "2"})
-    for text in ("0/3", "4/3", "3", "a/b"):
-        with refused(f"part={text} "):
-            part_of(text, {})
+@pytest.mark.parametrize("shards", ["3", "99:", "2:2", "a:b", "0:1:2"])
+def test_a_range_without_shards_is_refused(shards: str, options, tmp_path: Path) -> None:
+    with refused(f"shards={shards} is not possible"):
+        packed(options, tmp_path, shards=shards)
 
 
-# kind of data -> quality of its resized images in shards (None: all of it), endings of their names
-ENCODED: dict[str, tuple[str | None, set[str]]] = {
-    "cells of 16 bits": (None, {"tif", "cls"}),
-    "cells of one channel": (None, {"tif", "cls"}),
-    "photos": ("95", {"jpg", "cls"}),
-    **dict(rows_of("RESIZED_IN_SHARDS")),
-}
+@pytest.mark.parametrize("shard_mb", ["0", "nan", "inf", "many"])
+def test_a_size_that_is_none_is_refused(shard_mb: str, options, tmp_path: Path) -> None:
+    with refused(f"shard_mb={shard_mb} is not possible"):
+        packed(options, tmp_path, shard_mb)
 
 
-@pytest.mark.parametrize("kind", ENCODED)
-def test_resized_shards_are_like_a_pack(kind: str, tmp_path: Path) -> None:
-    quality, endings = ENCODED[kind]
-    more = ["global_batch_size=4", "data.resize=30", "data.reduced_decoding=false"]
-    _, options = data_of(kind, tmp_path, *more)
-    save_index(make_config(*options).data, tmp_path / "index")  # of images that are not resized
-    indexed = [*options, f"data.index={tmp_path / 'index'}"]
-    packed(indexed, tmp_path / "shards", quality=quality or LOSSLESS)
-    sharded = [*options, f"data.root={tmp_path / 'shards'}"]
-    assert {n.partition(".")[2] for n in members_of(tmp_path / "shards/train")} == endings
-    pack(make_config(*indexed).data, tmp_path / "pack")
-    pack_options = [*options, "loader=packed", f"loader.pack={tmp_path / 'pack'}"]
-    splits = (loaders_of(*some) for some in (pack_options, sharded))
-    for one, other in zip(*splits, strict=True):
-        for index in (one.index, other.index):
-            assert np.array_equal(index.distinct_sizes, np.unique(index.sizes, axis=0))
-        for batch, same in zip(one, other, strict=True):
-            for tensor, found in zip(batch, same, strict=True):
-                difference = (tensor.float() - found.float()).abs().mean()
-                assert difference <= (0.05 if quality else 0)
-    with refused("data.resize=32 (there: 30)"):
-        loaders_of(*sharded, "data.resize=32")
+def test_data_without_files_are_not_packed(tmp_path: Path) -> None:
+    with refused("data=mnist_mini", "no image files"):
+        packed([], tmp_path)
 
 
 @pytest.fixture(scope="module")
 def shards(options: list[str], tmp_path_factory) -> Path:
     """A dozen shards."""
-    packed(options, out := tmp_path_factory.mktemp("shards"), shard_mb=0.01)
+    packed(options, out := tmp_path_factory.mktemp("shards"), shard_mb="0.01")
     return out
+
+
+def test_what_is_listed_is_left_out(options, shards: Path, tmp_path: Path) -> None:
+    """By the place that messages have, or the path of the file that was packed."""
+    options = [*options, f"data.root={shards}", f"data.cache_dir={tmp_path}"]
+    train, val = index_of(*options)
+    listed = [train.source.place(3, 0), train.source.name(30), val.source.place(0, 0)]
+    (tmp_path / "bad.txt").write_text("\n".join(listed))
+    for index, left_out in zip((train, val), ([3, 30], [0]), strict=True):
+        names = [index.source.name(n) for n in range(len(index)) if n not in left_out]
+        found = index_of(*options, f"data.leave_out={tmp_path / 'bad.txt'}")[index is val]
+        assert [found.source.name(n) for n in range(len(found))] == names
+        for sample, name in enumerate(names):
+            before = [index.source.name(n) for n in range(len(index))].index(name)
+            assert found.source.content(sample, 0) == index.source.content(before, 0)
+            assert found.target.values[sample] == index.target.values[before]
+
+
+def test_a_bad_sample_is_replaced_from_its_shard(options, shards: Path, tmp_path: Path) -> None:
+    """By the next one that is stored, and after the last one of the shard by its first."""
+    shutil.copytree(shards, damaged := tmp_path / "shards")
+    options = [*options, f"data.root={damaged}", f"data.cache_dir={tmp_path}"]
+    tar = damaged / "train/000001.tar"
+    with tarfile.open(tar) as file:
+        members = [(int(member.name[:9]), member.offset_data) for member in file]
+    stored = [sample for sample, _ in members]
+    content = bytearray(tar.read_bytes())
+    for _, offset in (members[0], members[1], members[-1]):
+        content[offset + 40] ^= 1
+    tar.write_bytes(content)
+    substitutes = {stored[0]: stored[2], stored[1]: stored[2], stored[-1]: stored[2]}
+    loader = loaders_of(*options, "data.on_error=skip", "global_batch_size=1")[0]
+    planned = [int(rows["sample"][0]) for rows in loader.plan]
+    read = [sample for _ in loader for sample in loader.last_samples]
+    assert read == [substitutes.get(sample, sample) for sample in planned]
+    assert {*loader.bad} == {*substitutes}
+    with refused(f"{tar}: ", "not those packed"):
+        list(loaders_of(*options)[0])
+
+
+def test_a_shard_that_is_missing_ends_the_run(options, shards: Path, tmp_path: Path) -> None:
+    """It is no bad sample."""
+    shutil.copytree(shards, tmp_path / "shards")
+    options = [*options, f"data.root={tmp_path / 'shards'}", f"data.cache_dir={tmp_path}"]
+    train = loaders_of(*options, "data.on_error=skip")[0]
+    (tmp_path / "shards/train/000001.tar").unlink()
+    with refused(f"{tmp_path / 'shards/train/000001.tar'} cannot be read (No such file"):
+        list(train)
 
 
 @pytest.mark.parametrize("window", [1, 3, 100])
@@ -180,9 +179,9 @@ def test_a_window_has_the_samples_of_few_shards(window: int, options, shards: Pa
     orders = []
     for seed in (0, 1):
         loader: Any = loaders_of(*options, f"data.shuffle_window={window}", f"seed={seed}")[0]
-        left = loader.sampler.plan(np.arange(34))["sample"].tolist()
+        left = loader.plan.rows(np.arange(34), 0)["sample"].tolist()
         assert sorted(left) == list(range(34))
-        shard_of = loader.index.shards.spans[0]["shard"]
+        shard_of = vars(index_in(loader).source)["spans"][0]["shard"]
         orders.append(shard_of[left].tolist())
         # Runs of positions, as long as the shards in them, which no two windows share.
         while left:
@@ -219,11 +218,12 @@ def without(options: list[str], *keys: str) -> list[str]:
 
 def from_folder(remote: list[str], shards: Path) -> list[str]:
     """The same of the shards in their folder."""
-    return [*without(remote, "data.retry_s", "data.cache_gb"), f"data.root={shards}"]
+    return [*without(remote, "data.retry_s"), f"data.root={shards}"]
 
 
 def shard_of(loader, sample: int) -> int:
-    return int(loader.index.shards.spans[0]["shard"][sample])
+    source: Any = index_in(loader).source
+    return int(source.spans[0]["shard"][sample])
 
 
 def fetched_shards(web: WebServer) -> list[str]:
@@ -240,21 +240,21 @@ def read_epoch(options: list[str], rank: int = 0, world_size: int = 1) -> list[l
 
 
 def test_processes_share_one_whole_copy_of_each_shard(remote, shards, tmp_path, web) -> None:
-    remote, folder = [*remote, "data.cache_gb=1"], tmp_path / "cache" / "shards"
+    remote = without(remote, "data.shuffle", "data.shuffle_window")
     expected = read_epoch(from_folder(remote, shards))
     web.latency_s = 0.02
     assert join([start_process(read_epoch, remote, rank, 2) for rank in (0, 1)]) == [0, 0]
     assert sorted(fetched_shards(web)) == sorted(n for n in web.files if n.endswith(".tar"))
     web.requests.clear()
     assert read_epoch(remote) == expected
-    assert not fetched_shards(web)
-    copies = sorted(folder.glob("*.tar"))
+    assert [path for _, path, _ in web.requests] == ["/shards.json"]  # the rest is there
+    copies = sorted((tmp_path / "cache/shards").rglob("*.tar"))
     for path in copies:  # as a process leaves them that is killed while they arrive
         path.with_name(f"{path.name}.partial").write_bytes(path.read_bytes()[:1000])
         path.unlink()
     assert read_epoch(remote) == expected
-    assert sorted(folder.glob("*.tar")) == copies
-    assert not list(folder.glob("*.partial"))
+    assert sorted((tmp_path / "cache/shards").rglob("*.tar")) == copies
+    assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
 @pytest.mark.parametrize("page", [b"", b"short", b"<!DOCTYPE html><title>Busy</title>" * 10_000])
@@ -262,10 +262,10 @@ def test_a_damaged_copy_is_fetched_once_more_before_a_sample_is_blamed(
     page: bytes, remote, shards, tmp_path, web
 ) -> None:
     """Whether it was damaged on the disk or by a page in its place."""
-    remote = [*remote, "data.cache_gb=1"]
+    remote = without(remote, "data.shuffle", "data.shuffle_window")
     expected, whole = read_epoch(from_folder(remote, shards)), dict(web.files)
     read_epoch(remote)
-    damaged = sorted((tmp_path / "cache" / "shards").glob("*train-00000[12].tar"))
+    damaged = sorted((tmp_path / "cache/shards").rglob("train/00000[12].tar"))
     for path in damaged:
         path.write_bytes(page or path.read_bytes()[::-1])
     web.requests.clear()
@@ -284,49 +284,67 @@ def test_a_damaged_copy_is_fetched_once_more_before_a_sample_is_blamed(
 
 
 def test_the_next_window_is_fetched_while_one_is_read(remote, shards, tmp_path, web) -> None:
-    """And copies stay within their bound."""
+    """And the copies of one go when the next but one begins."""
     remote = [*remote, "global_batch_size=1"]
     local = loaders_of(*from_folder(remote, shards))[0]
-    needed = [f"train/{shard_of(local, int(rows['sample'][0])):06d}.tar" for rows in local.sampler]
+    needed = [f"{shard_of(local, int(rows['sample'][0])):06d}.tar" for rows in local.plan]
     order = list(dict.fromkeys(needed))
-    largest = sorted(len(web.files[name]) for name in order)[-4:]
     loader = loaders_of(*remote)[0]
     assert not fetched_shards(web)
+    for batch, _ in enumerate(loader.plan):
+        window = order.index(needed[batch])
+        ahead = {f"train/{name}" for name in order[: window + 2]}
+        wait_for(lambda: ahead <= {*fetched_shards(web)}, "the next window")  # noqa: B023
+        assert {*fetched_shards(web)} == ahead
+        copies = {path.name for path in (tmp_path / "cache/shards").rglob("*.tar")}
+        assert copies <= {*order[max(0, window - 1) : window + 2]}
+    assert len(fetched_shards(web)) == len(order)
 
-    def is_fetched() -> bool:
-        return ahead <= {*fetched_shards(web)}
 
-    for batch, _ in enumerate(loader.sampler):
-        time.sleep(0.02)  # the resolution of a file system's clock
-        ahead = {*order[: order.index(needed[batch]) + 2]}
-        if needed[batch] in needed[:batch]:  # in the middle of a window of one shard
-            wait_for(is_fetched, "the next window")
-        assert {*fetched_shards(web)} <= ahead
-        copies = list((tmp_path / "cache" / "shards").glob("*.tar"))
-        assert sum(path.stat().st_size for path in copies) <= sum(largest) + 4 * (16 << 10)
-    assert sorted(fetched_shards(web)) == sorted(order)
-    assert len(copies) < len(order)
+def test_a_worker_reads_what_was_removed_from_a_new_copy(remote, shards, tmp_path, web) -> None:
+    index = index_of(*remote)[0]
+    index.source.content(3, 0)
+    for path in (tmp_path / "cache").rglob("*.tar"):
+        path.unlink()
+    names = [index.source.name(n) for n in range(len(index))]
+    [same] = [index_of(*from_folder(remote, shards))[0]]
+    for sample in range(len(names)):
+        assert index.source.content(sample, 0) == same.source.content(sample, 0)
 
 
 def test_a_cache_without_room_is_refused_at_start(remote, tmp_path, web, monkeypatch) -> None:
-    with refused("data.cache_gb=0.0002", "data.shuffle=window"):
-        loaders_of(*without(remote, "data.shuffle", "data.shuffle_window"), "data.cache_gb=0.0002")
-    loaders_of(*remote, "data.cache_gb=0.0002")
-    with refused("data.cache_gb=5e-05", "data.shuffle_window"):
-        loaders_of(*remote, "data.cache_gb=0.00005")
-    full = shutil.disk_usage(tmp_path)._replace(free=10_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    with refused(f"data.cache_dir={tmp_path}"):
-        loaders_of(*remote)
+    splits = json.loads(web.files["shards.json"])["splits"].values()
+    total = sum(sum(split["num_bytes"]) for split in splits)
+    full = without(remote, "data.shuffle", "data.shuffle_window")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=int(0.6 * total)))
+    with refused(f"data.cache_dir={tmp_path}", "data.shuffle=window"):
+        loaders_of(*full)
+    loaders_of(*remote)
+    with refused(f"data.cache_dir={tmp_path}", "data.shuffle_window"):
+        loaders_of(*remote, "data.shuffle_window=5")
     assert not fetched_shards(web)
 
 
-@pytest.mark.parametrize("name", ["index/val/sizes.npy", "shards.json"])
-def test_what_is_not_the_file_that_was_packed_is_refused(name: str, remote, web) -> None:
-    page = b"<!DOCTYPE html><title>Log in</title>" + bytes([255])
-    web.files[name] = page if name.endswith("json") else web.files[name][:-1] + b"x"
+PAGE = b"<!DOCTYPE html><title>Log in</title>" + bytes([255])
+
+
+@pytest.mark.parametrize(
+    "name", ["shards.json", *(f"val/000000/{name}" for name in ("index.json", "spans-0.npy"))]
+)
+def test_a_page_in_place_of_a_file_is_refused(name: str, remote, web) -> None:
+    web.files[name] = PAGE
     for _ in range(2):
-        with refused(name):
+        with refused(f"{web.url}", name):
+            loaders_of(*remote)
+
+
+@pytest.mark.parametrize("name", ["sizes.npy", "values.npy", "names-0.npy"])
+def test_columns_that_are_not_those_packed_are_refused(name: str, remote, web) -> None:
+    content = web.files[f"val/000000/{name}"]
+    web.files[f"val/000000/{name}"] = content[:-1] + bytes([content[-1] ^ 1])
+    for _ in range(2):
+        with refused(f"{web.url}/val: the columns of the shards are not those"):
             loaders_of(*remote)
 
 
@@ -342,7 +360,7 @@ def test_a_run_whose_bucket_stays_away_ends_and_goes_on_from_its_checkpoint_to_t
     train(script, tmp_path / "whole", *local)
     # The shard that the first epoch needs last is away.
     loader = loaders_of(*local)[0]
-    *_, last = loader.sampler
+    *_, last = loader.plan
     missing = f"train/{shard_of(loader, last['sample'][-1]):06d}.tar"
     web.fault = {missing: "500"}.get
     codes, texts = run_to_end(script, tmp_path / "run", *remote)
@@ -350,7 +368,7 @@ def test_a_run_whose_bucket_stays_away_ends_and_goes_on_from_its_checkpoint_to_t
     assert f"{web.url}/{missing}: 500" in "".join(texts)
     saved = checkpoint_of(tmp_path / "run")
     assert 1 <= saved["step"] < len(loader)
-    assert not any(saved["loader"]["bad"])
+    assert "replaced" not in "".join(texts)
     assert not (tmp_path / "run" / "requeue").exists()
     web.fault = lambda path: None
     train(script, tmp_path / "run", *remote, "resume=auto")

@@ -1,0 +1,71 @@
+"""Batches: any nesting of dicts and tuples around tensors and lists with one entry per sample."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from conf.errors import UserError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of the plan, and what was loaded of them."""
+
+    rows: np.ndarray
+    """(B,) of the plan's dtype; a bad sample's row is that of its substitute."""
+
+    content: Any
+    """Of images, a tuple with a Tensor (B, H, W, C) of uint8 or uint16 for each side; of own data,
+    `(inputs, targets)`."""
+
+    bad: dict[int, str] = field(default_factory=dict)
+    """Reasons by sample why samples were replaced, or left out of an evaluation."""
+
+    error: UserError | None = None
+    """What ends the run: raised in a worker process, it would be shown with a traceback."""
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in pinned memory, as a `DataLoader` with `pin_memory` asks for it."""
+        pinned = map_leaves(lambda x: x.pin_memory() if isinstance(x, Tensor) else x, self.content)
+        return replace(self, content=pinned)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any, nested: Any = (dict, list, tuple)) -> Any:
+    """Return values of the types `nested` with `function(value)` in place of each other value."""
+    if not isinstance(tree, nested):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, value, nested) for key, value in tree.items()}
+    values = [map_leaves(function, value, nested) for value in tree]
+    return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+
+
+def _leaves(tree: Any, nested: Any = (dict, list, tuple)) -> Iterator[Any]:
+    if not isinstance(tree, nested):
+        yield tree
+        return
+    for value in tree.values() if isinstance(tree, dict) else tree:
+        yield from _leaves(value, nested)
+
+
+def _has_samples(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)
+
+
+def part(batch: Any, start: int, stop: int) -> Any:
+    """Return the samples `start` to `stop` of a batch; values without samples stay as they are."""
+    return map_leaves(lambda x: x[start:stop] if _has_samples(x) else x, batch, (dict, tuple))
+
+
+def num_samples(batch: Any) -> int:
+    """Return the number of samples of a batch: the length of its first tensor or list, else 0."""
+    values = _leaves(batch, (dict, tuple))
+    return next((len(value) for value in values if _has_samples(value) and len(value)), 0)
+
+
+def tensors_of(tree: Any) -> Iterator[Tensor]:
+    """Return all tensors in nested values."""
+    return (value for value in _leaves(tree) if isinstance(value, Tensor))

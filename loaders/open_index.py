@@ -1,0 +1,38 @@
+"""The index of a data set: that of its shards, or of its files by their layout."""
+
+import os
+from collections.abc import Collection
+
+from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.index import Index
+from loaders.layouts import SPLITS, index_by_layout
+
+
+def holds_shards(data: DataConfig) -> bool:
+    """Return True if `data.root` holds shards in place of files."""
+    return "://" in data.root or os.path.isfile(os.path.join(data.root, "shards.json"))
+
+
+def open_index(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[str, Index]:
+    """Open the index of each of these splits that there is, by split; see `index_by_layout`.
+
+    Raises:
+        UserError: the data is missing, has another layout, or is in shards, which this project does
+            not read.
+    """
+    if not holds_shards(data):
+        if data.shuffle == "window":
+            raise UserError(
+                f"data.shuffle=window is of shards, which data.root={data.root} does not hold; "
+                "leave it out, or pack the data by python -m loaders.pack ... format=shards"
+            )
+        return index_by_layout(data, splits)
+    try:
+        from loaders.shards import open_shards
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "shards and addresses need loaders/shards, which this project does not have; add it, "
+            "or set data.root to a folder of files"
+        ) from error
+    return open_shards(data)

@@ -1,0 +1,113 @@
+"""Batches by torch's `DataLoader`: in this process, or in worker processes, which end with it and
+at no signal."""
+
+import multiprocessing
+import os
+import signal
+from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_convert
+
+from loaders.batch import Batch, tensors_of
+from loaders.limits import cpus_per_rank
+from loaders.plan import Plan
+
+MIN_ROWS = 64
+"""Rows of an epoch for which a worker process is started, unless they are asked for."""
+
+BLOCKED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
+"""Signals that are often sent to all processes, and that only the training process handles."""
+
+
+def data_loader(
+    dataset: Dataset[Batch], plan: Plan, num_workers: int, prefetch_factor: int, pin_memory: bool
+) -> DataLoader[Batch]:
+    """Return a DataLoader of the batches that are left of the plan's epoch, each time it is
+    iterated over.
+
+    The dataset's `__getitems__` makes a `Batch` of an array of rows. Each of `num_workers`
+    processes loads `prefetch_factor` batches in advance; 0: this process loads a batch when it is
+    asked for.
+    """
+    has_workers = num_workers > 0
+    return DataLoader(
+        dataset,
+        batch_sampler=plan,  # type: ignore[arg-type]
+        collate_fn=_in_shared_memory if has_workers else default_convert,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor if has_workers else None,
+        persistent_workers=has_workers,
+        pin_memory=pin_memory,
+        worker_init_fn=_end_with_training if has_workers else None,
+        multiprocessing_context=_worker_context(type(dataset).__module__) if has_workers else None,
+        # Drawing from the global generator would change dropout after a resume.
+        generator=torch.Generator(),
+    )
+
+
+def _in_shared_memory(batch: Any) -> Any:
+    """Move the tensors of a batch to shared memory.
+
+    The DataLoader's queue would do it in a thread, where a full /dev/shm loses the batch and the
+    training process waits forever.
+    """
+    for tensor in tensors_of(batch.content):
+        tensor.share_memory_()
+    return batch
+
+
+def _worker_context(module: str) -> ForkServerContext:
+    """Return a context whose processes are forked from a process without threads, since a fork of
+    the training process could find locks held by threads that it does not have.
+
+    That process inherits the blocked signals, and its forks do. It imports the script and `module`
+    once for all of them; the script by its name, because Python before 3.12.8 ignores `__main__`.
+    """
+    import __main__  # the script that runs now
+
+    context = multiprocessing.get_context("forkserver")
+    script = Path(getattr(__main__, "__file__", None) or "__main__").stem
+    context.set_forkserver_preload([script, module])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
+    try:
+        resource_tracker.ensure_running()  # its start unblocks signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    util.Finalize(None, _kill_workers, exitpriority=0)
+    return context
+
+
+def _kill_workers() -> None:
+    """End the workers before Python waits for them: they block the signal that it sends."""
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
+def _end_with_training(worker_id: int) -> None:
+    """Watch the training process, in a worker: torch watches the fork server, which outlives it."""
+    parent: Any = multiprocessing.parent_process()
+
+    def wait() -> None:
+        parent.join()
+        os._exit(0)
+
+    Thread(target=wait, daemon=True).start()
+
+
+def default_workers(device: torch.device, num_samples: int, num_threads: int) -> int:
+    """Return the number of worker processes where `loader.num_workers` is null.
+
+    On a GPU there is one per CPU but one (per `num_threads` CPUs), for 64 samples or more: threads
+    of the training process would hold up the one that launches kernels, since each call passes
+    Python's interpreter lock around. On a CPU, which has no kernels to launch, there is none.
+    """
+    if device.type != "cuda":
+        return 0
+    return min((cpus_per_rank() - 1) // (num_threads or 1), -(-num_samples // MIN_ROWS))

@@ -1,5 +1,0 @@
-"""DALI's own file reader."""
-
-MISTAKES = [
-    ("train.py loader.reader=native", "loader=dali_reader"),
-]
