@@ -33,7 +33,7 @@ from loaders import Loader, build_loaders
 from loaders.predict import build_new_loader, build_test_loader
 from models import build_model
 from runtime import run_command, setup
-from runtime.group import SingleProcess
+from runtime.process_group import ProcessGroup
 from runtime.trained import read_trained
 from tasks import build_task
 
@@ -50,9 +50,9 @@ def main() -> None:
     if "LOCAL_RANK" in os.environ:
         distributed = import_module("runtime.distributed")  # one process needs none
         device = setup(cfg, distributed.local_rank())
-        group: SingleProcess = distributed.init_process_group(cfg, device)
+        group: ProcessGroup = distributed.init_process_group(cfg, device)
     else:
-        device, group = setup(cfg), SingleProcess()
+        device, group = setup(cfg), ProcessGroup()
 
     # data and task
     broken: dict[str, str] = {}

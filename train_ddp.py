@@ -16,11 +16,10 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import entry_point, run_main, seed_everything, setup
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: what torchrun's processes need
 from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank, sync_buffers
-from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -54,7 +53,7 @@ def main(cfg: Config) -> None:
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
 
-    # run: logs, guards, saves
+    # run: logs, saves
     run = Run(
         cfg,
         device,
@@ -89,7 +88,7 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.guard.step(optimizer, grad_norm)  # skips the step if the norm is not finite
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
 

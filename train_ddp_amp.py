@@ -17,14 +17,13 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import entry_point, run_main, seed_everything, setup
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: the configured dtype
 from runtime.amp import amp_dtype
 
 # new #: what torchrun's processes need
 from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank, sync_buffers
-from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -66,7 +65,7 @@ def main(cfg: Config) -> None:
     # new #: the scale is part of it
     state["scaler"] = scaler
 
-    # run: logs, guards, saves
+    # run: logs, saves
     run = Run(
         cfg,
         device,
@@ -109,7 +108,7 @@ def main(cfg: Config) -> None:
 
             # update
             # new #: a step whose gradients overflowed is skipped, and the scale shrinks
-            run.guard.step(optimizer, grad_norm, scaler)
+            scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()

@@ -16,11 +16,10 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import entry_point, run_main, seed_everything, setup
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: says so where nothing is gained
-from runtime.parallel import visible_gpus
-from runtime.training import Run, build_optimizer, evaluate
+from runtime.data_parallel import visible_gpus
 from tasks import build_task
 
 
@@ -46,7 +45,7 @@ def main(cfg: Config) -> None:
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
 
-    # run: logs, guards, saves
+    # run: logs, saves
     run = Run(
         cfg,
         device,
@@ -78,7 +77,7 @@ def main(cfg: Config) -> None:
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
-            run.guard.step(optimizer, grad_norm)  # skips the step if the norm is not finite
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
 

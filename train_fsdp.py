@@ -4,8 +4,8 @@ Start with `torchrun --standalone --nproc_per_node=2 train_fsdp.py`.
 Combines with every technique but `dp` and `ddp`, which also split the batch over the GPUs.
 
 When to use it: where weights, gradients and optimizer state do not fit on each device. Each block
-of the model is gathered when it computes: this sends more than `train_ddp.py`. Ranks save their
-shards; `python -m runtime.whole run=DIR` makes whole checkpoints of them for other scripts.
+of the model is gathered when it computes: this sends more than `train_ddp.py`. Each rank saves its
+shards, which every script resumes from, and `export.py` makes one file of.
 """
 
 import hydra
@@ -17,12 +17,11 @@ from torch import nn
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import entry_point, run_main, seed_everything, setup
+from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: what torchrun's processes need
 from runtime.distributed import convert_sync_batchnorm, init_process_group, local_rank, sync_buffers
 from runtime.fsdp import shard
-from runtime.training import Run, build_optimizer, evaluate
 from tasks import build_task
 
 
@@ -60,7 +59,7 @@ def main(cfg: Config) -> None:
     # state: what a checkpoint holds
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train_loader}
 
-    # run: logs, guards, saves
+    # run: logs, saves
     run = Run(
         cfg,
         device,
@@ -94,7 +93,7 @@ def main(cfg: Config) -> None:
             grad_norm = group.full_tensor(grad_norm)
 
             # update
-            run.guard.step(optimizer, grad_norm)  # skips the step if the norm is not finite
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
 

@@ -28,8 +28,7 @@ from conf.cli import load_config
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import seed_everything, setup
-from runtime.training import build_optimizer
+from runtime import build_optimizer, seed_everything, setup
 from tasks import build_task
 
 PEERS = {"lightning": "lightning"}

@@ -17,7 +17,10 @@ OTHER_DTYPE = "return inputs of float32 from the Dataset, such as image.float() 
 ONE_SAMPLE = "BatchNorm needs two samples at a time; raise global_batch_size"
 ONE_SAMPLE += ", or lower accumulate_steps"
 UNUSED = "DDP needs a gradient of each; remove unused layers, or freeze them"
-MEMORY = "lower global_batch_size; docs/cost.md names what else needs less memory"
+MEMORY = (
+    "train_accumulate.py accumulate_steps=auto, train_recompute.py, train_amp.py, train_fsdp.py "
+)
+MEMORY += "and a smaller global_batch_size need less; see docs/cost.md"
 THREADS = "raise the limit (ulimit -v, ulimit -u), or lower loader.num_threads"
 PICKLED = "worker processes need a def of a module, or loader.num_workers=0"
 
@@ -27,7 +30,8 @@ CAUSES = {
     r"(scalar |Input |d)type.*\b(Byte|unsigned char|[Dd]ouble|float64|\w+eTensor)\b": OTHER_DTYPE,
     "more than 1 value per channel": ONE_SAMPLE,
     "which did not receive grad": UNUSED,
-    r"out of memory|DefaultCPUAllocator|std::bad_alloc|CU(BLAS|DNN|DA)_?\w*ALLOC_FAILED": MEMORY,
+    "out of memory|Unable to allocate|DefaultCPUAllocator|std::bad_alloc": MEMORY,
+    r"CU(BLAS|DNN|DA)_?\w*ALLOC_FAILED": MEMORY,
     "can't start new thread": THREADS,
     "Can't pickle|Can't get local object": PICKLED,
 }

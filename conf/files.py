@@ -33,15 +33,14 @@ def write_atomically(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(mode)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         temporary.replace(path)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 @cache
@@ -63,13 +62,13 @@ def pid_namespace() -> str:
     return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
 
 
-def sync_folder(path: Path) -> None:
-    """Write the names of a folder's files to disk, as `os.fsync` does with their content."""
-    folder = os.open(path, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Write a file's content to disk, or the names of a folder's files."""
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def checksum(path: Path) -> int:

@@ -98,7 +98,7 @@ class DataConfig:
     on_error: str = key("raise", one_of("raise", "skip"))
     """Action if the content of a file cannot be decoded: `raise` (stop and name it) or `skip`:
     training takes the next good sample of the index in its place, evaluation leaves it out. Files
-    whose headers are already bad belong to no split. Not with `loader=dali`."""
+    whose headers are already bad belong to no split. DALI cannot skip."""
 
     leave_out: str | None = None
     """File with the paths of images that belong to no split, one a line, as `python -m
@@ -214,8 +214,8 @@ class ModelConfig:
 
     weights: str | None = None
     """Initial weights: `imagenet` (torchvision's or timm's), a `.safetensors` or `.pt` file, or the
-    folder of a run; null: random. Tensors of the right name and shape are loaded, the others start
-    at random. A resumed run has the weights of its checkpoint instead."""
+    folder of a run or of a checkpoint; null: random. Tensors of the right name and shape are
+    loaded, the others start at random. A resumed run has the weights of its checkpoint instead."""
 
     freeze: str | None = None
     """`backbone`: train the head (the last layer or layers) alone. `statistics`: train all layers.
@@ -226,8 +226,8 @@ class ModelConfig:
 @dataclass
 class OptimizerConfig:
     name: str = MISSING
-    """Class of `torch.optim`, in any case: `adamw`, `sgd`, `radam`, ...; or `muon`, timm's, which
-    trains matrices and convolutions, and by AdamW the head, embeddings, biases and norms."""
+    """Class of `torch.optim`, in any case: `adamw`, `sgd`, `radam`, ...; or an optimizer of timm:
+    `muon`, `lamb`, `lion`, ... (`timm.optim.list_optimizers()`)."""
 
     kwargs: dict[str, Any] = key({})
     """Further arguments of the class, such as `momentum`."""

@@ -83,8 +83,7 @@ class DistributedConfig:
     waits for the GPU; false: ranks normalise by their own parts, rank 0's statistics are kept."""
 
     timeout_s: float = key(600.0, ABOVE_0)
-    """Seconds after which a collective that some rank has not joined fails on the other ranks; on
-    GPUs, they name that rank then, and end 30 s later."""
+    """Seconds after which a collective that some rank has not joined fails on the other ranks."""
 
 
 @dataclass
@@ -104,7 +103,7 @@ class LogConfig:
     mean since the last one. `train/epoch_loss`, at a validation, is that of the epoch so far."""
 
     images: int = key(16, FROM_0)
-    """Number of images in the grids of inputs, and, up to 16, in those of the validation's worst
+    """Number of images in the grids of inputs, and, up to 16, in those of the validation's first
     predictions; 0: none."""
 
     progress: bool = True
@@ -171,9 +170,6 @@ class Config:
 
     accumulate_margin: float = key(0.1, BELOW_1)
     """auto: share of a GPU's memory that has to stay free."""
-
-    max_bad_steps: int = key(25, FROM_1)
-    """Steps whose gradient norm is not finite are skipped; so many of them in a row end the run."""
 
     clip_grad_norm: float = key(float("inf"), CLIP)
     """Largest L2 norm of all gradients together, to which larger ones are scaled down; inf: the

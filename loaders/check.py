@@ -18,7 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from conf.cli import load_config, user_errors
-from conf.errors import counted
+from conf.errors import UserError, counted
 from conf.options import parse_options
 from conf.schema import DataConfig
 from loaders.images import reason_of
@@ -87,13 +87,13 @@ def _other_colours(indexes: list[Index], data: DataConfig) -> dict[str, str]:
 def _palette_of(index: Index, sample: int) -> list[tuple[int, ...]]:
     """Return the colours of a mask's indices, if it is a PNG with a palette, which may hold
     anything above the highest index."""
-    palette = b""
-    with suppress(ReadError, OSError):  # decoding names them
+    palette, num_used = b"", 0
+    with suppress(UserError, OSError):  # decoding names them
         content = BytesIO(index.source.content(sample, 1))
         with Image.open(content, formats=["PNG"]) as image:
             if image.palette:
                 palette = bytes(image.palette.palette)
-    num_used = 1 + int(index.read(sample, 1).max()) if palette else 0
+                num_used = 1 + int(index.read(sample, 1).max())
     size = min(len(palette) // 3, num_used)
     return [tuple(palette[3 * number :][:3]) for number in range(size)]
 

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
 LISTS = (*NOT_CALLED, nn.Sequential)
 

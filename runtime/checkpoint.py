@@ -1,17 +1,15 @@
-"""Checkpoint files: verified when read, written in the background and replaced as a whole.
+"""Writing the checkpoints of a run, in the background, and choosing the one to resume from.
 
-`<run>/checkpoints/step-00000123.pt`, the newest `checkpoint.keep` of them; `last.pt` and `best.pt`
-are links to two of them, and `model.safetensors` holds the weights of the best one. Its metadata
-`facts` is JSON of what a user of the model needs, such as the names of the classes.
+`<run>/checkpoints/step-00000120/`, see `models/pretrained/checkpoints.py`: of the newest
+`checkpoint.keep` steps, and of the best one, whose weights are in `model.safetensors` beside them.
+Its metadata `facts` is JSON of what a user of the model needs, such as the names of the classes.
 """
 
 import json
 import logging
-import os
 import shutil
 import threading
 import time
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,42 +20,45 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from conf.errors import UserError
-from conf.files import sync_folder, write_atomically
+from conf.files import sync, write_atomically
 from conf.schema import CheckpointConfig
 from loaders.batch import tensors_of
-from models.pretrained import load_tensors
-from runtime.group import SingleProcess
-from runtime.shards import check_shards, remove_shards, write_shards
+from models.pretrained import (
+    BEST,
+    FORMAT,
+    MANIFEST,
+    STATE,
+    best_of,
+    fingerprint,
+    map_named,
+    newest_first,
+    read_state,
+)
+from runtime.process_group import ProcessGroup
+from runtime.shards import is_sharded
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FORMAT = 1
-"""Version of the checkpoints; to be raised with each change that older ones do not fit."""
-
-RESERVED_KEYS = {
-    *("guard", "run", "format", "step", "rng", "config", "facts", "versions", "path"),
-    *("weights", "shards"),
-}
-"""Keys of a checkpoint that a script's state cannot have."""
-
-WHAT_TO_GIVE = "give the folder of a run, one of its checkpoints/step-*.pt, or auto"
+WHAT_TO_GIVE = "give the folder of a run, one of its checkpoints/step-*, or auto"
 
 
 class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread; every rank calls its methods.
 
-    Each rank writes its shards, if there are any, and then rank 0 the files.
+    Rank 0 empties a hidden folder, into which all ranks write. It adds the manifest of what they
+    have written, and renames the folder: a checkpoint is there as a whole or not at all.
     """
 
     def __init__(
         self,
         options: CheckpointConfig,
         folder: Path,
-        group: SingleProcess | None = None,
+        group: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Write to a folder; `group` are the ranks of the run, by default this process."""
-        self.options, self.folder, self.group = options, folder, group or SingleProcess()
+        """Write to a folder; `group` are the ranks of the run, by default this process. No other
+        messages may pass through it."""
+        self.options, self.folder, self.group = options, folder, group or ProcessGroup()
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None  # of rank 0's last write
         self.clock, self.last_write = clock, clock()
@@ -74,17 +75,27 @@ class CheckpointWriter:
         return True
 
     def write(self, state: dict[str, Any], is_best: bool = False) -> None:
-        """Begin to write a state, after `wait()`.
+        """Copy a state to the host, and begin to write it; to be called after `wait()`.
 
         Args:
-            state: tensors on the host. `state["step"]` names the file; `state["facts"]` are the
-                metadata of the weights. Unless they are in shards, `state["weights"]` are
-                published, or else the model's.
+            state: nested values, equal on all ranks but for tensors that are sharded. `step` names
+                the folder; `facts` are the metadata of the weights; `weights` are published, if
+                there are any, or else those of the `model`.
             is_best: True if this state is the best so far.
         """
         self.last_write = self.clock()
-        state = state | {"format": CHECKPOINT_FORMAT}
-        self.thread = threading.Thread(target=self._write, args=(state, is_best))
+        shards: dict[str, Tensor] = {}
+
+        def copied(name: str, value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if is_sharded(value):
+                shards[name] = value.detach().to_local().to("cpu", copy=True)  # type: ignore[attr-defined]
+                return None
+            return value.detach().to("cpu", copy=True) if self.group.rank == 0 else None
+
+        arguments = map_named(copied, state), shards, is_best and self.options.best
+        self.thread = threading.Thread(target=self._write, args=arguments)
         self.thread.start()
 
     def wait(self) -> None:
@@ -95,6 +106,7 @@ class CheckpointWriter:
         """
         if self.thread is not None:
             self.thread.join()
+            self.thread = None
             self.group.broadcast_from_rank0(self._report)
 
     def _report(self) -> None:
@@ -104,50 +116,90 @@ class CheckpointWriter:
         if error is not None:
             log.warning("%s; training continues (checkpoint.on_error=warn)", error)
 
-    def _write(self, state: dict[str, Any], is_best: bool) -> None:
-        path = self.folder / f"step-{state['step']:08d}.pt"
+    def _write(self, state: dict[str, Any], shards: dict[str, Tensor], is_best: bool) -> None:
+        path = self.folder / f"step-{state['step']:08d}"
+        temporary = self.folder / f".{path.name}.tmp"
         try:
-            state = write_shards(state, self.folder, self.group)
+            self.group.broadcast_from_rank0(lambda: self._make_empty(temporary))
+            answers = self.group.gather(self._write_files(temporary, state, shards, is_best))
             if self.group.rank == 0:
-                self._write_files(path, state, is_best and self.options.best)
+                self._finish(path, temporary, answers, is_best)
         except Exception as error:
             reason = str(error).partition("\n")[0] or repr(error)
-            needed = sum(tensor.nbytes for tensor in tensors_of(state))
+            if self.group.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+            needed = sum(tensor.nbytes for tensor in tensors_of([state, shards]))
             room = f"about {needed / 1e6:.1f} MB needed"
             with suppress(OSError):  # where the folder is gone
                 room += f", {shutil.disk_usage(self.folder.parent).free / 1e6:.1f} MB free"
-            if self.group.rank == 0:
-                with suppress(OSError):
-                    remove_shards(self.folder)  # of this write
             self.error = OSError(
                 f"{path} could not be written ({reason}): {room}; earlier checkpoints are untouched"
             )
 
-    def _write_files(self, path: Path, state: dict[str, Any], is_best: bool) -> None:
-        """Write a checkpoint and, of the best one, its weights; remove those not to be kept."""
+    def _make_empty(self, temporary: Path) -> None:
+        """Make the folder that all ranks write to; remove those of writes that were killed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for file in self.folder.glob(".*"):  # of a run that was killed
-            if file.suffix in (".pt", ".safetensors"):
-                file.unlink()
-        published = self.folder / "model.safetensors"
-        weights = None if "shards" in state else state.pop("weights", state.get("model"))
+        for dead in self.folder.glob(".step-*.tmp"):
+            shutil.rmtree(dead)
+        temporary.mkdir()
+
+    def _write_files(
+        self, folder: Path, state: dict[str, Any], shards: dict[str, Tensor], is_best: bool
+    ) -> dict[str, dict[str, int]] | OSError:
+        """Write this rank's files; return their fingerprints by name, or what was in the way."""
+        names = [f"shard-{rank:05d}.pt" for rank in range(self.group.world_size)] if shards else []
+        contents: dict[str, Any] = {names[self.group.rank]: shards} if shards else {}
+        if self.group.rank == 0:
+            weights = state.pop("weights", state.get("model")) if not shards else None
+            contents[STATE] = state | {"shards": names}
+        try:
+            for name, content in contents.items():
+                torch.save(content, folder / name)
+                sync(folder / name)
+            if self.group.rank == 0 and is_best:
+                (folder / BEST).touch()
+                self._publish(weights, state["facts"])
+            return {name: fingerprint(folder / name) for name in contents}
+        except Exception as error:  # torch.save raises some of its own
+            return OSError(f"rank {self.group.rank}: {error}")
+
+    def _publish(self, weights: dict[str, Tensor] | None, facts: dict[str, Any]) -> None:
+        """Replace the weights of the best state; None: they are in the shards of its checkpoint."""
+        path = self.folder / "model.safetensors"
+        if weights is None:
+            path.unlink(missing_ok=True)
+            return
+        # One key: safetensors writes several in another order each time, and files would differ.
+        metadata = {"facts": json.dumps(facts)}
         with write_atomically(path) as file:
-            torch.save(state, file)
-            if is_best and weights is not None:
-                with write_atomically(published) as other:
-                    publish(weights, state["facts"], other)
-        link(path, self.folder / "last.pt")
-        if is_best:
-            link(path, self.folder / "best.pt")
-        if is_best and weights is None:
-            published.unlink(missing_ok=True)  # of an earlier best state
-        files = newest_first(self.folder)
-        place = files.index(path)
+            save_file({name: x.contiguous() for name, x in weights.items()}, file, metadata)
+
+    def _finish(self, path: Path, temporary: Path, answers: list[Any], is_best: bool) -> None:
+        """Give the folder that all have written to its name; remove those not to be kept."""
+        files: dict[str, dict[str, int]] = {}
+        for answer in answers:
+            if isinstance(answer, OSError):
+                raise answer
+            files |= answer
+        if any(not (temporary / name).exists() for name in files):
+            raise OSError("rank 0 does not see what others wrote: use a folder that all share")
+        manifest = temporary / MANIFEST
+        manifest.write_text(json.dumps({"format": FORMAT, "files": files}, indent=2) + "\n")
+        sync(manifest)
+        sync(temporary)
+        if path.exists():  # an earlier attempt's, or of this step before its validation
+            old = path.with_name(f".{path.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        temporary.rename(path)
+        sync(self.folder)
+        found = newest_first(self.folder)
         # Later steps are of an earlier attempt: the run has resumed before them.
-        for old in files[:place] + files[place + self.options.keep :]:
-            old.unlink()
-        if "shards" in state:
-            remove_shards(self.folder)
+        own = [each for each in found[found.index(path) :] if not each.name.startswith(".")]
+        for each in found:
+            if each not in own[: self.options.keep] and each != best_of(own):
+                dead = each.rename(each.with_name(f".{each.name.lstrip('.')}.tmp"))
+                shutil.rmtree(dead)
 
 
 def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
@@ -159,62 +211,31 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
         the weights that reached them are in that run's folder.
 
     Raises:
-        UserError: `resume` names no checkpoint, only damaged ones, or one of another version.
+        UserError: `resume` names no checkpoint, or only damaged ones.
     """
     if resume is None:
         return None
-    path = folder if resume == "auto" else Path(resume)
+    given = folder if resume == "auto" else Path(resume)
     if resume != "auto" and newest_first(folder):
-        log.info("resuming in %s and not from resume=%s: this run was started before", folder, path)
-        path = folder  # a restart repeats the command
-    files = [path] if path.is_file() else newest_first(path) or newest_first(path / "checkpoints")
-    if not files and resume == "auto":
+        log.info("resuming in %s, not from resume=%s: this run was started before", folder, given)
+        given = folder  # a restart repeats the command
+    found = newest_first(given) or newest_first(given / "checkpoints")
+    if (given / MANIFEST).exists():
+        found = [given]
+    if not found and resume == "auto":
         log.info("resume=auto: no checkpoint in %s, starting a fresh run", folder)
         return None
-    for file in files:
+    for path in found:
         try:
-            damage = zipfile.ZipFile(file).testzip()  # torch.load would not see flipped bytes
-            if damage is not None:
-                raise ValueError(f"wrong checksum of {damage}")
-            state = load_tensors(file)
-            check_shards(state, file.parent)
+            state = read_state(path)
         except Exception as error:  # damaged bytes raise errors of any type
-            reason = str(error).partition("\n")[0][:200]
-            log.warning("%s is damaged or not a checkpoint (%s)", file, reason)
+            reason = str(error).partition("\n")[0][:200] or repr(error)
+            log.warning("%s is damaged or not a checkpoint (%s)", path, reason)
             continue
-        if not isinstance(state, dict) or state.get("format") != CHECKPOINT_FORMAT:
-            raise UserError(
-                f"resume={resume}: {file} is not a checkpoint of this version; {WHAT_TO_GIVE}, "
-                f"or start another run from the weights in {file}"
-            )
-        if file.parent.resolve() != folder.resolve():
-            state["run"] |= {"best": float("-inf"), "best_metrics": {}}
-        return state | {"path": str(file)}
+        if path.parent.resolve() != folder.resolve():
+            state["progress"] |= {"best": float("-inf"), "best_metrics": {}}
+        return state | {"path": str(path)}
     raise UserError(
-        f"resume={resume}: there is no checkpoint that can be read ({len(files)} found); "
+        f"resume={resume}: there is no checkpoint that can be read ({len(found)} found); "
         f"{WHAT_TO_GIVE}"
     )
-
-
-def newest_first(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, newest first."""
-    return sorted(folder.glob("step-*.pt"), reverse=True)
-
-
-def publish(weights: dict[str, Tensor], facts: dict[str, Any], file: Path) -> None:
-    """Write weights as safetensors with facts about their data as metadata."""
-    # One key: safetensors writes several in another order each time, and files would differ.
-    metadata = {"facts": json.dumps(facts)}
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, file, metadata)
-
-
-def link(path: Path, name: Path) -> None:
-    """Replace `name` by a link to `path`, or by a copy on a file system without links."""
-    temporary = name.with_name(f".{name.name}")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(path, temporary)
-    except OSError:
-        shutil.copyfile(path, temporary)
-    temporary.replace(name)
-    sync_folder(name.parent)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from runtime.memory import local
+from runtime.shards import local
 
 
 class EMA:
@@ -16,14 +16,15 @@ class EMA:
     In each update average <- average + (1 - d) * (weight - average), where d is `decay`, but after
     n updates at most (1 + n) / (10 + n), for the average to forget the random start (as
     TensorFlow's ExponentialMovingAverage with `num_updates`). The first update copies. Counts, such
-    as BatchNorm's of its batches, have no average: they are the model's own tensors.
+    as BatchNorm's of its batches, and buffers with infinite values, such as masks, have no average:
+    they are the model's own tensors.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Copy the weights to where they are; a rank whose weights are shards copies its shards."""
         self.decay, self.num_updates = decay, 0
         copies = {
-            tensor: tensor.detach().clone() if tensor.is_floating_point() else tensor
+            tensor: tensor.detach().clone() if has_average(tensor) else tensor
             for tensor in tensors_in(model)
         }
         self.averages = list(copies.values())
@@ -34,7 +35,7 @@ class EMA:
     def _pairs(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
         """Return this rank's averages, each with the model's tensor."""
         pairs = zip(self.averages, tensors_in(model), strict=True)
-        return [(local(mean), local(x)) for mean, x in pairs if x.is_floating_point()]
+        return [(local(mean), local(x)) for mean, x in pairs if mean is not x]
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -72,6 +73,12 @@ class EMA:
         self.num_updates = int(state["n_averaged"])
         for name, average in self.named.items():
             local(average).copy_(local(state[f"module.{name}"]))
+
+
+def has_average(tensor: Tensor) -> bool:
+    """Return True for parameters and buffers of numbers."""
+    is_number = tensor.is_floating_point()
+    return is_number and (tensor.requires_grad or bool(tensor.isfinite().all()))
 
 
 def tensors_in(model: nn.Module) -> Iterator[Tensor]:

@@ -5,20 +5,17 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
-from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from conf.check import check_batch_size, check_effects
 from conf.cli import check_arguments, to_config, user_errors, with_home
 from conf.schema import Config, register_choices
 from runtime import preemption
-from runtime.memory import memory_explained
+from runtime.process_group import end_rank, leave_process_group, run_stamp
 from runtime.setup import num_processes
 
 
@@ -33,15 +30,18 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     def with_config(composed: DictConfig) -> None:
         if HydraConfig.initialized():
             preemption.start(Path(HydraConfig.get().runtime.output_dir))
-        with user_errors(before_end):  # Hydra would print the overrides, and credentials in them
-            cfg = to_config(composed)
-            check_effects(cfg)
-            counts = {"world_size": num_processes()}
-            if cfg.accumulate_steps != "auto":
-                counts["accumulate_steps"] = cfg.accumulate_steps
-            check_batch_size(cfg.global_batch_size, **counts)
-            with memory_explained():
+        try:
+            # Hydra would print the overrides, and credentials in them.
+            with user_errors(before_end):
+                cfg = to_config(composed)
+                check_effects(cfg)
+                counts = {"world_size": num_processes()}
+                if cfg.accumulate_steps != "auto":
+                    counts["accumulate_steps"] = cfg.accumulate_steps
+                check_batch_size(cfg.global_batch_size, **counts)
                 main(cfg)
+        finally:
+            leave_process_group()  # of this job of a sweep
 
     return with_config
 
@@ -52,10 +52,7 @@ def run_main(main: Callable[[], None]) -> None:
     preemption.listen()
     register_choices()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
-    if "TORCHELASTIC_RUN_ID" in os.environ and (ranks := of_ranks()):
-        from omegaconf import OmegaConf
-
-        OmegaConf.register_new_resolver("run_stamp", ranks.run_stamp, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
     run_command(main)
 
 
@@ -67,18 +64,13 @@ def run_command(main: Callable[[], None]) -> None:
     with user_errors(before_end):
         check_arguments(sys.argv[1:])
         main()
+        leave_process_group()
 
 
 def before_end(error: Exception, message: str | None) -> None:
-    """Remove the run's folder if a user's error left it empty; under torchrun, end this rank."""
+    """Remove the run's folder if a user's error left it empty; end this process if it is a rank."""
     if message is not None and HydraConfig.initialized():
         with suppress(OSError):  # it is not empty
             Path(HydraConfig.get().runtime.output_dir).rmdir()
-    if os.environ.get("RANK") and (ranks := of_ranks()):
-        ranks.end_rank(error, message)
-
-
-def of_ranks() -> Any:
-    """Return `runtime.distributed`, which only runs of several processes import; None if it is not
-    there."""
-    return import_module("runtime.distributed") if find_spec("runtime.distributed") else None
+    if os.environ.get("RANK"):
+        end_rank(error, message)

@@ -21,8 +21,9 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): value
     for name, value in vars(torch.optim).items()
     if isinstance(value, type) and issubclass(value, Optimizer)
-    # The base class, one whose step calls the model, and one for sparse gradients.
-    if name not in ("Optimizer", "LBFGS", "SparseAdam")
+    # The base class, one whose step calls the model, one for sparse gradients, and one that takes
+    # no convolutions, as timm's does.
+    if name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 }
 
 FUSED = ("adam", "adamw", "sgd")
@@ -88,14 +89,7 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
     """Build the optimizer `options.name` for the weights that are trained, fused where PyTorch can:
     it has no fused SGD for weights that FSDP has sharded. Raises as `build_optimizer()`."""
     name = options.name.lower()
-    if name not in OPTIMIZERS:
-        raise unknown_name("optimizer.name", options.name, OPTIMIZERS)
-    new = OPTIMIZERS[name]
-    if name == "muon":
-        # torch's refuses convolutions, and would need a second optimizer beside it.
-        from timm.optim import Muon
-
-        new = Muon
+    new = OPTIMIZERS.get(name) or optimizer_of_timm(options.name)
     kwargs = dict(options.kwargs)
     arguments: dict[str, Any] = {"lr": options.lr}
     if "weight_decay" in inspect.signature(new).parameters:
@@ -120,6 +114,22 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def optimizer_of_timm(name: str) -> Any:
+    """Return a class of timm's by its name there.
+
+    Raises:
+        UserError: neither torch.optim nor timm has such a class, or timm is not installed.
+    """
+    try:
+        from timm.optim import get_optimizer_class, list_optimizers
+    except ModuleNotFoundError as error:
+        raise unknown_name("optimizer.name", name, OPTIMIZERS) from error
+    known = list_optimizers()
+    if name.lower() not in known:
+        raise unknown_name("optimizer.name", name, {*OPTIMIZERS, *known})
+    return get_optimizer_class(name.lower(), bind_defaults=False)
 
 
 class Schedule(LambdaLR):

@@ -1,4 +1,4 @@
-"""The groups of an optimizer's weights, which differ in learning rate, decay or kind of update."""
+"""The groups of an optimizer's weights, which differ in learning rate or decay."""
 
 from typing import Any
 
@@ -19,32 +19,20 @@ def parameter_groups(model: nn.Module, options: OptimizerConfig) -> list[dict[st
     """
     head, scale, decay = head_of(model), options.backbone_lr_scale, options.layer_decay
     layers = layers_of(model) if decay != 1 else dict.fromkeys(model.parameters(), 0)
-    top, of_muon = max(layers.values(), default=0), options.name.lower() == "muon"
+    top = max(layers.values(), default=0)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        above, in_head = top - layers[parameter], is_in(name, head)
-        is_apart = not in_head and (scale != 1 or options.head_epochs > 0)
+        above = top - layers[parameter]
+        is_apart = not is_in(name, head) and (scale != 1 or options.head_epochs > 0)
         is_undecayed = parameter.ndim < 2 and not options.decay_norms_and_biases
-        by_adamw = of_muon and (in_head or not is_matrix(name, parameter, model))
         group: dict[str, Any] = {"params": []}
         group["lr"] = options.lr * (scale if is_apart else 1) * decay**above
         group |= {"weight_decay": 0.0} if is_undecayed else {}
-        group |= {"use_fallback": by_adamw} if of_muon else {}
-        key = (above, is_apart, is_undecayed, by_adamw)
+        key = (above, is_apart, is_undecayed)
         groups.setdefault(key, group)["params"].append(parameter)
     return [groups[key] for key in sorted(groups)]
-
-
-def is_matrix(name: str, parameter: nn.Parameter, model: nn.Module) -> bool:
-    """Return True for the `weight` of a layer that Muon may train, not of norms or embeddings.
-
-    Muon itself leaves depthwise convolutions and very thin matrices to AdamW.
-    """
-    layer, _, kind = name.rpartition(".")
-    is_embedding = isinstance(model.get_submodule(layer), nn.Embedding)
-    return kind.endswith("weight") and parameter.ndim > 1 and not is_embedding
 
 
 def layers_of(model: nn.Module) -> dict[nn.Parameter, int]:

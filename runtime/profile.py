@@ -3,6 +3,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import profile, schedule
@@ -29,6 +30,9 @@ def profiler_of(
     if records_gpu:
         # PyTorch documents this name, and has no public one.
         torch.cuda.memory._record_memory_history()
+        # As PyTorch's guide to snapshots does it.
+        attach: Any = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
+        attach(lambda device, size, device_size, free: write_memory(folder, rank))
 
     def write(trace: profile) -> None:
         path = folder / f"trace-rank{rank}.json.gz"

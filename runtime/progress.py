@@ -10,7 +10,7 @@ from tasks import Task
 
 @dataclass
 class Progress:
-    """How far a run has come; its checkpoints hold these values by name in `run`."""
+    """How far a run has come; its checkpoints hold these values by name."""
 
     num_epochs: int = 0
     """Epochs that have been trained to their end and validated."""
@@ -58,11 +58,6 @@ class Progress:
         if is_best:
             self.best, self.best_metrics = value, metrics
         return is_best
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the values that a checkpoint holds; an older one may lack some."""
-        for name in vars(self):
-            setattr(self, name, state.get(name, getattr(self, name)))
 
 
 def steps_done(loader: Loader) -> int:

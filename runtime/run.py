@@ -13,31 +13,36 @@ from torch import Tensor
 from conf.errors import counted
 from conf.schema import Config
 from loaders import Loader
-from runtime import memory, preemption
-from runtime.checkpoint import RESERVED_KEYS, CheckpointWriter, read_checkpoint
+from runtime import preemption
+from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
-from runtime.group import SingleProcess
-from runtime.guard import NonFiniteGuard
+from runtime.finite import FiniteCheck
+from runtime.metric_logger import MetricLogger
+from runtime.process_group import ProcessGroup
 from runtime.progress import Progress, is_finished, steps_done
-from runtime.recorder import Recorder
-from runtime.report import Report, log_that_nothing_is_left
+from runtime.resume import restore, rng_state, start_from_weights
 from runtime.run_dir import acquire_run_dir
-from runtime.shards import group_for_writing
-from runtime.state import collect, restore, start_from_weights
+from runtime.summary import Summary, log_that_nothing_is_left
 from runtime.timing import Timing
 from tasks import Task
 
 log = logging.getLogger(__name__)
 
 
+RESERVED_KEYS = {
+    *("progress", "losses", "epoch_is_finished", "step", "rng", "weights"),
+    *("config", "facts", "versions", "path", "shards"),
+}
+"""Keys of a checkpoint that a script's state cannot have."""
+
+
 class Run:
-    """A training run: resumes, counts, logs and saves steps, skips bad ones, exits after a signal.
+    """A training run: resumes, counts, logs and saves steps, and exits after a signal.
 
     Values stay on the device until a log point, every `log.every_steps` steps. Only rank 0 writes.
 
-    Attributes:
-        step_number: optimizer steps since the start of the run, over all resumes.
-        guard: makes the optimizer's steps, but for those whose gradients are not finite.
+    A step ends in `step()`, once. Its number is that of the loader's batch: a batch that the loop
+    leaves out by `continue` counts as a step that was not made.
     """
 
     def __init__(
@@ -45,11 +50,10 @@ class Run:
         cfg: Config,
         device: torch.device,
         state: dict[str, Any],
-        group: SingleProcess | None = None,
+        group: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
         precision: torch.dtype | None = None,
         weights: Callable[[], dict[str, Tensor]] | None = None,
-        accumulates: bool = False,
     ) -> None:
         """Make `cfg.output_dir` this run's folder.
 
@@ -62,7 +66,6 @@ class Run:
             precision: dtype that the model computes in; default: that of its weights.
             weights: function that returns the weights, by name, that are evaluated and, of the best
                 epoch, become `model.safetensors`; default: the model's.
-            accumulates: whether the script splits batches into `cfg.accumulate_steps` parts.
 
         Raises:
             UserError: another run writes to the folder.
@@ -70,13 +73,12 @@ class Run:
         """
         if reserved := sorted(RESERVED_KEYS & state.keys()):
             raise ValueError(f"state: {', '.join(reserved)} is reserved; use another name")
-        self.cfg, self.device, self.group = cfg, device, group or SingleProcess()
+        self.cfg, self.device, self.group = cfg, device, group or ProcessGroup()
         self.model, self.scheduler = state["model"], state["scheduler"]
         self.loader: Loader = state["loader"]
-        self.guard = NonFiniteGuard(cfg, self.model, self.loader)
-        self.state = {**state, "guard": self.guard, "run": self}
+        self.state = state
         self.precision, self.weights = precision or torch.float32, weights
-        self.step_number, self.progress = 0, Progress()
+        self.progress, self.saved_step = Progress(), 0
         self.run_dir = Path(
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
@@ -88,22 +90,15 @@ class Run:
             self.profiler = profiler_of(
                 cfg.profile.steps, cfg.profile.memory, self.run_dir, self.group.rank, device
             )
-        # Settings by name, and whether the script uses them.
-        techniques = {
-            "accumulate_steps": accumulates,
-            "amp": self.precision is not torch.float32 or cfg.amp.dtype == "float32",
-            "distributed": group is not None,
-            "ema": weights is not None,
-        }
         world_size = self.group.world_size
-        self.report = Report(cfg, self.loader, self.run_dir, world_size, self.precision, techniques)
-        self.recorder = Recorder(cfg, self.loader, self.run_dir, self.group, self.timing)
-        writers = group_for_writing(self.model, self.group)
-        checkpoints = self.run_dir / "checkpoints"
+        self.report = Summary(cfg, self.loader, self.run_dir, world_size, self.precision)
+        self.recorder = MetricLogger(cfg, self.loader, self.run_dir, self.group, self.timing)
+        # What its thread sends must not mix with the messages of the training.
+        writers, checkpoints = self.group.duplicate(), self.run_dir / "checkpoints"
         self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
+        self.finite = FiniteCheck(state, self.loader, self.group, self.writer)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
         preemption.begin()
-        memory.watch(self)
 
     def resume(self) -> None:
         """Load the checkpoint that `cfg.resume` names, or else initial weights, if any are named.
@@ -121,11 +116,19 @@ class Run:
         )
         if saved is not None:
             restore(cfg, self.state, saved, self.group)
-            self.step_number = steps_done(self.loader)
+            self.progress = Progress(**saved["progress"])
+            self.recorder.load_sums(saved["losses"])
+            self.saved_step = self.step_number
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
         else:
             start_from_weights(cfg, self.model, self.loader, self.group)
-        self.guard.keep_statistics()
+        self.finite.start()
+
+    @property
+    def step_number(self) -> int:
+        """Number of the step whose batch was yielded last, from 1, over all resumes; before the
+        first step 0."""
+        return steps_done(self.loader)
 
     def epochs(self) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, from 0, until the run has ended."""
@@ -148,7 +151,6 @@ class Run:
     def batches(self, loader: Loader) -> Iterator[Any]:
         """Yield the training batches that are left of the epoch; time each step, and the wait for
         its batch."""
-        self.step_number = steps_done(loader)
         self.recorder.open_epoch(self.report.process | self.report.changed, self.step_number)
         self.timing.lap("other")
         # An epoch that was stopped after its last step has only its validation left.
@@ -161,21 +163,19 @@ class Run:
             self.recorder.speed.begin_step(batch)
             self.recorder.lr = float(self.scheduler.get_last_lr()[0])
             yield batch
-            if self.step_number == 1:
+            if self.step_number == 1:  # a first step that fails leaves no events
                 self.recorder.log_inputs(batch, self.step_number)
-            self.timing.end_step()
-            if self.profiler is not None:
-                self.profiler.step()
-                self.timing.lap("profile")
         self.recorder.close_epoch(self.step_number)
+        self.finite.log_point(self.recorder.is_finite)
         self._act_on(self.group.pending_flags())
 
     def record_micro_batch(self, loss: Tensor) -> None:
         """Record the loss of a micro-batch that does not end its step, divided by their number."""
         self.recorder.add_loss(loss)
+        self.finite.add(loss)
 
     def step(self, loss: Tensor, grad_norm: Tensor) -> None:
-        """Record one optimizer step; save if it is time to, and exit after a signal.
+        """End an optimizer step: record it, save if it is time to, and exit after a signal.
 
         All ranks save and exit at the same step; of several ranks, one step later.
 
@@ -184,19 +184,24 @@ class Run:
             grad_norm: L2 norm of all gradients, before clipping.
 
         Raises:
-            UserError: `max_bad_steps` steps in a row were bad, at a log point.
+            UserError: what would be saved is not finite, at a log point or when it is to be saved.
         """
-        self.step_number += 1
-        if self.step_number % self.cfg.log.every_steps == 0:
-            self.guard.settle()  # here the recorder waits for the device anyway
         self.recorder.add_loss(loss)
+        self.finite.add(loss)
         self.recorder.end_step(self.step_number, grad_norm)
+        if self.step_number % self.cfg.log.every_steps == 0:
+            self.finite.log_point(self.recorder.is_finite)
+        self.timing.end_step()
+        if self.profiler is not None:
+            self.profiler.step()
+            self.timing.lap("profile")
         every_steps = self.cfg.checkpoint.every_steps
-        is_step = every_steps is not None and self.step_number % every_steps == 0
+        # Not only at a multiple: the loop may have left out that step.
+        is_step = every_steps and self.step_number // every_steps > self.saved_step // every_steps
         flags = [not is_step and self.writer.is_time(), preemption.is_requested()]
-        self._act_on(self.group.any_rank(flags), is_step)
+        self._act_on(self.group.any_rank(flags), bool(is_step))
 
-    def epoch(self, task: Task, totals: Tensor, shown: Shown = ()) -> None:
+    def epoch(self, task: Task, totals: Tensor, shown: Shown | None = None) -> None:
         """Record a validation, and save.
 
         Args:
@@ -222,19 +227,8 @@ class Run:
         if self.group.rank == 0:
             counts = {
                 "steps": self.step_number,
-                "bad_steps": self.guard.num_bad_steps,
             }
             self.report.close(self.progress, counts, self.recorder.speed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the progress of the run, and the sums of its losses."""
-        progress = vars(self.progress) | {"epoch_is_finished": is_finished(self.loader)}
-        return progress | {"sums": self.recorder.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the progress that a checkpoint holds."""
-        self.progress.load_state_dict(state)
-        self.recorder.load_state_dict(state.get("sums", {}))
 
     def _is_at_max_steps(self) -> bool:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
@@ -261,9 +255,19 @@ class Run:
 
     def _save(self, is_best: bool = False) -> None:
         """Copy the state to the host and write it in the background; every rank calls it."""
-        self.guard.settle()
         self.timing.finished()  # what follows, such as the wait for the previous write, is no step
         self.writer.wait()
-        state = collect(self.state, self.weights if is_best else None, self.group)
-        self.writer.write(state | self.report.about | {"step": self.step_number}, is_best)
+        state = {name: owner.state_dict() for name, owner in self.state.items()}
+        self.finite.check(state)
+        if is_best and self.weights is not None:
+            state["weights"] = self.weights()
+        state |= self.report.about | {
+            "progress": vars(self.progress),
+            "losses": self.recorder.gather_sums(),
+            "rng": self.group.gather(rng_state()),
+            "step": self.step_number,
+            "epoch_is_finished": is_finished(self.loader),
+        }
+        self.writer.write(state, is_best)
+        self.saved_step = self.step_number
         self.timing.lap("saving")

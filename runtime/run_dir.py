@@ -2,15 +2,15 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from conf.errors import UserError
 from conf.schema import Config
-from runtime.checkpoint import newest_first
+from models.pretrained import newest_first
 from runtime.preemption import REQUEUE_MARKER
-from runtime.shards import remove_shards
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,10 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
             "overwrite=true removes its checkpoints and events, or choose another output_dir"
         )
     if cfg.overwrite:
-        for path in [run_dir / SUMMARY, run_dir / REQUEUE_MARKER, *checkpoints.glob("*.*")]:
-            path.unlink(missing_ok=True)
-    remove_shards(checkpoints)  # of a run that was removed, or of a write that was killed
+        for path in newest_first(checkpoints):
+            shutil.rmtree(path)
+        for name in (SUMMARY, REQUEUE_MARKER, "checkpoints/model.safetensors"):
+            (run_dir / name).unlink(missing_ok=True)
     if not newest_first(checkpoints):
         # The log of a run that never saved would be mixed with that of its second start.
         for path in [*events, *run_dir.glob("*_id")]:  # of the run in logging services

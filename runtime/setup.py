@@ -12,7 +12,6 @@ import torch
 
 from conf.errors import UserError
 from conf.schema import Config
-from runtime.libc import keep_freed_memory
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +19,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
-    """Choose the device of this process, its precision and its use of memory and CPUs.
+    """Choose the device of this process, its precision and its use of CPUs.
 
     Args:
         cfg: configuration of the run.
@@ -41,7 +40,6 @@ def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
         )
     device = resolve_device(cfg.device, local_rank or 0)
     if device.type == "cpu":
-        keep_freed_memory()
         set_threads()
     set_numerics(cfg)
     return device

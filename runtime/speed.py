@@ -1,93 +1,94 @@
-"""The speed and the memory of a run, as loggers show them: `perf/...`."""
+"""How fast a run is, which rank is the slowest, and what limits the speed."""
 
-import logging
-import re
 import socket
-from dataclasses import replace
-from importlib import import_module
-from math import prod
-from typing import Any
+from statistics import median_low
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conf.errors import told
-from conf.schema import Config, LossConfig
-from loaders import Loader
-from loaders.batch import map_leaves, num_samples, tensors_of
-from models import build_model
+from conf.names import names_in
+from conf.schema import Config
+from loaders.batch import num_samples
 from runtime.gpu_monitor import GpuMonitor
-from runtime.group import SingleProcess
+from runtime.process_group import ProcessGroup
+from runtime.shards import is_sharded
 from runtime.timing import Timing
-from tasks import build_task
-
-log = logging.getLogger(__name__)
 
 MEMORY = "perf/peak_memory_gib"
 
-PEAKS = {
-    "B200": 2250.0,
-    "NVL": 835.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "A40": 149.7,
-    "A10": 125.0,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "V100": 125.0,
-    "T4": 65.0,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-}
-"""TFLOP/s of tensor cores in 16 bits, added up in float32, by words of a GPU's name. From NVIDIA's
-data sheets and architecture white papers, without sparsity, for which they show twice as much."""
+INPUT_BOUND, BUSY = 0.2, 0.8
+"""Share of the time waiting for data from which on a run is called input-bound; utilisation of a
+GPU below which it is host-bound, if it does not wait for data."""
+
+SLOW, LEAST_S = 0.1, 2.0
+"""A rank is slow if its own part of the steps takes longer than the others' by this share; before
+theirs has taken so many seconds, a difference may be noise."""
+
+
+class SlowRank(NamedTuple):
+    """A rank that the others wait for: its own part of the steps takes longer than theirs."""
+
+    rank: int
+    host: str
+    slower_by: float
+
+    def __str__(self) -> str:
+        return f"slowest: rank {self.rank} on {self.host}, {self.slower_by:.0%} slower than others"
 
 
 class Speed:
     """Measures a run; every rank calls its methods.
 
+    The own part of a rank's step is its wait for data and its work up to the last gradient, after
+    which DistributedDataParallel waits for other ranks. A model whose forward exchanges values
+    (FSDP, SyncBatchNorm) makes all ranks look equally slow but for their waits for data.
+
     Attributes:
-        slow: `SlowRank` that makes the steps longer, if there are several ranks and one does.
+        slow: the slowest rank of several, if it is slow.
     """
 
-    def __init__(self, cfg: Config, loader: Loader, group: SingleProcess, timing: Timing) -> None:
-        self.cfg, self.loader, self.group, self.timing = cfg, loader, group, timing
-        device = timing.device
-        self.gpu, self.peak_memory = GpuMonitor(device), 0.0
-        self.peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        self.uncounted: nn.Module | None = None
-        self.flops: float | None = None
-        self.ranks: Any = None
-        self.slow: Any = None
+    def __init__(self, group: ProcessGroup, timing: Timing) -> None:
+        self.group, self.timing = group, timing
+        self.gpu, self.peak_memory = GpuMonitor(timing.device), 0.0
+        self.own_s = 0.0
+        self.begun: Any = None
+        self.spans: list[tuple[Any, Any]] = []  # of own work that the device may not have finished
+        self.slow: SlowRank | None = None
 
     def open_run(self, model: nn.Module) -> None:
         """Watch a model before it is wrapped."""
-        self.uncounted = model if self.group.rank == 0 else None
-        if self.group.world_size > 1:
-            distributed = import_module("runtime.distributed")  # which one process may not have
-            self.ranks = distributed.SlowRanks(model, self.timing)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if self.group.world_size > 1 and trained and not is_sharded(trained[0]):
+            trained[0].register_hook(self._end_own_part)  # the last one to get its gradient
 
     def begin_step(self, batch: tuple[Any, Any]) -> None:
         """Begin a step with a batch of this rank."""
         self.timing.count_images(num_samples(batch) * self.group.world_size)
-        if self.uncounted is not None:
-            self.flops = flops_per_sample(self.cfg, self.loader, self.uncounted, batch[0])
-            self.uncounted = None
-        if self.ranks is not None:
-            self.ranks.begin_step()
+        self.begun = self._now() if "first_step" in self.timing.seconds else None
+
+    def _now(self) -> tuple[float, Any]:
+        return self.timing.clock(), self.timing.record_event(self.timing.device)
+
+    def _end_own_part(self, gradient: Tensor) -> None:
+        if self.begun is not None:
+            self.spans.append((self.begun, self._now()))
+            self.begun = self.spans[-1][1]  # of the next micro-batch
 
     def exchange(self) -> None:
         """Compare the ranks; to be called where the device has finished its steps."""
-        if self.ranks is not None:
-            memory = self.gpu.values().get(MEMORY, 0.0)
-            all_ranks = self.group.gather((socket.gethostname(), self.ranks.own_seconds(), memory))
-            hosts, seconds, memories = zip(*all_ranks, strict=True)
-            self.peak_memory = max(memories)
-            if self.group.rank == 0:
-                self.slow = self.ranks.judge(hosts, np.array(seconds))
+        if self.group.world_size == 1:
+            return
+        for (begin_s, begin), (end_s, end) in self.spans:
+            on_host = begin is None
+            self.own_s += end_s - begin_s if on_host else begin.elapsed_time(end) / 1000
+        self.spans.clear()
+        step_s = self.timing.seconds.get("data_wait", 0.0) + self.own_s
+        memory = self.gpu.values().get(MEMORY, 0.0)
+        all_ranks = self.group.gather((socket.gethostname(), step_s, memory))
+        hosts, seconds, memories = zip(*all_ranks, strict=True)
+        self.peak_memory = max(memories)
+        self.slow = slowest(hosts, seconds) if "first_step" in self.timing.seconds else None
 
     def values(self) -> dict[str, float]:
         """Return what is known, by the names that loggers show."""
@@ -97,51 +98,54 @@ class Speed:
         if timing.num_images:
             values["perf/images_per_s"] = timing.images_per_s
             values["perf/data_wait_share"] = timing.data_wait_share
-        if timing.num_images and self.flops is not None:
-            tflops = self.flops * timing.images_per_s / self.group.world_size / 1e12
-            values["perf/tflops_per_s"] = tflops
-            values |= {"perf/mfu": tflops / self.peak} if self.peak else {}
-        return values | ({"perf/slowest_rank": self.slow.rank} if self.slow else {})
+        if self.slow is not None:
+            values["perf/slowest_rank"] = self.slow.rank
+        return values
 
 
-def peak_of(name: str) -> float | None:
-    """Return the peak of a GPU in TFLOP/s, None if it is not known, as of a slice (MIG)."""
-    words = set(re.split(r"[ -]", name))
-    fitting = (peak for key, peak in PEAKS.items() if words >= set(key.split()))
-    return None if "MIG" in words else next(fitting, None)
-
-
-def flops_per_sample(cfg: Config, loader: Loader, model: nn.Module, inputs: Any) -> float | None:
-    """Count the operations of a training step, forward and backward, on a batch of inputs.
-
-    A second model is called, whose tensors have no values: nothing is computed, drawn or compiled,
-    and what a wrapped model computes more, such as activations again, is not counted.
-
-    Returns:
-        None if they cannot be counted, as for a model that is not as the configuration says.
-    """
-    from torch.utils.flop_counter import FlopCounterMode  # slow to import
-
-    shapes = map_leaves(lambda x: x.to("meta") if isinstance(x, Tensor) else x, inputs)
-    custom = {torch.ops.aten.convolution_backward: _convolution_backward}
-    try:
-        # Without weights of the classes, which may take long to compute.
-        task = build_task(replace(cfg, loss=LossConfig()), loader)
-        # A model that draws numbers on the CPU, such as a permutation, would change the run's.
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            uncompiled = replace(cfg.model, compile=False)
-            twin = build_model(uncompiled, loader.in_channels, task.num_outputs)
-            sizes = {sum(p.numel() for p in each.parameters()) for each in (model, twin)}
-            with FlopCounterMode(display=False, custom_mapping=custom) as counter:
-                outputs = [x for x in tensors_of(twin(shapes)) if x.requires_grad]
-                torch.autograd.backward(outputs, [torch.empty_like(x) for x in outputs])
-        return counter.get_total_flops() / num_samples((inputs,)) if len(sizes) == 1 else None
-    except Exception as error:  # a model may do anything
-        log.info("no perf/tflops_per_s: the model's operations cannot be counted: %s", told(error))
+def slowest(hosts: tuple[str, ...], seconds: tuple[float, ...]) -> SlowRank | None:
+    """Return the rank whose own parts of the steps took longest, if it is slower than the median of
+    the ranks by more than `SLOW`."""
+    rank = seconds.index(max(seconds))
+    usual = median_low(seconds)
+    if usual < LEAST_S or seconds[rank] <= (1 + SLOW) * usual:
         return None
+    return SlowRank(rank, hosts[rank], seconds[rank] / usual - 1)
 
 
-def _convolution_backward(outputs: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Count each gradient like the forward, by shapes; torch's own formula ignores groups."""
-    is_transposed, is_needed = rest[4], rest[7]
-    return 2 * prod(inputs if is_transposed else outputs) * prod(weight[1:]) * sum(is_needed[:2])
+def bottleneck(speeds: dict[str, float]) -> str:
+    """Name what limits the speed, such as `compute-bound: 3% of the time waiting for data`.
+
+    Args:
+        speeds: `perf/data_wait_share` and, if it is known, `perf/gpu_utilization`, both in [0, 1].
+    """
+    waits, busy = speeds["perf/data_wait_share"], speeds.get("perf/gpu_utilization", 1.0)
+    kind = "input" if waits >= INPUT_BOUND else "compute" if busy >= BUSY else "host"
+    kernels = f", GPU busy {busy:.0%}" if "perf/gpu_utilization" in speeds else ""
+    return f"{kind}-bound: {waits:.0%} of the time waiting for data{kernels}"
+
+
+def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
+    """Name the bottleneck and settings to try that `cfg` has not; `speeds` as for `bottleneck()`.
+
+    `python -m tools.bottleneck` measures it.
+    """
+    bound = bottleneck(speeds)
+    if bound.startswith("compute"):
+        return bound
+    options = {"a larger loader.num_workers": True}
+    if cfg.data.layout != "own":
+        backends = names_in("loaders.backends")
+        in_memory = cfg.data.layout.startswith("mnist")
+        # On a CPU, DALI is slower than the threads.
+        on_gpu = device.type == "cuda" and cfg.loader.name == "pytorch"
+        packs = cfg.loader.name not in ("packed", "synthetic") and not in_memory
+        options = {
+            "python -m tools.bottleneck": cfg.loader.name != "synthetic",
+            "loader=dali": "dali" in backends and on_gpu and not in_memory,
+            "loader=packed": "packed" in backends and packs,
+        }
+    if bound.startswith("host"):  # which launches kernels more slowly than they run
+        options |= {"model.compile=true": not cfg.model.compile, "a larger global_batch_size": True}
+    advice = [option for option, is_new in options.items() if is_new] or ["smaller images"]
+    return f"{bound}; try {', '.join(advice)}"

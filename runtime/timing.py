@@ -8,13 +8,6 @@ from typing import Any
 import psutil
 import torch
 
-from conf.names import names_in
-from conf.schema import Config
-
-INPUT_BOUND, BUSY = 0.2, 0.8
-"""Share of the time waiting for data from which on a run is called input-bound; utilisation of a
-GPU below which it is host-bound, if it does not wait for data."""
-
 _previous_end: float | None = None
 """End of the job before this one in a multirun, in seconds since 1970."""
 
@@ -127,41 +120,3 @@ class Timing:
         """Return the time that so many steps take at the speed so far, such as `0:03:12`."""
         minutes, seconds = divmod(round(num_steps * self.train_s / self.num_steps), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
-def bottleneck(speeds: dict[str, float]) -> str:
-    """Name what limits the speed, such as `compute-bound: 3% of the time waiting for data`.
-
-    Args:
-        speeds: `perf/data_wait_share` and, if it is known, `perf/gpu_utilization`, both in [0, 1].
-    """
-    waits, busy = speeds["perf/data_wait_share"], speeds.get("perf/gpu_utilization", 1.0)
-    kind = "input" if waits >= INPUT_BOUND else "compute" if busy >= BUSY else "host"
-    kernels = f", GPU busy {busy:.0%}" if "perf/gpu_utilization" in speeds else ""
-    return f"{kind}-bound: {waits:.0%} of the time waiting for data{kernels}"
-
-
-def verdict(speeds: dict[str, float], cfg: Config, device: torch.device) -> str:
-    """Name the bottleneck and settings to try that `cfg` has not; `speeds` as for `bottleneck()`.
-
-    `python -m tools.bottleneck` measures it.
-    """
-    bound = bottleneck(speeds)
-    if bound.startswith("compute"):
-        return bound
-    options = {"a larger loader.num_workers": True}
-    if cfg.data.layout != "own":
-        backends = names_in("loaders.backends")
-        in_memory = cfg.data.layout.startswith("mnist")
-        # On a CPU, DALI is slower than the threads.
-        on_gpu = device.type == "cuda" and cfg.loader.name == "pytorch"
-        packs = cfg.loader.name not in ("packed", "synthetic") and not in_memory
-        options = {
-            "python -m tools.bottleneck": cfg.loader.name != "synthetic",
-            "loader=dali": "dali" in backends and on_gpu and not in_memory,
-            "loader=packed": "packed" in backends and packs,
-        }
-    if bound.startswith("host"):  # which launches kernels more slowly than they run
-        options |= {"model.compile=true": not cfg.model.compile, "a larger global_batch_size": True}
-    advice = [option for option, is_new in options.items() if is_new] or ["smaller images"]
-    return f"{bound}; try {', '.join(advice)}"

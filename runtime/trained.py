@@ -18,7 +18,7 @@ from conf.schema import NAMED_BY, Config
 from loaders import Loader
 from loaders.targets import Target, target_of
 from models.pretrained import read_weights, weights_in
-from runtime.facts import check_facts, differences, facts_of, listed
+from runtime.data_metadata import check_facts, differences, facts_of, listed
 
 
 @dataclass(frozen=True)

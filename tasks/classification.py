@@ -15,7 +15,7 @@ from tasks.common import (
     metrics_by_class,
     on_device,
     sum_columns,
-    with_captions,
+    with_text,
 )
 
 MAX_CONFUSION_CLASSES = 1000
@@ -73,14 +73,10 @@ class Classification(Task):
         return sums
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the images with their true and predicted classes and the probabilities of these."""
-        captions = []
-        for true, shares in zip(targets.tolist(), outputs.float().softmax(dim=1), strict=True):
-            guess = int(shares.argmax())
-            texts = [f"{shares[n]:.0%} {self.classes[n]}" for n in (true, guess)]
-            colour = "lime" if guess == true else "tomato"
-            captions.append([(texts[0], "white"), (texts[1], colour)])
-        return {"predictions": with_captions(inputs, captions)}
+        """Draw the images with their true and predicted classes."""
+        pairs = zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True)
+        texts = [f"true {self.classes[true]}\npred {self.classes[guess]}" for true, guess in pairs]
+        return {"predictions": with_text(inputs, texts)}
 
     def plots(self, totals: Tensor) -> dict[str, Tensor]:
         if not self.has_confusion:

@@ -14,9 +14,8 @@ from tasks.common import (
     divide_by_count,
     metrics_by_class,
     on_device,
-    shares_text,
     sum_columns,
-    with_captions,
+    with_text,
 )
 
 MANTISSA_BITS = 6
@@ -105,14 +104,17 @@ class MultiLabel(Task):
         return outputs.float().sigmoid()
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the images with their true classes and, with probabilities, the predicted ones."""
-        captions = []
-        for true, shares in zip(targets, outputs.float().sigmoid(), strict=True):
-            guess = torch.where(shares > 0.5, shares, 0)
-            colour = "lime" if torch.equal(true > 0, guess > 0) else "tomato"
-            texts = [shares_text(row, self.classes) for row in (true, guess)]
-            captions.append([(texts[0], "white"), (texts[1], colour)])
-        return {"predictions": with_captions(inputs, captions)}
+        """Draw the images with their true classes and those with a probability above 0.5."""
+        pairs = zip(targets > 0, outputs > 0, strict=True)
+        texts = [
+            f"true {self.names_of(true)}\npred {self.names_of(guess)}" for true, guess in pairs
+        ]
+        return {"predictions": with_text(inputs, texts)}
+
+    def names_of(self, has_class: Tensor) -> str:
+        """Return the names of an image's classes as text, `-` if it has none."""
+        pairs = zip(self.classes, has_class.tolist(), strict=True)
+        return ", ".join(name for name, has_it in pairs if has_it) or "-"
 
 
 def bins_of(logits: Tensor) -> Tensor:

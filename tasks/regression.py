@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from conf.schema import Config
 from loaders import Loader
 from loaders.targets import check_rounding
-from tasks.common import Task, check_shape, divide_by_count, sum_columns, with_captions
+from tasks.common import Task, check_shape, divide_by_count, sum_columns, with_text
 
 
 class Regression(Task):
@@ -67,8 +67,10 @@ class Regression(Task):
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images with their true and predicted numbers."""
-        rows = [
-            [", ".join(f"{n:.4g}" for n in r) for r in part.tolist()] for part in (targets, outputs)
-        ]
-        captions = [[(true, "white"), (guess, "yellow")] for true, guess in zip(*rows, strict=True)]
-        return {"predictions": with_captions(inputs, captions)}
+        pairs = zip(targets.tolist(), outputs.tolist(), strict=True)
+        texts = [f"true {numbers_text(true)}\npred {numbers_text(guess)}" for true, guess in pairs]
+        return {"predictions": with_text(inputs, texts)}
+
+
+def numbers_text(numbers: list[float]) -> str:
+    return ", ".join(f"{number:.4g}" for number in numbers)

@@ -30,7 +30,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,7 +40,16 @@ from conf.errors import UserError
 from conf.schema import Config, register_choices
 from loaders import build_loaders
 from models import build_model
-from runtime.training import evaluate
+from models.pretrained import (
+    Shards,
+    best_of,
+    map_named,
+    newest_first,
+    read_state,
+    read_weights,
+    with_shards,
+)
+from runtime import evaluate
 from tasks import build_task
 
 REPOSITORY = Path(__file__).parents[1]
@@ -130,12 +138,6 @@ def make_config(*overrides: str) -> Config:
 def has_ranks(script: str) -> bool:
     """True if tests start the script, or `plain/`'s of its name, on two ranks."""
     return "ddp" in script or "fsdp" in script
-
-
-def needs_torchrun(script: str, folder: Path = REPOSITORY) -> bool:
-    """True if the script makes a process group, as its docstring says."""
-    path = folder / script
-    return path.is_file() and "Start with `torchrun" in path.read_text()
 
 
 def script_for(technique: str, folder: Path = REPOSITORY) -> str:
@@ -258,15 +260,12 @@ def start(
 ) -> tuple[list[ForkServerProcess], list[Path]]:
     """Start a command line, as after `python`, on each rank of a group, on the CPU.
 
-    The script runs inside `watch(script)`; with `num_ranks=None` in a process without a group,
-    unless all techniques are merged into it.
+    The script runs inside `watch(script)`; with `num_ranks=None` as `python` starts it.
 
     Returns:
         The process of each rank, forked, and the file `PRINTS-RANK.txt` that it prints to.
     """
     script, env = script_for(command[0], folder), dict(ENVIRONMENT)
-    if num_ranks is None and needs_torchrun(script, folder) and not has_ranks(script):
-        num_ranks = 1
     if num_ranks is not None:
         env |= {"WORLD_SIZE": f"{num_ranks}", "MASTER_ADDR": "127.0.0.1"}
         env["MASTER_PORT"] = str(free_port())
@@ -322,12 +321,15 @@ def workers_of(training: psutil.Process) -> list[psutil.Process]:
     return [worker for child in training.children() for worker in child.children()]
 
 
-def checkpoint_of(output_dir: Path, name: str = "last.pt") -> dict[str, Any]:
-    path = output_dir / "checkpoints" / name
-    state = torch.load(path, weights_only=True)
-    if "shards" in state:
-        state = import_module("runtime.fsdp").read_whole(state, path)
-    return state
+def checkpoint_of(output_dir: Path, step: int | None = None, best: bool = False) -> dict[str, Any]:
+    """The newest checkpoint of a run, that of a step, or the best; its shards are put together."""
+    found = newest_first(output_dir / "checkpoints")
+    path = best_of(found) if best else found[0]
+    if step is not None:
+        path = output_dir / "checkpoints" / f"step-{step:08d}"
+    assert path is not None
+    state = with_shards(read_state(path), path)
+    return map_named(lambda _, x: x.whole() if isinstance(x, Shards) else x, state)
 
 
 def summary_of(output_dir: Path) -> dict[str, Any]:
@@ -373,9 +375,7 @@ def weights_differ_by(one: Path, other: Path) -> float:
 
 
 def published(run: Path) -> dict[str, Tensor]:
-    if any((run / "checkpoints").glob("shards-*")):
-        import_module("runtime.whole").make_whole(run)
-    return load_file(run / "checkpoints" / "model.safetensors")
+    return read_weights(str(run))[0]
 
 
 def validated(weights: dict[str, Tensor], overrides: list[str]) -> dict[str, float]:

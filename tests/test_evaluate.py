@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from loaders import DataInfo, Loader
 from loaders.targets import Labels
-from runtime.training import evaluate
+from runtime import evaluate
 from tests.helpers import DEVICES
 from tests.task_contract import build, names, random
 
@@ -64,34 +64,20 @@ def test_it_calls_the_model_in_the_precision_and_as_often_as_it_is_asked_to(
     totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
 
 
-@pytest.mark.parametrize(
-    ("sizes", "spaced"),
-    [
-        ([20, 20], [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27, 30, 32, 35, 37]),
-        ([3] * 32, range(3, 96, 6)),  # the first of every second batch
-        ([1, 2], [0, 1, 2]),
-    ],
-)
-def test_it_hands_back_the_images_with_the_highest_losses_or_some_from_the_whole_split(
-    sizes, spaced
-) -> None:
-    """The latter if the outputs, here in a dict, are no tensors."""
+@pytest.mark.parametrize(("sizes", "count"), [([20, 20], 16), ([3, 3], 3)])
+def test_it_hands_back_the_first_samples_with_their_outputs(sizes, count) -> None:
+    """Here outputs are a dict, as of models of one's own."""
     outputs, targets = batch(sum(sizes))
     batches = [*zip(outputs.split(sizes), targets.split(sizes), strict=True)]
-    _, shown = evaluate(Probe(), TASK, loader_of(*batches))
-    worst = TASK.loss_per_image(outputs, targets).argsort(descending=True)[:16]
-    for values, wanted in zip(zip(*shown, strict=True), (outputs, outputs, targets), strict=True):
-        assert torch.equal(torch.cat(values), wanted[worst])
-
     model, task = Probe(), Mock(num_sums=TASK.num_sums)
     model.register_forward_hook(lambda model, inputs, outputs: {"logits": outputs})
     task.sums = lambda outputs, targets: TASK.sums(outputs["logits"], targets)
     _, shown = evaluate(model, task, loader_of(*batches))
-    found = [(one, two["logits"], three) for one, two, three in shown]
-    for values, wanted in zip(zip(*found, strict=True), (outputs, outputs, targets), strict=True):
-        assert torch.equal(torch.cat(values), wanted[list(spaced)])
-    first = shown[0][0]
-    assert first.untyped_storage().nbytes() == first.nbytes  # no view of the whole batch
+    assert shown is not None
+    assert torch.equal(shown[0], outputs[:count])
+    assert torch.equal(shown[1]["logits"], outputs[:count])
+    assert torch.equal(shown[2], targets[:count])
+    assert shown[0].untyped_storage().nbytes() == shown[0].nbytes  # no view of the whole batch
 
 
 def test_no_batch_is_waited_for() -> None:
@@ -108,4 +94,4 @@ def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device:
     totals, shown = evaluate(model, TASK, loader_of(), num_batches=2)
     assert model[1].modes == [(False, False, None)] * 2
     assert (totals.device.type, totals.dtype) == (device, torch.float64)
-    assert (totals.any(), shown) == (False, [])
+    assert (totals.any(), shown) == (False, None)

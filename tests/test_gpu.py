@@ -8,24 +8,24 @@ import os
 import pickle
 import subprocess
 import sys
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.amp import GradScaler, autocast
 from torchvision import models
 
 from loaders.backends import build_loaders
 from models import build_model
-from runtime.guard import NonFiniteGuard
+from runtime import build_optimizer
+from runtime.finite import FiniteCheck
+from runtime.process_group import ProcessGroup
 from runtime.recompute import recompute
 from runtime.setup import resolve_device, set_numerics
-from runtime.training import build_optimizer
 from tasks import build_task
 from tests.faults import assert_same_state, script_with
 from tests.helpers import (
@@ -192,31 +192,20 @@ def built(device: str, *overrides: str) -> tuple[Any, ...]:
     return cfg, train, task, model, *build_optimizer(cfg, model, len(train))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [("sgd", "float32"), ("muon", "float32"), ("adamw", "float16"), ("adamw", "bfloat16")],
-)
-def test_a_batch_of_nan_leaves_weights_and_statistics_untouched(name, precision, device) -> None:
-    cfg, loader, task, model, optimizer, _ = built(device, f"optimizer={name}")
-    guard = NonFiniteGuard(cfg, model, loader)
-    dtype, names = getattr(torch, precision), set(model.state_dict())
-    scaler = GradScaler(device, init_scale=1.0, enabled=dtype is torch.float16)
-    inputs, targets = next(iter(loader))
-    for factor, expected in ((1, names), (torch.nan, set()), (1, names)):
-        before = deepcopy(model.state_dict())
-        with autocast(device, dtype, enabled=dtype is not torch.float32):
-            outputs = model(factor * inputs)
-        scaler.scale(task.loss(outputs, targets)).backward()
-        scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
-        guard.step(optimizer, norm, scaler)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        changed = {name for name, now in model.state_dict().items() if not now.equal(before[name])}
-        assert changed == expected
-    guard.settle()
-    assert guard.num_bad_steps == 1
+@on_cuda
+@pytest.mark.parametrize("spoilt", ["weight", "running_mean"])
+def test_a_state_that_is_not_finite_is_found_without_memory_for_it(spoilt: str, device) -> None:
+    layer = nn.BatchNorm1d(1 << 22, device=device)
+    group, loader = ProcessGroup(), Mock()
+    check = FiniteCheck({"model": layer}, loader, group, Mock(folder=Path("no/checkpoints")))
+    check.start()
+    before = torch.cuda.max_memory_allocated()
+    check.check({"model": layer.state_dict()})
+    assert torch.cuda.max_memory_allocated() - before < 1 << 20
+    with torch.no_grad():
+        layer.state_dict()[spoilt][-1] = torch.nan
+    with pytest.raises(OSError, match="no"):  # it would write to a folder that is not there
+        check.check({"model": layer.state_dict()})
 
 
 @on_cuda
@@ -345,15 +334,13 @@ def test_a_rank_whose_host_sleeps_is_named(device: str, tmp_path) -> None:
     folder = script_with(tmp_path / "s", "train_ddp.py", *lines)
     options = ["distributed.backend=gloo", "distributed.sync_batchnorm=false", "log.every_steps=5"]
     summary = run("cuda:0", "train_ddp.py", tmp_path / "run", *options, num_ranks=2, folder=folder)
-    slow = summary["slowest_rank"]
-    assert (slow["rank"], slow["cause"]) == (1, "host")
-    assert summary["perf/tflops_per_s"] > 0
+    assert summary["slowest_rank"]["rank"] == 1
     assert summary["perf/peak_memory_gib"] > 0
 
 
 @on_cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank")
-def test_a_rank_that_hangs_under_nccl_is_named(device: str, tmp_path) -> None:
+def test_ranks_that_wait_under_nccl_leave_a_flight_record(device: str, tmp_path) -> None:
     output, prints = tmp_path / "run", tmp_path / "prints.txt"
     hang = "if (step, rank) == (3, 1): time.sleep(1000)"
     folder = script_with(tmp_path / "s", "train_ddp.py", hang)
@@ -364,7 +351,6 @@ def test_a_rank_that_hangs_under_nccl_is_named(device: str, tmp_path) -> None:
     # Not forked: torchrun itself uses CUDA.
     with Torchrun(command, folder, prints, env=env, is_forked=False) as torchrun:
         assert torchrun.wait() != 0
-    assert "missing: rank 1. Where each rank stood:" in torchrun.text()
     record = pickle.loads((output / "flight_record_rank_0").read_bytes())
     names = [entry["profiling_name"] for entry in record["entries"]]
     assert any(name.startswith("nccl") and "all_reduce" in name for name in names)
@@ -383,7 +369,7 @@ def test_a_resumed_run_has_the_same_bits(loader: str, device: str, tmp_path) -> 
 @on_cuda
 def test_float16_is_the_default_and_finds_its_scale(device: str, tmp_path) -> None:
     summary = run(device, "train_amp.py", tmp_path / "run", f"amp.init_scale={2.0**24}")
-    assert (summary["precision"], summary["bad_steps"]) == ("float16", 0)
+    assert summary["precision"] == "float16"
     assert checkpoint_of(tmp_path / "run")["scaler"]["scale"] < 2**24
 
 
@@ -402,7 +388,7 @@ FILL = """
 
 @on_cuda
 @pytest.mark.parametrize(
-    "script", ["train_accumulate.py", "train_accumulate_amp.py", "train_fsdp_accumulate.py"]
+    "script", ["train_accumulate.py", "train_accumulate_amp.py", "train_ddp_accumulate.py"]
 )
 def test_a_full_card_takes_smaller_parts_to_the_same_bits(
     script: str, device: str, tmp_path
@@ -415,7 +401,7 @@ def test_a_full_card_takes_smaller_parts_to_the_same_bits(
     options = [*WIDE, "max_steps=3", "accumulate_margin=0"]
     auto, given = tmp_path / "auto", tmp_path / "given"
     run(device, script, auto, *options, "accumulate_steps=auto", folder=folder)
-    number = checkpoint_of(auto)["run"]["micro_batches"]["number"]
+    number = checkpoint_of(auto)["progress"]["micro_batches"]["number"]
     assert number > 1
     run(device, script, given, *options, f"accumulate_steps={number}", folder=folder)
     assert_same_state(auto, given)
@@ -431,8 +417,7 @@ def test_out_of_memory_on_a_gpu_is_told_with_a_snapshot(device: str, tmp_path) -
     command += ["profile.memory=true", "profile.steps=[0,9]"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 2, done.stderr
-    place, held, helps = done.stderr.splitlines()[-3:]
-    assert "(train.py:" in place
-    assert all(name in held for name in ("weights", "optimizer", "activations", "cache", "free"))
-    assert "accumulate_steps=auto" in helps
+    last = done.stderr.splitlines()[-1]
+    assert "(train.py:" in last
+    assert "accumulate_steps=auto" in last
     assert pickle.loads((output / "memory-rank0.pickle").read_bytes())["segments"]

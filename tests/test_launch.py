@@ -194,21 +194,18 @@ def test_the_trainjob_fits_its_runtime_the_image_and_the_batch_script() -> None:
     name = trainjob["metadata"]["name"]
     assert trainjob["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    place, node = (part["template"]["spec"]["template"]["spec"] for part in jobs)
-    [container], [meeting] = node["containers"], place["containers"]
+    [node] = (part["template"]["spec"]["template"]["spec"] for part in jobs)
+    [container] = node["containers"]
 
-    image = meeting["image"]
-    assert container["image"] == image
+    image = container["image"]
     assert f"IMAGE ?= {image}\n" in (REPOSITORY / "launch" / "image.mk").read_text()
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     assert f"\nUSER {node['securityContext']['fsGroup']}\n" in dockerfile
 
-    python, script, port = meeting["command"]
-    assert (python, script) == ("python", "launch/rendezvous.py")
-    assert container["command"][:2] == ["python", "launch/elastic_torchrun.py"]
-    options = parse_args(container["command"][2:])
+    assert container["command"][0] == "torchrun"
+    options = parse_args(container["command"][1:])
     # Pods are named JOBSET-JOB-JOB'S NUMBER-POD'S NUMBER, and the JobSet as the TrainJob.
-    assert options.rdzv_endpoint == f"{name}-rendezvous-0-0.{name}:{port}"
+    assert options.rdzv_endpoint.startswith(f"{name}-{jobs[0]['name']}-0-0.{name}:")
     assert options.nnodes.partition(":")[2] == str(trainjob["spec"]["trainer"]["numNodes"])
     assert options.training_script_args == [f"output_dir=outputs/train_ddp/{name}", "resume=auto"]
 
@@ -217,6 +214,7 @@ def test_the_trainjob_fits_its_runtime_the_image_and_the_batch_script() -> None:
     assert "\nWORKDIR /workspace\n" in dockerfile
 
     env = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     timeout = env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
     assert int(timeout) < node["terminationGracePeriodSeconds"]
     assert f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={timeout}\n" in SBATCH.read_text()

@@ -10,7 +10,7 @@ import pytest
 import models
 from conf.errors import UserError
 from conf.names import find, names_in
-from tests.helpers import ENVIRONMENT, REPOSITORY, needs_torchrun, refused
+from tests.helpers import ENVIRONMENT, REPOSITORY, refused
 from tests.images import FOLDERS, make_photos, reading
 from tests.test_architecture import FOLDERS_OF_PARTS, imports_of
 
@@ -29,7 +29,6 @@ sys.argv, sys.path[0] = sys.argv[1:], "."
 runpy.run_path(sys.argv[0], run_name="__main__")
 print(*sys.modules)
 """
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "--no-python"]
 
 
 @pytest.mark.parametrize("package", FORMS)
@@ -63,8 +62,6 @@ def test_a_run_on_local_photos_imports_only_what_it_uses(tmp_path: Path) -> None
     options = [*FOLDERS, *reading(make_photos(tmp_path / "photos", 12))]
     options += ["data.resize=32", "data.crop=28", "global_batch_size=2", "max_steps=1"]
     command = [sys.executable, "-c", PROGRAM, "train.py", *options, f"output_dir={tmp_path}/run"]
-    if needs_torchrun("train.py"):
-        command = [sys.executable, *TORCHRUN, *command]
     env = {**os.environ, **ENVIRONMENT}
     printed = subprocess.check_output(command, cwd=REPOSITORY, env=env, text=True)
     imported = set(printed.splitlines()[-1].split())

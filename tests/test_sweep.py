@@ -33,7 +33,7 @@ if gpu:
     pathlib.Path("gpu" + gpu).touch(exist_ok=False)
 while (number := len(list(folder.glob("checkpoints/*")))) < int(given.get("steps", 1)):
     time.sleep(0.02)
-    (folder / "checkpoints" / f"step-{number}.pt").touch()
+    (folder / "checkpoints" / f"step-{number}").mkdir()
     while pathlib.Path("hold").exists() and not asked:
         time.sleep(0.02)
     if asked:

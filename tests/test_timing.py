@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from runtime.gpu_monitor import GpuMonitor
-from runtime.timing import Timing, verdict
+from runtime.speed import verdict
+from runtime.timing import Timing
 from tests.helpers import make_config, wait_for
 from tests.parts import rows_of
 

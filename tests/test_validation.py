@@ -92,13 +92,13 @@ def test_a_validation_that_was_not_reached_is_made_up_for_and_the_best_is_chosen
     assert "raise epochs=6 max_steps=11 early_stopping.patience=1" in printed[2]
     assert steps_validated(run) == steps_validated(whole) == [3, 6, 9, 11]
     for output in (run, whole):
-        best, last = checkpoint_of(output, "best.pt"), checkpoint_of(output)
+        best, last = checkpoint_of(output, best=True), checkpoint_of(output)
         assert (best["step"], last["step"]) == (3, 11)
-        assert (best["run"]["num_epochs"], last["run"]["num_epochs"]) == (1, 3)
-        assert best["run"]["metrics"] == last["run"]["best_metrics"]
+        assert (best["progress"]["num_epochs"], last["progress"]["num_epochs"]) == (1, 3)
+        assert best["progress"]["metrics"] == last["progress"]["best_metrics"]
         assert summary_of(output)["best_mode"] == "min"
         by_class = summary_of(output)["best_by_class"].values()
         hits = sum(row["support"] * row["recall"] for row in by_class)
         top1 = hits / sum(row["support"] for row in by_class)
-        assert top1 == pytest.approx(best["run"]["metrics"]["val/top1"])
+        assert top1 == pytest.approx(best["progress"]["metrics"]["val/top1"])
     assert_same_state(run, whole)

@@ -14,8 +14,9 @@ from conf.errors import UserError
 from loaders import build_loaders
 from models import build_model
 from models.pretrained import fitting_weights, freeze_as, initial_weights
-from runtime.group import SingleProcess
-from runtime.state import start_from_weights
+from runtime.checkpoint import CheckpointWriter
+from runtime.process_group import ProcessGroup
+from runtime.resume import start_from_weights
 from tests.helpers import checkpoint_of, has_ranks, make_config, refused, run_all, train
 from tests.images import make_photos, photos_in
 from tests.parts import rows_of
@@ -60,12 +61,15 @@ def test_weights_come_from_files_checkpoints_and_runs(saved, tmp_path) -> None:
             tmp_path / f"{front}pt": {f"{front}{name}": value for name, value in weights.items()}
             for front in ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
         },
-        newest / "step-00000002.pt": {"model": started().state_dict()},
-        newest / "step-00000010.pt": {"model": weights},
     }
     for file, content in files.items():
         torch.save(content, file)
-    for source in (path, *tmp_path.glob("*.pt"), best.parent, newest.parent):
+    writer = CheckpointWriter(make_config().checkpoint, newest)
+    for step, content in ((2, started().state_dict()), (10, weights)):
+        writer.write({"step": step, "model": content, "facts": {}})
+        writer.wait()
+    sources = [path, *tmp_path.glob("*.pt"), best.parent, newest.parent, newest / "step-00000010"]
+    for source in sources:
         found = started(f"model.weights={source}").state_dict()
         assert all(torch.equal(value, weights[name]) for name, value in found.items()), source
 
@@ -206,7 +210,7 @@ def test_a_head_for_other_classes_starts_fresh_although_its_size_fits(tmp_path, 
     for root in roots:
         cfg = make_config(*photos_in(root, *options, f"model.weights={tmp_path / 'run'}"))
         loader, _ = build_loaders(cfg, torch.device("cpu"))
-        start_from_weights(cfg, build_model(cfg.model, 3, 3), loader, SingleProcess())
+        start_from_weights(cfg, build_model(cfg.model, 3, 3), loader, ProcessGroup())
     said = [message for message in caplog.messages if "model.weights" in message]
     assert [message.split(": ")[1][:8] for message in said[::2]] == ["14 of 14", "12 of 14"]
     assert said[3].endswith("classifier.weight (3x64), classifier.bias (3)")
@@ -218,7 +222,7 @@ def test_a_fresh_head_gives_all_classes_the_same_output(saved) -> None:
         cfg = make_config(f"model.weights={path}")
         loader, _ = build_loaders(cfg, torch.device("cpu"))
         model = build_model(cfg.model, 1, num_classes)
-        start_from_weights(cfg, model, loader, SingleProcess())
+        start_from_weights(cfg, model, loader, ProcessGroup())
         head = model.state_dict()["classifier.weight"]
         assert torch.equal(head, weights["classifier.weight"] if num_classes == 10 else 0 * head)
 
@@ -228,5 +232,5 @@ def test_random_weights_of_a_model_of_imagenet_are_told(model, is_told, caplog) 
     caplog.set_level(logging.INFO)
     cfg = make_config(f"model={model}", "model.arch=resnet18" if is_told else "seed=0")
     loader, _ = build_loaders(cfg, torch.device("cpu"))
-    start_from_weights(cfg, nn.Linear(1, 1), loader, SingleProcess())
+    start_from_weights(cfg, nn.Linear(1, 1), loader, ProcessGroup())
     assert ("experiment=finetune" in caplog.text) == is_told

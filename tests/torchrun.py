@@ -6,10 +6,11 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from torch.distributed import run
 
 from tests.helpers import ENVIRONMENT, print_to, script_for, start_process, wait_for
 
@@ -61,13 +62,12 @@ def _agent(
     *,
     env: Mapping[str, str] = ENVIRONMENT,
     is_forked: bool = True,
-    launcher: str = "torch.distributed.run",
 ) -> None:
     """Become the launcher; not forked, it and its ranks are Pythons of their own, as a user's."""
     os.chdir(folder)
     print_to(prints)
     if not is_forked:
-        command = [sys.executable, "-m", launcher, *arguments]
+        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
         os.execve(sys.executable, command, {**os.environ, **env})
     # A torchrun that is killed leaves semaphores, of which a process that outlives it would warn.
     warnings = "ignore::UserWarning:multiprocessing.resource_tracker"
@@ -77,7 +77,7 @@ def _agent(
     # Ranks that torchrun forks, it lets have SIGINT when one of its threads ends: up to three if it
     # is killed. Linux sends nothing to those of a user, which it starts as Pythons of their own.
     with mock.patch("torch.multiprocessing.spawn._prctl_pr_set_pdeathsig"):
-        import_module(launcher).main(["--run-path", "--start-method=fork", *arguments])
+        run.main(["--run-path", "--start-method=fork", *arguments])
 
 
 def _reset_signals() -> None:

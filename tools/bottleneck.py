@@ -29,8 +29,7 @@ from conf.options import parse_options
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
-from runtime import seed_everything, setup
-from runtime.training import build_optimizer
+from runtime import build_optimizer, seed_everything, setup
 from tasks import build_task
 
 PATTERNS = {"seconds": r"\d+(\.\d+)?", "amp": "(bfloat16|float16)?", "workers": r"\d+(,\d+)*"}

@@ -1,5 +1,18 @@
 """Weights that a model starts from: read from files and runs, fitted to it, and kept or trained."""
 
+from models.pretrained.checkpoints import (
+    BEST,
+    FORMAT,
+    MANIFEST,
+    STATE,
+    Shards,
+    best_of,
+    fingerprint,
+    map_named,
+    newest_first,
+    read_state,
+    with_shards,
+)
 from models.pretrained.finetune import (
     first_convolution,
     fitting_weights,
@@ -9,4 +22,4 @@ from models.pretrained.finetune import (
     is_in,
     zeros_for_head,
 )
-from models.pretrained.weights import load_tensors, read_weights, weights_in
+from models.pretrained.weights import read_weights, weights_in

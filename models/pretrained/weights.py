@@ -5,23 +5,29 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from conf.errors import UserError
+from models.pretrained.checkpoints import (
+    MANIFEST,
+    Shards,
+    best_of,
+    load_tensors,
+    newest_first,
+    read_state,
+    with_shards,
+)
 
 WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+")
 """Names that DDP and torch.compile leave in front of those of tensors."""
 
-FACTS = ("target", "in_channels", "dtype", "precision")
-"""Keys of the description of its data and precision that a run writes with its weights."""
-
 
 def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors by name from a `.safetensors` or `.pt` file, or the folder of a run.
+    """Read tensors by name from a `.safetensors` or `.pt` file, a checkpoint, or the folder of a
+    run.
 
     Returns:
-        The tensors, and the values of `FACTS` that a run wrote with them; {} for any other file.
+        The tensors, and the facts about its data that a run wrote with them; {} for any other file.
 
     Raises:
         UserError: there is no such file, or it holds no weights.
@@ -29,7 +35,7 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = Path(source)
     if path.is_dir():
         path = weights_in(path)
-    if not path.is_file():
+    if not path.exists():
         raise UserError(
             f"model.weights={source}: there is no such file; give imagenet, a .safetensors or .pt "
             "file, or the folder of a run"
@@ -41,10 +47,11 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
             with safe_open(path, "pt") as file:
                 saved: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                metadata = file.metadata() or {}
-            # Earlier versions wrote a key for each fact.
-            each = {name: json.loads(metadata[name]) for name in FACTS if name in metadata}
-            facts = each | dict(json.loads(metadata.get("facts", "{}")))
+                facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+        elif path.is_dir():
+            saved = with_shards(read_state(path), path)
+            facts = saved["facts"]
+            saved = saved.get("weights", saved["model"])
         else:
             saved = load_tensors(path)
     except Exception as error:  # damaged bytes and foreign classes raise errors of any type
@@ -54,45 +61,28 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "or a .pt file that holds tensors by name"
         ) from error
     saved = saved if isinstance(saved, dict) else {}
-    if "shards" in saved:
-        raise UserError(
-            f"{path} is in shards; make whole files of the checkpoints "
-            "of its run: python -m runtime.whole run=DIR"
-        )
-    facts = saved.get("facts", facts)
-    for key in ("model", "state_dict", "model_state_dict", "net"):  # of a checkpoint
+    for key in ("model", "state_dict", "model_state_dict", "net"):  # of any library
         if isinstance(saved.get(key), dict):
             saved = saved[key]
+    saved = {n: value.whole() if isinstance(value, Shards) else value for n, value in saved.items()}
     tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
     return {WRAPPERS.sub("", str(name)): value for name, value in tensors.items()}, facts
 
 
-def load_tensors(path: Path) -> Any:
-    """Read a file of `torch.save`, to the host.
-
-    Raises:
-        ValueError: it holds more than tensors and plain values, which may be code.
-        Exception: it is damaged; of any type.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        if "weights_only" not in str(error):
-            raise
-        # PyTorch advises to run whatever is in the file.
-        raise ValueError("damaged, or more than tensors and plain values") from error
-
-
 def weights_in(run: Path) -> Path:
-    """Find the best weights in the folder of a run, or else its newest checkpoint.
+    """Find the best weights in the folder of a run, or else its newest checkpoint, which it may be.
 
     Raises:
         UserError: there are none.
     """
+    if (run / MANIFEST).exists():
+        return run
     for folder in (run / "checkpoints", run):
-        for path in (folder / "model.safetensors", *sorted(folder.glob("step-*.pt"), reverse=True)):
-            if path.is_file():
-                return path
+        published, checkpoints = folder / "model.safetensors", newest_first(folder)
+        if published.is_file():
+            return published
+        if checkpoints:
+            return best_of(checkpoints) or checkpoints[0]
     raise UserError(
         f"{run} has no weights; expected {run}/checkpoints/model.safetensors, which a run writes "
         "at the end of its first epoch"

@@ -1,20 +1,16 @@
 """Dividing the parameters of a model among the ranks."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from conf.errors import UserError, first_few
-from runtime.blocks import blocks_of, num_parameters
-from runtime.guard import BATCH_NORMS
+from runtime.blocks import BATCH_NORMS, blocks_of, num_parameters
 
 SMALL = 0.01
 """Share of the parameters; FSDP gathers smaller blocks with the model."""
@@ -58,13 +54,6 @@ def shard(model: nn.Module, device: torch.device, dtype: torch.dtype | None = No
     return model
 
 
-def shard_like(tensor: Tensor, example: DTensor) -> Tensor:
-    """Return this rank's shard of a whole tensor, as `example` is sharded."""
-    # Every rank has the full tensor: nothing has to be sent.
-    full = tensor.to(example.device)
-    return distribute_tensor(full, example.device_mesh, example.placements, src_data_rank=None)
-
-
 def _check_parameters(model: nn.Module, blocks: list[nn.Module]) -> None:
     """Raise UserError for a weight of several blocks: FSDP would leave each of them its own."""
     names: dict[nn.Parameter, list[str]] = {}
@@ -78,40 +67,3 @@ def _check_parameters(model: nn.Module, blocks: list[nn.Module]) -> None:
                     f"{first_few(names[parameter])} are one weight in several blocks of the model, "
                     "which FSDP cannot divide; use train_ddp.py"
                 )
-
-
-class Exchange:
-    """FSDP's exchange of weights or gradients by one of PyTorch's collectives, or none."""
-
-    def __init__(self, collective: Any = None) -> None:
-        self.collective = collective
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
-        return self.collective and self.collective(output_tensor, input_tensor, **options)
-
-
-@contextmanager
-def without_exchange(model: Any) -> Iterator[None]:
-    """Let a sharded model compute in a block with the memory that it needs, but with any values of
-    the other ranks' shards, and alone; an error in the block does no harm to later steps.
-
-    Raises:
-        UserError: this PyTorch cannot do so.
-    """
-    if not hasattr(FSDPModule, "reset_iter_state"):
-        raise UserError(
-            f"accumulate_steps=auto with FSDP needs a newer PyTorch than {torch.__version__}; set "
-            "accumulate_steps=NUMBER"
-        )
-    sharded: list[Any] = [m for m in model.modules() if isinstance(m, FSDPModule)]
-    for module in sharded:
-        module.set_custom_all_gather(Exchange())
-        module.set_custom_reduce_scatter(Exchange())
-    yield
-    for module in sharded:
-        module.set_custom_all_gather(Exchange(dist.all_gather_into_tensor))
-        module.set_custom_reduce_scatter(Exchange(dist.reduce_scatter_tensor))
-    model.reset_iter_state()

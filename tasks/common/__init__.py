@@ -5,9 +5,7 @@ from tasks.common.pictures import (
     class_colours,
     coloured,
     confusion_matrix,
-    shares_text,
-    with_captions,
-    with_targets,
+    with_text,
 )
 from tasks.common.sums import count_of_each, divide_by_count, metrics_by_class, sum_columns
 from tasks.common.task import Task, check_shape

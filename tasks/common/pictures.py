@@ -1,8 +1,6 @@
 """Drawing of images, classes and charts for the loggers."""
 
 import colorsys
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,58 +20,22 @@ def as_pictures(images: Tensor) -> Tensor:
     return images if images.shape[1] in (1, 3) else images[:, :1]
 
 
-def with_targets(
-    pictures: Tensor, targets: Any, target: Any, value_range: Sequence[float]
-) -> dict[str, Tensor]:
-    """Draw inputs of the training with their targets: below them, or images of their own.
+def with_text(pictures: Tensor, texts: list[str]) -> Tensor:
+    """Draw a text of one or more lines below each picture, which is enlarged if small.
 
-    Args:
-        pictures: (N, 1 or 3, H, W) in [0, 1].
-        targets: their targets, as the loader yields them.
-        target: their kind, a `loaders.targets.Target`, or None.
-        value_range: values of black and full intensity in target images.
+    Returns:
+        (N, 3, H, W) in [0, 1].
     """
-    kind = target.kind if target and isinstance(targets, Tensor) else ""
-    names: tuple[str, ...] = target.classes if target else ()
-    if kind == "masks":
-        drawn = coloured(targets, class_colours(len(names)), target.ignore_index)
-        return {"inputs": pictures, "targets": drawn}
-    if kind == "images":
-        low, high = value_range
-        return {"inputs": pictures, "targets": as_pictures((targets - low) / (high - low))}
-    if kind == "labels" and targets.ndim == 1:
-        named = dict(enumerate(names))  # data of your own may have others, which have no loss
-        texts = [named.get(label, str(label)) for label in targets.tolist()]
-    elif kind in ("labels", "several labels") and targets.shape[1:] == (len(names),):
-        texts = [shares_text(row, names) for row in targets]
-    elif kind == "numbers" and targets.ndim == 2:
-        texts = [", ".join(f"{number:.4g}" for number in row) for row in targets.tolist()]
-    else:
-        return {"inputs": pictures}
-    return {"inputs": with_captions(pictures, [[(text, "white")] for text in texts])}
-
-
-def with_captions(pictures: Tensor, captions: list[list[tuple[str, str]]]) -> Tensor:
-    """Draw lines of (text, colour) below each picture, which is enlarged if small; (N, 3, H, W)."""
     factor = -(-MIN_WIDTH // pictures.shape[-1])
     pictures = F.interpolate(as_pictures(pictures), scale_factor=float(factor))
-    height, width = pictures.shape[-2:]
+    height = pictures.shape[-2]
+    num_lines = 1 + max(text.count("\n") for text in texts)
     drawn = []
-    for picture, lines in zip(_bytes(pictures), captions, strict=True):
-        image = Image.new("RGB", (width, height + LINE * max(map(len, captions))))
-        image.paste(Image.fromarray(picture))
-        for number, (text, colour) in enumerate(lines):
-            _write(image, (2, height + LINE * number), text, colour)
+    for picture, text in zip(F.pad(pictures, (0, 0, 0, LINE * num_lines)), texts, strict=True):
+        image = Image.fromarray(_bytes(picture))
+        _write(image, (2, height), text)
         drawn.append(np.array(image))
     return _floats(np.stack(drawn))
-
-
-def shares_text(shares: Tensor, names: tuple[str, ...]) -> str:
-    """Return the classes and their shares as text, such as `cat: 70%, dog: 30%`; of 100%, the class
-    alone."""
-    found = [(share, name) for share, name in zip(shares.tolist(), names, strict=True) if share > 0]
-    found.sort(key=lambda one: -one[0])
-    return ", ".join(name if share == 1 else f"{name}: {share:.0%}" for share, name in found) or "-"
 
 
 def class_colours(num_classes: int) -> np.ndarray:
@@ -109,8 +71,8 @@ def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
     image, columns = Image.new("RGB", (NAMES + size, NAMES + size)), Image.new("RGB", (NAMES, size))
     for line, name in enumerate(names if cell >= LINE else ()):
         middle = line * cell + cell // 2
-        _write(image, (NAMES - 4, NAMES + middle), name[:18], "white", "rm")
-        _write(columns, (4, middle), name[:18], "white", "lm")
+        _write(image, (NAMES - 4, NAMES + middle), name[:18], anchor="rm")
+        _write(columns, (4, middle), name[:18], anchor="lm")
         for column in range(len(names)) if cell >= MIN_CELL else ():
             share = shares[line, column]
             colour = "white" if share > 0.5 else "black"
@@ -119,23 +81,25 @@ def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
                 _write(cells, place, f"{100 * share:.0f}", colour, "mm")
     image.paste(cells, (NAMES, NAMES))
     image.paste(columns.rotate(90, expand=True), (NAMES, 0))
-    _write(image, (4, 4), "columns: predicted", "white")
-    _write(image, (4, 4 + LINE), "rows: true, in %", "white")
+    _write(image, (4, 4), "columns: predicted\nrows: true, in %")
     return _floats(np.array(image)[None])
 
 
 def _write(
-    image: Image.Image, place: tuple[int, int], text: str, colour: str, anchor: str = "la"
+    image: Image.Image,
+    place: tuple[int, int],
+    text: str,
+    colour: str = "white",
+    anchor: str | None = None,
 ) -> None:
     # Pillow's own font may lack other letters.
     text = text.encode("latin-1", "replace").decode("latin-1")
     ImageDraw.Draw(image).text(place, text, colour, anchor=anchor)
 
 
-def _bytes(pictures: Tensor) -> np.ndarray:
-    """Convert images to (N, H, W, 3) uint8."""
-    pictures = pictures.expand(-1, 3, -1, -1)
-    return (255 * pictures).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+def _bytes(picture: Tensor) -> np.ndarray:
+    """Convert a picture to (H, W, 3) uint8."""
+    return (255 * picture.expand(3, -1, -1)).round().byte().permute(1, 2, 0).cpu().numpy()
 
 
 def _floats(pictures: np.ndarray) -> Tensor:

@@ -17,7 +17,7 @@ from tests.helpers import REPOSITORY
 MADE = {"README.md", "pyproject.toml", "requirements.txt"}
 MERGED = "ddp amp dali"
 """The project with SCRIPT=merged."""
-PROJECTS = ["core", "own", MERGED, "segmentation predict", "compose ema shards sweep table"]
+PROJECTS = ["core", "own", MERGED, "dense predict", "compose ema shards runs table"]
 
 
 @pytest.fixture(scope="session")
@@ -52,13 +52,13 @@ def unknown_in(project: Path, gone: set[str]) -> list[str]:
 
 
 def test_the_table_names_what_there_is() -> None:
-    assert len(PARTS) <= 25
+    assert len(PARTS) <= 16
     assert TABLE["files"].keys() == {*PARTS, "template"}
     for path in (*chain(*TABLE["files"].values()), *TABLE["with"]):
         assert (REPOSITORY / path).exists(), path
     for names in (*TABLE["needs"].values(), *TABLE["with"].values()):
         assert PARTS.keys() >= set(names)
-    assert with_needs(["segmentation", "compare"]) == {"segmentation", "compare", "ddp"}
+    assert with_needs(["dense", "runs"]) == {"dense", "runs", "ddp"}
 
 
 @pytest.mark.parametrize("names", PROJECTS)

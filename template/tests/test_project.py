@@ -97,7 +97,7 @@ def test_a_newer_template_and_more_parts_are_merged_with_the_users_own(template:
     (template / "docs" / "recipes.md").unlink()
     commit(template, "newer")
     git(template, "tag", "v2")
-    brought = made(template, project, "amp ema segmentation")
+    brought = made(template, project, "amp ema dense")
     assert "now at v2 (" in brought
     assert "git merge template" in brought
     assert (git(project, "status", "--porcelain"), git(project, "rev-parse", "main")) == before
@@ -146,7 +146,7 @@ def test_what_cannot_become_a_project_is_told_in_one_line(template: Path) -> Non
     check_refused("'my thesis' on branch template", "../full")
     check_refused("no technique", "../none", "dali", "merged")
     check_refused("does not combine", "../none", "", "merged")
-    check_refused("(did you mean segmentation?)", "../none", "segmentaton")
+    check_refused("(did you mean compose?)", "../none", "compos")
     made(template, mine, "core")
     git(mine, "switch", "--quiet", "template")
     check_refused("'template' is already checked out", "../mine")

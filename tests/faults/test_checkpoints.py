@@ -1,49 +1,119 @@
 """Damaged checkpoints, a full disk, and when what is kept."""
 
+import json
 import re
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from models.pretrained import MANIFEST, STATE, fingerprint, read_state
 from runtime.checkpoint import CheckpointWriter
-from tests.faults import NUM_STEPS, assert_same, assert_same_state, step_file, steps_saved
+from tests.faults import assert_same, assert_same_state, step_folder, steps_saved
 from tests.helpers import answers_to, checkpoint_of, make_config, run_to_end
+
+
+def cut_short(folder: Path) -> None:
+    content = (folder / STATE).read_bytes()
+    (folder / STATE).write_bytes(content[:-1000])
+
+
+def flip_a_bit(folder: Path) -> None:
+    content = bytearray((folder / STATE).read_bytes())
+    content[len(content) // 2] ^= 0x10
+    (folder / STATE).write_bytes(content)
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / STATE).unlink()
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+def lie(folder: Path) -> None:
+    """The manifest has the right names, and sizes of other files."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][STATE]["bytes"] += 1
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def name_files_elsewhere(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][f"../../{folder.name}/{STATE}"] = manifest["files"].pop(STATE)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def of_another_version(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
+
+
+def hold_code(folder: Path) -> None:
+    """A pickled module in place of a tensor, and a manifest of that."""
+    state = torch.load(folder / STATE, weights_only=True)
+    torch.save(state | {"model": nn.Linear(2, 2)}, folder / STATE)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][STATE] = fingerprint(folder / STATE)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+DAMAGES = [cut_short, flip_a_bit, lose_a_file, lose_the_manifest, lie, name_files_elsewhere]
+DAMAGES += [of_another_version, hold_code]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_damaged_checkpoint_is_read(damage: Callable[[Path], None], finished, tmp_path) -> None:
+    folder = shutil.copytree(step_folder(finished, 16), tmp_path / "step-00000016")
+    (folder / "notes.txt").write_text("a file that somebody has put there does no harm")
+    assert read_state(folder)["step"] == 16
+    damage(folder)
+    with pytest.raises(Exception, match=r"\w") as error:
+        read_state(folder)
+    assert "weights_only=False" not in str(error.value)  # as PyTorch advises
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options, tmp_path) -> None:
     copy, damaged = (shutil.copytree(finished, tmp_path / name) for name in ("copy", "damaged"))
-    names = (".step-00000017.4711.pt", ".model.4711.safetensors")
-    remains = [copy / "checkpoints" / name for name in names]
-    for path in remains:  # of a write that was killed
-        path.write_bytes(b"half")
-    content = bytearray(step_file(copy, 15).read_bytes())
-    content[len(content) // 2] ^= 0x10
-    step_file(copy, 15).write_bytes(content)
-    for path in [step_file(copy, 16), *damaged.glob("checkpoints/step-*")]:
-        path.write_bytes(path.read_bytes()[:-1000])
+    dead = copy / "checkpoints" / ".step-00000017.tmp"  # of a write that was killed
+    shutil.copytree(step_folder(copy, 15), dead)
+    flip_a_bit(step_folder(copy, 15))
+    for folder in [step_folder(copy, 16), *damaged.glob("checkpoints/step-*")]:
+        cut_short(folder)
     resumed = ["train.py", *options, "resume=auto"]
     commands = [[*resumed, f"output_dir={run}"] for run in (copy, damaged)]
     (code, text), (stopped, error) = answers_to(commands, tmp_path)
     assert code == 0, text
     for step in (15, 16):
-        assert f"{step_file(copy, step)} is damaged" in text
-    assert f"resumed from {step_file(copy, 10)}: step 10" in text
+        assert f"{step_folder(copy, step)} is damaged" in text
+    assert f"resumed from {step_folder(copy, 10)}: step 10" in text
     assert_same_state(copy, finished)
-    assert not any(path.exists() for path in remains)
+    assert not dead.exists()
     assert stopped == 2
     assert error.count("is damaged") == 4
     assert "resume=auto: there is no checkpoint that can be read (4 found)" in error
 
 
-def test_nobody_is_advised_to_run_what_is_pickled_in_a_checkpoint(options, tmp_path) -> None:
-    torch.save(nn.Linear(2, 2), pickled := tmp_path / "pickled.pt")
-    command = ["train.py", *options, f"output_dir={tmp_path / 'run'}", f"resume={pickled}"]
+def test_a_run_that_was_killed_as_it_replaced_a_checkpoint_goes_on_from_that(
+    finished, options, tmp_path
+) -> None:
+    """The step's earlier folder had been renamed away, and the new one not yet to its name."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    for step in (8, 10, 15):
+        shutil.rmtree(step_folder(run, step))
+    old = step_folder(run, 16)
+    old.rename(old.with_name(f".{old.name}.old"))
+    command = ["train.py", *options, f"output_dir={run}", "resume=auto", "epochs=3"]
     [(code, text)] = answers_to([command], tmp_path)
-    assert code == 2
-    assert str(pickled) in text
-    assert "Weights only load failed" not in text  # as PyTorch goes on to tell how it would not
+    assert code == 0, text
+    assert f"{old.name}.old: step 16" in text
+    assert steps_saved(run) == [24]
+    assert not list(run.glob("checkpoints/.*"))
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_intact(small_disk, options) -> None:
@@ -56,24 +126,24 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(small_disk, options) ->
         assert codes == [code], text
         for step in steps:
             room = r"about 0.\d MB needed, 0.\d MB free"
-            assert re.search(rf"step-{step:08d}.pt could not be written \(.*\): {room}", text), text
+            assert re.search(rf"step-{step:08d} could not be written \(.*\): {room}", text), text
         assert "earlier checkpoints are untouched" in text
         assert ("training continues (checkpoint.on_error=warn)" in text) == (on_error == "warn")
         assert checkpoint_of(run)["step"] == 5
         names = {path.name for path in (run / "checkpoints").iterdir()}
-        assert names == {"step-00000005.pt", "last.pt"}  # nothing half-written
+        assert names == {"step-00000005"}  # nothing half-written
 
 
 def test_checkpoints_are_kept_as_configured(finished) -> None:
     """Each fifth step and each epoch; of five, the oldest one is gone."""
-    files = {path.name: path for path in (finished / "checkpoints").iterdir()}
-    links = {"last.pt", "best.pt", "model.safetensors"}
-    assert files.keys() == links | {step_file(finished, step).name for step in (8, 10, 15, 16)}
-    assert files["last.pt"].read_bytes() == step_file(finished, NUM_STEPS).read_bytes()
-    assert len({path.stat().st_mode for path in files.values()}) == 1  # as the umask says
-    best = checkpoint_of(finished, "best.pt")
+    assert steps_saved(finished) == [8, 10, 15, 16]
+    files = [path for path in (finished / "checkpoints").rglob("*") if path.is_file()]
+    assert len({path.stat().st_mode for path in files}) == 1  # as the umask says
+    names = {path.name for path in step_folder(finished, 10).iterdir()}
+    assert names == {STATE, MANIFEST}
+    best = checkpoint_of(finished, best=True)
     assert best["step"] in (8, 16)  # at the end of an epoch
-    assert_same(load_file(files["model.safetensors"]), dict(best["model"]))
+    assert_same(load_file(finished / "checkpoints" / "model.safetensors"), best["model"])
 
 
 def test_equal_weights_make_equal_files(tmp_path) -> None:
@@ -86,10 +156,14 @@ def test_equal_weights_make_equal_files(tmp_path) -> None:
     assert len(contents) == 1
 
 
-def test_steps_that_a_run_has_left_go_before_older_ones(tmp_path) -> None:
+def test_steps_that_a_run_has_left_go_before_older_ones_and_the_best_one_stays(tmp_path) -> None:
     """It went on from an earlier step, as with a larger batch or before a damaged checkpoint."""
     writer = CheckpointWriter(make_config("checkpoint.keep=2").checkpoint, tmp_path / "checkpoints")
-    for step, kept in [(5, [5]), (9, [5, 9]), (6, [5, 6]), (3, [3]), (4, [3, 4]), (7, [4, 7])]:
-        writer.write({"step": step})
+    state = {"model": {"weight": torch.ones(2)}, "facts": {}}
+    for step, is_best, kept in [
+        *((5, False, [5]), (9, True, [5, 9]), (6, False, [5, 6]), (3, False, [3])),
+        *((4, True, [3, 4]), (7, False, [4, 7]), (8, False, [4, 7, 8]), (9, True, [8, 9])),
+    ]:
+        writer.write(state | {"step": step}, is_best)
         writer.wait()
         assert steps_saved(tmp_path) == kept

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.faults import NUM_STEPS, assert_same_state, script_with
-from tests.helpers import answers_to, checkpoint_of, has_ranks, scalars_of, summary_of
+from tests.faults import NUM_STEPS, assert_same_state, hit, script_with, steps_saved
+from tests.helpers import answers_to, checkpoint_of, has_ranks, scalars_of
 from tests.parts import rows_of
 
 
@@ -41,9 +41,28 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     assert len(losses) == NUM_STEPS
     if "amp.dtype=float16" in overrides:
         assert checkpoint_of(stopped)["scaler"]["scale"] < 1e8  # it did overflow
-        assert summary_of(stopped)["bad_steps"] == 0  # the search for a scale is none
     lines = [(run / "train.log").read_text().splitlines() for run in (stopped, whole)]
     # Of the whole epoch, though 13 steps were made before.
     last, expected = ([x for x in text if "epoch 2 of 2: " in x][-1] for text in lines)
     assert last.partition("epoch")[2] == expected.partition("epoch")[2]
     assert (stopped / "train.log").read_text().count("resumed from") == 2  # of all attempts
+
+
+@pytest.mark.parametrize("script", ["train.py", *rows_of("SCRIPTS")])
+def test_steps_that_the_loop_leaves_out_break_no_count(script: str, options, tmp_path) -> None:
+    """By `continue`, where a checkpoint is due, and where a signal comes."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    left_out = [*hit(5, 0, "os.kill(os.getpid(), 15)"), "if step in (5, 10): continue"]
+    folder = script_with(tmp_path / "s", script, *left_out)
+    common = [script, *options, "checkpoint.every_steps=5", "checkpoint.keep=9", "resume=auto"]
+    commands = [[*common, f"output_dir={output}"] for output in (run, run, whole)]
+    num_ranks = 1 + has_ranks(script)
+    told = answers_to(commands, tmp_path, num_ranks, folder)
+    assert [code for code, _ in told] == [75, 0, 0], told
+    stopped = 5 + num_ranks  # at the next step that ends; of two ranks one later
+    assert f"step-{stopped:08d}: step {stopped}" in told[1][1]
+    assert_same_state(run, whole)
+    assert steps_saved(whole) == [6, 8, 11, 15, 16]
+    losses = scalars_of(whole, "train/loss")
+    assert [step for step, _ in losses] == [n for n in range(1, 17) if n not in (5, 10)]
+    assert scalars_of(run, "train/loss") == losses

@@ -22,7 +22,6 @@ from tests.helpers import (
     values_of,
     wait_for,
 )
-from tests.parts import rows_of
 
 LONGER = ["resume=auto", "epochs=3"]
 INPUTS = [*LONGER, "data.mean=[0.5,0.5,0.5]"]
@@ -99,7 +98,7 @@ def test_a_file_of_weights_is_no_checkpoint_and_a_run_that_saved_none_starts_aga
     assert [code for code, _ in told] == [2, 2, 1, 1, 0, 0], told
     for path, (_, text) in zip(files, told[:2], strict=True):
         assert f"\nresume={path}: " in f"\n{text}"
-        assert "checkpoints/step-*.pt" in text.splitlines()[-1]
+        assert "checkpoints/step-*" in text.splitlines()[-1]
         assert "Traceback" not in text
     for run in runs:
         assert steps_saved(run) == [3]
@@ -116,7 +115,6 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
     [process], _ = fork(script, run, *options, folder=folder)
     wait_for_step(run, 2)
     others = [[script, *options, f"output_dir={run}", "resume=auto"]]
-    others += [line.format(run=run).split() for line in rows_of("FINISHED")]
     for code, text in answers_to(others, tmp_path):
         assert code == 2
         assert f"output_dir={run} belongs to a run that is still going; " in text
@@ -130,7 +128,7 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
     time.sleep(1)
     process.kill()
     assert join([waiting]) == [0], prints.read_text()
-    assert "step-00000002.pt: step 2" in prints.read_text()
+    assert "step-00000002: step 2" in prints.read_text()
     assert checkpoint_of(run)["step"] == 6
 
 

@@ -2,8 +2,6 @@
 
 import shutil
 
-import torch
-
 from tests.faults import NUM_STEPS
 from tests.helpers import answers_to, checkpoint_of
 
@@ -43,20 +41,3 @@ def test_other_data_is_refused_unless_the_epoch_may_start_again(options, photos,
     for name, step in {"fresh": NUM_STEPS // 2, "branch": 7}.items():
         assert checkpoint_of(tmp_path / name)["step"] == step
     assert (branch / "checkpoints" / "model.safetensors").exists()  # of its own best epoch
-
-
-def test_a_plan_without_settings_that_are_new_and_off_goes_on(options, tmp_path) -> None:
-    """As in checkpoints of earlier versions, or from before an augmentation was added."""
-    run, common = tmp_path / "run", ["train.py", *options, f"output_dir={tmp_path / 'run'}"]
-    [(code, text)] = answers_to([[*common, "max_steps=3"]], tmp_path)
-    assert code == 0, text
-    saved = checkpoint_of(run)
-    for key, expected in (("data.rotation", 0), ("data.crop", 2)):
-        plan = {name: value for name, value in saved["loader"]["plan"].items() if name != key}
-        for file in (run / "checkpoints").glob("*.pt"):
-            file.unlink()
-        state = saved | {"loader": saved["loader"] | {"plan": plan}}
-        torch.save(state, run / "checkpoints" / "step-00000003.pt")
-        [(code, text)] = answers_to([[*common, "resume=auto", "max_steps=3"]], tmp_path)
-        assert code == expected, text
-        assert expected == 0 or f"{key}: None then" in text

@@ -3,7 +3,6 @@
 import pytest
 
 MISTAKES = [
-    ("train_ddp.py", "torchrun"),
     ("-m tools.compose ddp amp fsdp", "ddp does not combine with fsdp"),
     ("-m tools.compose ddp ddp", "names ddp twice"),
     ("-m tools.compose ddp --onto FOLDER/latin1.py", "FOLDER/latin1.py"),

@@ -1,13 +1,11 @@
 """Several ranks: BatchNorm, layers that are not used, and what torchrun tells."""
 
-import socket
-
-import psutil
 import pytest
 import torch
 from torch import nn
 
-from runtime.distributed import convert_sync_batchnorm, interface_to, run_stamp
+from runtime.distributed import convert_sync_batchnorm
+from runtime.process_group import run_stamp
 from tests.helpers import folder_with, make_config, replace, run_to_end
 from tests.techniques import PLAIN
 
@@ -31,15 +29,6 @@ def test_sync_batchnorm_is_a_choice() -> None:
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
         converted = convert_sync_batchnorm(cfg, model, torch.device("cuda"))
         assert isinstance(converted.get_submodule("1"), nn.SyncBatchNorm) == wanted
-
-
-def test_the_interface_to_another_machine_is_the_one_with_the_route() -> None:
-    for name, addresses in psutil.net_if_addrs().items():
-        for own in addresses:
-            if own.family == socket.AF_INET and not own.address.startswith("127."):
-                assert interface_to(own.address) == name
-    assert interface_to("127.0.0.1") == interface_to("localhost") == ""
-    assert interface_to("no.such.machine.invalid") == ""
 
 
 def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch):

@@ -2,7 +2,7 @@
 
 import torch
 
-from runtime.parallel import visible_gpus
+from runtime.data_parallel import visible_gpus
 from tests.helpers import make_config
 
 

@@ -5,12 +5,14 @@ import torch
 from torch import Tensor, nn
 
 from runtime.ema import EMA
-from tests.faults import assert_same
+from tests.faults import assert_same, script_with
 from tests.helpers import (
     Operations,
     checkpoint_of,
     folder_with,
     published,
+    replace,
+    run_to_end,
     scalars_of,
     train,
     validated,
@@ -36,7 +38,7 @@ def test_the_average_is_what_is_evaluated_chosen_and_published(
     run, folder = tmp_path / "run", folder_with(tmp_path / "s", script)
     train(script, run, *data, *OPTIONS, *overrides, folder=folder)
     expected: dict[str, Tensor] = {}
-    states = [checkpoint_of(run, f"step-{step:08d}.pt") for step in range(1, 10)]
+    states = [checkpoint_of(run, step) for step in range(1, 10)]
     for n, state in enumerate(states):
         decay = min(0.3, (1 + n) / (10 + n)) if n else 0
         for name, now in state["model"].items():
@@ -53,7 +55,7 @@ def test_the_average_is_what_is_evaluated_chosen_and_published(
     trained = validated(states[-1]["model"], [*data, *overrides])
     assert abs(trained["val/loss"] - by_hand[9]["val/loss"]) > 1e-3
 
-    best = checkpoint_of(run, "best.pt")
+    best = checkpoint_of(run, best=True)
     ranks = {end: (metrics["val/top1"], -metrics["val/loss"]) for end, metrics in by_hand.items()}
     assert best["step"] == max(ends, key=lambda end: ranks[end])
     assert_same(published(run), average_of(best))
@@ -69,3 +71,19 @@ def test_an_average_follows_all_layers_in_a_few_operations() -> None:
         assert operations.num_calls <= 6
         counted = [v for k, v in average.weights().items() if k.endswith("tracked")]
         assert [*map(int, counted)] == [1] * num_layers
+
+
+def test_a_mask_has_no_average_and_an_average_that_is_not_finite_is_not_saved(
+    data, tmp_path
+) -> None:
+    run, script = tmp_path / "run", "train_ema.py"
+    folder = script_with(tmp_path / "s", script, "if step == 4: ema.averages[0].fill_(torch.inf)")
+    mask = "    model.register_buffer('mask', torch.full((3,), float('-inf')))\n"
+    replace(folder / script, "    # optimizer\n", f"{mask}\n    # optimizer\n")
+    options = [*data, "checkpoint.every_steps=3", "max_steps=6"]
+    codes, [text] = run_to_end(script, run, *options, folder=folder)
+    assert codes == [2], text
+    assert "/ema/module." in text
+    state = checkpoint_of(run)
+    assert state["step"] == 3
+    assert state["ema"]["module.mask"].equal(torch.full((3,), -torch.inf))

@@ -1,8 +1,8 @@
-"""What a run saves, as plain values on the host, and what it starts from."""
+"""What a run starts from: the checkpoint that it resumes, if its settings fit, or weights."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,14 +11,19 @@ from torch.optim import Optimizer
 
 from conf.credentials import masked
 from conf.errors import UserError
-from conf.schema import Config, DataConfig
+from conf.schema import Config
 from loaders import Loader
-from loaders.batch import map_leaves
-from models.pretrained import fitting_weights, initial_weights, zeros_for_head
-from runtime.facts import Differences, check_facts, differences, facts_of, listed
-from runtime.group import SingleProcess
+from models.pretrained import (
+    Shards,
+    fitting_weights,
+    initial_weights,
+    with_shards,
+    zeros_for_head,
+)
+from runtime.data_metadata import Differences, check_facts, differences, facts_of, listed
+from runtime.process_group import ProcessGroup
 from runtime.progress import steps_done
-from runtime.shards import is_sharded, read_shards, shard_like
+from runtime.shards import is_sharded
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +53,24 @@ def settings(cfg: Config) -> Any:
     return masked(asdict(cfg))
 
 
-def collect(
-    state: dict[str, Any], weights: Callable[[], dict[str, Tensor]] | None, group: SingleProcess
-) -> dict[str, Any]:
-    """Return what `restore()` needs, on the host; every rank calls it.
+def tensor_like(example: Any, saved: Any) -> Any:
+    """Return a saved value as the owner of `example`, a value of its own, can load it.
 
-    Every rank writes its shards, rank 0 all other tensors: only these are copied. The `weights` are
-    published in place of the model's.
+    Args:
+        example: a tensor, sharded or not, or any other value.
+        saved: a tensor, or its `Shards` in the files of any number of ranks; if `example` is not
+            sharded, any other value, too.
     """
-
-    def copied(value: Any) -> Any:
-        is_written = isinstance(value, Tensor) and (group.rank == 0 or is_sharded(value))
-        return value.detach().to("cpu", copy=True) if is_written else value
-
-    saved = {name: owner.state_dict() for name, owner in state.items()}
-    saved |= {"weights": weights()} if weights is not None else {}
-    return map_leaves(copied, saved) | {"rng": group.gather(rng_state())}
+    if not is_sharded(example):
+        return saved.whole() if isinstance(saved, Shards) else saved
+    saved = Shards([saved]) if isinstance(saved, Tensor) else saved
+    mesh = example.device_mesh
+    size = -(-saved.shape[0] // mesh.size())  # as `torch.chunk` divides it
+    start = mesh.get_local_rank() * size
+    rows = saved.rows(start, start + size).to(example.device)
+    whole = torch.empty(saved.shape, device="meta")
+    layout = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
+    return type(example).from_local(rows, mesh, example.placements, **layout)
 
 
 def load_into(owner: Any, saved: Any) -> None:
@@ -74,11 +81,11 @@ def load_into(owner: Any, saved: Any) -> None:
     """
     own = owner.state_dict()
     if not isinstance(owner, Optimizer):
-        saved = {name: shard_like(value, own.get(name)) for name, value in saved.items()}
+        saved = {name: tensor_like(own.get(name), value) for name, value in saved.items()}
     else:
         parameters = [p for options in owner.param_groups for p in options["params"]]
         values = {
-            number: {name: _laid_out(parameters[number], x) for name, x in each.items()}
+            number: {name: _laid_out(parameters[number], value) for name, value in each.items()}
             for number, each in saved["state"].items()
         }
         # The configuration decides its options, the script its kernels, the schedule the rate.
@@ -91,15 +98,15 @@ def _laid_out(parameter: Tensor, value: Any) -> Any:
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
     """
+    if isinstance(value, Tensor) and value.shape != parameter.shape:
+        return value  # a number, such as Adam's of its steps
+    value = tensor_like(parameter, value)
     if is_sharded(value) or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value  # a shard has that layout already
-    value = shard_like(value, parameter)
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def restore(
-    cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: SingleProcess
-) -> None:
+def restore(cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: ProcessGroup) -> None:
     """Load a checkpoint into the objects of a run and into this rank's random generators.
 
     An object that the checkpoint lacks keeps its first state.
@@ -111,7 +118,13 @@ def restore(
     path, loader = saved["path"], state["loader"]
     changed = _changed_settings(cfg, saved)
     position = _fitting_position(cfg, loader, saved, changed)
-    saved = read_shards(saved, state["model"])
+    try:
+        saved = with_shards(saved, Path(path))
+    except Exception as error:  # damaged bytes raise errors of any type
+        raise UserError(
+            f"{path}: its shards cannot be read on rank {group.rank} ({error}); all ranks need the "
+            "folder, on a common file system"
+        ) from error
     try:
         load_into(state["model"], saved["model"])
     except RuntimeError as error:
@@ -122,8 +135,10 @@ def restore(
             f"{' '.join(keys) or 'the code of its run'}"
         ) from error
     loader.load_state_dict(position)
-    # The schedule follows from the rows, also where their number per step has changed.
-    schedule = saved["scheduler"] | {"last_epoch": steps_done(loader)}
+    # The schedule follows from the rows, also where their number per step has changed, but for
+    # steps that the loop has left out.
+    num_left_out = saved["step"] - saved["scheduler"]["last_epoch"]
+    schedule = saved["scheduler"] | {"last_epoch": steps_done(loader) - num_left_out}
     for name, owner in state.items():
         if name in ("model", "loader"):
             continue
@@ -138,7 +153,7 @@ def restore(
             torch.cuda.set_rng_state(rng["cuda"])
 
 
-def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: SingleProcess) -> None:
+def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: ProcessGroup) -> None:
     """Load the `cfg.model.weights` that fit the model, if any are named; the head only if its
     outputs are the same. Raises as `initial_weights()` and `fitting_weights()`."""
     if cfg.model.weights is None:
@@ -158,9 +173,7 @@ def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: Sin
 def _changed_settings(cfg: Config, saved: dict[str, Any]) -> Differences:
     """Return the compared keys whose values differ from those of the checkpoint."""
     then, now = _by_key(saved["config"]), _by_key(settings(cfg))
-    # A key that one of them lacks is one of another version, if it is not an argument.
     keys = [key for key in now | then if key.startswith(COMPARED)]
-    keys = [k for k in keys if k.startswith("optimizer.kwargs.") or (k in now and k in then)]
     return {k: (then.get(k), now.get(k)) for k in keys if then.get(k) != now.get(k)}
 
 
@@ -179,8 +192,6 @@ def _fitting_position(
     """Return the loader's state in a checkpoint that fits this run; if inputs or the plan of the
     data have changed, which `fresh_epoch` allows, the start of its epoch."""
     then, now = (state.get("plan", {}) for state in (saved["loader"], loader.state_dict()))
-    # A setting that the script did not have then was as if it had its default.
-    then = {f"data.{key}": str(default) for key, default in vars(DataConfig()).items()} | then
     plan = {key: (then.get(key), now[key]) for key in now if then.get(key) != now[key]}
     restarting = plan | {key: changed[key] for key in changed if key.startswith(INPUT_KEYS)}
     never = {key: changed[key] for key in changed if key.startswith(MUST_MATCH)}
@@ -195,7 +206,7 @@ def _fitting_position(
         log.warning("settings that have changed: %s", listed(changed, len(changed)))
     if not restarting:
         return saved["loader"]
-    epoch, is_finished = saved["loader"]["epoch"], saved["run"]["epoch_is_finished"]
+    epoch, is_finished = saved["loader"]["epoch"], saved["epoch_is_finished"]
     if not is_finished:
         log.warning("another plan of the data: epoch %d is restarted", epoch + 1)
     return loader.state_at(epoch, is_finished)

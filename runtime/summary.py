@@ -1,4 +1,5 @@
-"""What a run says of itself: first and last lines, and JSON and YAML files in its folder."""
+"""What a run is and what it reached: its first and last lines, and `config.yaml`, `run.json` and
+`summary.json` in its folder."""
 
 import json
 import logging
@@ -13,26 +14,24 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import nn
 
-from conf.check import changed_of
 from conf.credentials import masked
 from conf.errors import counted
 from conf.files import write_atomically
 from conf.schema import Config
 from loaders import Loader
-from runtime.facts import facts_of
+from runtime.data_metadata import facts_of
 from runtime.preemption import REQUEUE_MARKER
 from runtime.progress import Progress, metrics_text
+from runtime.resume import settings
 from runtime.run_dir import SUMMARY
-from runtime.speed import Speed
-from runtime.state import settings
-from runtime.timing import verdict
+from runtime.speed import Speed, verdict
 
 log = logging.getLogger(__name__)
 
 VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
 
 
-class Report:
+class Summary:
     """Describes a run at its start and its end; rank 0 alone calls `open` and `close`.
 
     Attributes:
@@ -48,11 +47,9 @@ class Report:
         run_dir: Path,
         world_size: int,
         precision: torch.dtype,
-        techniques: Mapping[str, bool],
     ) -> None:
-        """Take facts about a run; `techniques` are settings and whether its script uses them."""
+        """Take facts about a run."""
         self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
-        self.unused = [name for name, is_used in techniques.items() if not is_used]
         name = str(precision).removeprefix("torch.")
         facts = facts_of(loader) | {"precision": name}
         self.about: dict[str, Any] = {"facts": facts, "config": settings(cfg), "versions": VERSIONS}
@@ -86,7 +83,6 @@ class Report:
             f"{counted(info.num_dropped, 'sample')} dropped per epoch",
         ]:
             log.info(line)
-        warn_of_unused_settings(cfg, self.unused)
 
     def close(self, progress: Progress, counts: Mapping[str, object], speed: Speed) -> None:
         """Write `summary.json`, with `counts`, unless no step was made, and log the last lines."""
@@ -124,18 +120,6 @@ class Report:
         else:
             log.info("best: no epoch was validated")
         log.info("logs and checkpoints: %s", self.run_dir)
-
-
-def warn_of_unused_settings(cfg: Config, unused: list[str]) -> None:
-    """Warn of settings of techniques that the script does not have, and of those that have an
-    effect only with others."""
-    is_off = {
-        "accumulate_margin": cfg.accumulate_steps != "auto",
-        "optimizer.step_epochs": cfg.optimizer.schedule != "step",
-        "optimizer.step_factor": cfg.optimizer.schedule != "step",
-    }
-    for setting in changed_of(cfg, unused + [name for name in is_off if is_off[name]]):
-        log.warning("%s has no effect here", setting)
 
 
 def log_that_nothing_is_left(cfg: Config, num_epochs: int, step_number: int) -> None:

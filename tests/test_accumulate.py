@@ -1,14 +1,14 @@
 """`accumulate_steps=auto`: the fewest micro-batches that fit, found without a trace."""
 
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from torch.distributed.fsdp import FSDPModule
 
+from runtime import build_optimizer
 from runtime.accumulate import MicroBatches
-from tests.faults import assert_same_state
+from tests.faults import assert_same_state, script_with
 from tests.helpers import (
     checkpoint_of,
     folder_with,
@@ -24,9 +24,6 @@ OPTIONS = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "globa
 OPTIONS += ["log.images=0", "log.every_steps=1", "optimizer=adamw", "optimizer.warmup_epochs=0"]
 OPTIONS += ["max_steps=3", "epochs=1"]
 AUTO = "accumulate_steps=auto"
-NEEDS_RESET = pytest.mark.skipif(
-    not hasattr(FSDPModule, "reset_iter_state"), reason="PyTorch 2.11 refuses it with FSDP"
-)
 
 CAP = """
     import random
@@ -63,7 +60,7 @@ def capped(folder: Path, script: str, lines: str) -> Path:
 
 def found_by(run: Path) -> tuple[int, bool]:
     """The number in the newest checkpoint, and if the run has tried it."""
-    number = checkpoint_of(run)["run"]["micro_batches"]["number"]
+    number = checkpoint_of(run)["progress"]["micro_batches"]["number"]
     return number, "fitting" in summary_of(run)["seconds"]
 
 
@@ -73,7 +70,6 @@ def found_by(run: Path) -> tuple[int, bool]:
         (1, "train_accumulate_amp_ema.py", FORWARD),
         (2, "train_ddp_accumulate.py", FORWARD),
         (2, "train_ddp_accumulate_ema.py", BACKWARD),
-        pytest.param(2, "train_fsdp_accumulate_amp_ema.py", BACKWARD, marks=NEEDS_RESET),
     ],
 )
 def test_what_was_tried_leaves_no_trace_in_the_run(num_ranks, script, lines, tmp_path) -> None:
@@ -122,3 +118,46 @@ def test_a_batch_with_few_divisors_and_one_that_does_not_fit_are_named(
     codes, [text] = run_to_end(script, tmp_path / "run", *options, folder=folder)
     assert codes == [code], text
     assert shown in text
+
+
+def test_with_fsdp_a_number_is_asked_for(tmp_path) -> None:
+    script = "train_fsdp_accumulate.py"
+    folder = folder_with(tmp_path / "s", script)
+    codes, texts = run_to_end(script, tmp_path / "run", *OPTIONS, AUTO, folder=folder)
+    assert codes == [2, 2]
+    assert "accumulate_steps=auto does not work with FSDP; give a number" in texts[0]
+
+
+@pytest.mark.parametrize(("optimizer", "missing"), [("adamw", 2 * 4 * 1010), ("sgd", 4 * 1010)])
+def test_room_is_left_for_what_the_optimizer_will_hold(optimizer: str, missing: int) -> None:
+    """AdamW has two numbers for each of 1,010 weights; of SGD, the momentum is there already."""
+    cfg = make_config(AUTO, "loader=synthetic", f"optimizer={optimizer}", "global_batch_size=8")
+    model = torch.nn.Linear(100, 10)
+    run = Mock(cfg=cfg, device=torch.device("cpu"), precision=torch.float32)
+    run.state = {"optimizer": build_optimizer(cfg, model, 10)[0]}
+    run.progress.micro_batches, run.group.world_size = {}, 1
+    run.group.gather = lambda value: [value]
+    parts = MicroBatches(run, model, Mock(loss=torch.nn.functional.cross_entropy))
+    batch = torch.ones(8, 100), torch.zeros(8, dtype=torch.long)
+    with patch.object(torch, "empty", wraps=torch.empty) as reserved:
+        assert [*parts.of([batch])] == [batch]
+    assert reserved.call_args.args == (missing,)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.empty(1 << 50)",
+        "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')",
+    ],
+)
+def test_a_run_without_memory_names_the_place_and_the_keys_that_help(line: str, tmp_path) -> None:
+    folder = script_with(tmp_path / "s", "train.py", f"if step == 3: {line}")
+    codes, [text] = run_to_end("train.py", tmp_path / "run", *OPTIONS, folder=folder)
+    assert codes == [2]
+    assert "Traceback" not in text
+    last = text.splitlines()[-1]
+    for shown in ("(train.py:", "accumulate_steps=auto", "train_recompute.py", "train_amp.py"):
+        assert shown in last
+    assert "train_fsdp.py and a smaller global_batch_size" in last

@@ -1,8 +1,8 @@
-"""What a run logs in its steps and validations: numbers, images, and lines of progress."""
+"""The numbers and images that a run logs in its steps and validations, and its progress."""
 
 import logging
+import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,14 @@ from conf.schema import Config
 from loaders import Loader
 from loaders.batch import part
 from runtime.evaluate import Shown
-from runtime.group import SingleProcess
 from runtime.loggers import Loggers, Settings
+from runtime.process_group import ProcessGroup
 from runtime.progress import is_finished, metrics_text, num_steps
-from runtime.speed import Speed
-from runtime.timing import Timing, bottleneck
+from runtime.speed import Speed, bottleneck
+from runtime.timing import Timing
 from tasks import Task
-from tasks.common import with_targets
 
 log = logging.getLogger(__name__)
-
-SECONDS_BETWEEN_LINES = 5.0
-"""Without a terminal, lines of progress that come faster get twice as many steps between them."""
 
 BAR_COLUMNS = 50
 """Columns of a terminal for a progress bar and its counts, beside what the bar says."""
@@ -34,13 +30,15 @@ EPOCH_SUMS = ("losses_in_sum", "epoch_loss_sum", "epoch_steps")
 """Attributes of a recorder that a checkpoint in mid-epoch holds, besides `loss_sum`."""
 
 
-class Recorder:
+class MetricLogger:
     """Collects the values of a run on the device, and logs them every `log.every_steps` steps.
 
     Every rank calls its methods; rank 0 alone opens loggers and shows progress.
 
     Attributes:
         lr: learning rate of the current step.
+        is_finite: whether loss and gradient norm of the last log point are numbers; equal on all
+            ranks.
         speed: what is measured.
     """
 
@@ -49,15 +47,14 @@ class Recorder:
         cfg: Config,
         loader: Loader,
         run_dir: Path,
-        group: SingleProcess,
+        group: ProcessGroup,
         timing: Timing,
     ) -> None:
         self.cfg, self.loader, self.group, self.timing = cfg, loader, group, timing
-        self.loggers, self.speed = Loggers(cfg.log.to, run_dir), Speed(cfg, loader, group, timing)
+        self.loggers, self.speed = Loggers(cfg.log.to, run_dir), Speed(group, timing)
         self.num_pictures = cfg.log.images if group.rank == 0 else 0
         self.bar = tqdm(disable=True)
-        self.last_line, self.steps_between_lines = -SECONDS_BETWEEN_LINES, cfg.log.every_steps
-        self.lr = 0.0
+        self.lr, self.is_finite = 0.0, True
         self.loss_sum, self.grad_norm = torch.zeros((), device=timing.device), torch.zeros(())
         # Steps since the last log point; those of the epoch up to it, and the sum of their losses
         self.losses_in_sum = self.epoch_steps = self.epoch_loss_sum = 0.0
@@ -65,7 +62,7 @@ class Recorder:
     def open_epoch(self, settings: Settings, step_number: int) -> None:
         """Open the progress bar, and the loggers with `settings` that distinguish the run."""
         if self.loader.batches_done == 0:  # else the sums of a checkpoint go on
-            self.load_state_dict({})
+            self.load_sums({})
         if self.group.rank != 0:
             return
         self.loggers.open(settings, step_number)
@@ -80,13 +77,13 @@ class Recorder:
             disable=not (self.cfg.log.progress and sys.stderr.isatty()),
         )
 
-    def state_dict(self) -> dict[str, float]:
-        """Return the sums of the losses so far, equal on all ranks; every rank calls it."""
+    def gather_sums(self) -> dict[str, float]:
+        """Return the sums of the losses so far, means over the ranks; every rank calls it."""
         # A copy, because the mean is computed in place.
         loss_sum = self.group.mean(self.loss_sum.clone()).item() if self.losses_in_sum else 0.0
         return {"loss_sum": loss_sum} | {name: getattr(self, name) for name in EPOCH_SUMS}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_sums(self, state: dict[str, float]) -> None:
         """Continue with such sums, {}: with none."""
         self.loss_sum.fill_(state.get("loss_sum", 0.0))
         for name in EPOCH_SUMS:
@@ -116,6 +113,7 @@ class Recorder:
         self.loss_sum.zero_()
         self.losses_in_sum = 0.0
         points = {"train/loss": loss, "train/lr": self.lr, "train/grad_norm": self.grad_norm.item()}
+        self.is_finite = math.isfinite(loss) and math.isfinite(points["train/grad_norm"])
         points |= self.speed.values()
         self.loggers.log(points, step_number)
         if self.group.rank == 0:
@@ -131,10 +129,7 @@ class Recorder:
             while len(values) > 1 and len(", ".join(values)) > room:
                 values.pop()
             self.bar.set_postfix_str(", ".join(values), refresh=False)
-        elif step_number % self.steps_between_lines == 0:
-            if time.monotonic() - self.last_line < SECONDS_BETWEEN_LINES:
-                self.steps_between_lines *= 2
-            self.last_line = time.monotonic()
+        else:
             total = num_steps(self.cfg, self.loader)
             if timing.num_images:
                 left = timing.time_of(total - step_number)
@@ -142,16 +137,12 @@ class Recorder:
             log.info("step %d of %d: %s", step_number, total, ", ".join(values))
 
     def log_inputs(self, batch: tuple[Any, Any], step_number: int) -> None:
-        """Log some inputs of the training as images, with their targets."""
+        """Log some inputs of the training as images."""
         if not self.num_pictures:
             return
-        some = part(batch, 0, self.num_pictures)
-        images = self.loader.info.pictures(some[0])
-        if images is None:
-            return
-        target = self.loader.info.target
-        drawn = with_targets(images, some[1], target, self.cfg.data.value_range)
-        self.loggers.log({f"train/{name}": image for name, image in drawn.items()}, step_number)
+        images = self.loader.info.pictures(part(batch[0], 0, self.num_pictures))
+        if images is not None:
+            self.loggers.log({"train/inputs": images}, step_number)
 
     def close_epoch(self, step_number: int) -> None:
         """Log the steps since the last log point, and remove the progress bar."""
@@ -160,21 +151,15 @@ class Recorder:
         self.speed.gpu.stop()
         self.bar.close()
 
-    def log_pictures(self, task: Task, totals: Tensor, shown: Shown, step_number: int) -> None:
+    def log_pictures(
+        self, task: Task, totals: Tensor, shown: Shown | None, step_number: int
+    ) -> None:
         """Log charts of the totals of a validation, and some samples with their predictions."""
-        if not self.num_pictures or not shown:
+        if not self.num_pictures or shown is None:
             return
-        drawn: dict[str, list[Tensor]] = {}
-        for inputs, outputs, targets in shown[: self.num_pictures]:
-            pictures = self.loader.info.pictures(inputs)
-            if pictures is not None:
-                for name, image in task.visualize(pictures, outputs, targets).items():
-                    drawn.setdefault(name, []).append(image)
-        # Samples of your own may differ in size.
-        images = {
-            name: torch.cat([one for one in some if one.shape == some[0].shape])
-            for name, some in drawn.items()
-        }
+        inputs, outputs, targets = part(shown, 0, self.num_pictures)
+        pictures = self.loader.info.pictures(inputs)
+        images = {} if pictures is None else task.visualize(pictures, outputs, targets)
         images |= task.plots(totals)
         self.loggers.log({f"val/{name}": image for name, image in images.items()}, step_number)
 
