@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loaders.index import BadFileError
-from loaders.pack import pack
+from loaders.pack import DONE, pack
 from tests.helpers import make_config, refused
 from tests.images import FOLDERS, index_of, loaders_of, make_photos, paths_in, reading, rot
 
@@ -37,6 +37,21 @@ def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path
     pack(data, stopped)
     for name in ("train/pixels-0.npy", "val/pixels-0.npy"):
         assert np.array_equal(np.load(whole / name), np.load(stopped / name))
+
+
+def test_pixels_are_on_the_disk_before_they_count_as_done(options, tmp_path, monkeypatch) -> None:
+    """Else a machine that fails leaves images of zeros in a pack that goes on behind them."""
+    flush, counts = np.memmap.flush, []
+
+    def watched(array: np.memmap) -> None:
+        file = Path(str(array.filename))
+        if file.name == "pixels-0.npy":
+            counts.append(int(np.load(file.with_name(DONE)).sum()))
+        flush(array)
+
+    monkeypatch.setattr(np.memmap, "flush", watched)
+    pack(make_config(*options, "data.resize=40", "data.val_count=4").data, tmp_path, chunk=3)
+    assert counts == [0, 3, 6, 0, 3]
 
 
 def test_a_pack_for_which_there_is_no_room_is_refused(options, tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def make_index(*sizes: tuple[int, int], times: int = 1) -> Index:
     return Index("made/train", every, labels, inputs, Source(), np.array(sizes), "")
 
 
-def planned(index: Index, *overrides: str, ranks=1, train=True) -> Plan:
+def planned(index: Index, *overrides: str, rank=0, ranks=1, train=True) -> Plan:
     cfg = make_config("global_batch_size=1", *overrides)
-    return Plan(Rectangles(index, cfg, ranks, train), cfg, 0, ranks)
+    return Plan(Rectangles(index, cfg, ranks, train), cfg, rank, ranks)
 
 
 def make_plan(index: Index, *overrides: str, epoch=0, train=True) -> np.ndarray:
@@ -76,6 +76,18 @@ def test_random_resized_crops_have_the_configured_area_and_ratio() -> None:
     options = ["data.crop=[8,8]", "data.random_resized_crop=[0.9,1.0]"]
     narrow = make_plan(make_index((10, 1000)), *options)
     assert narrow[["height", "width"]].tolist() == [(10, 10)]
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 12, 17])
+def test_each_rank_knows_how_many_batches_it_evaluates(count: int) -> None:
+    """One may have one less; together they have every sample once."""
+    parts = []
+    for rank in range(3):
+        index, batch = make_index((8, 8), times=count), "global_batch_size=6"
+        plan = planned(index, batch, rank=rank, ranks=3, train=False)
+        parts += [*plan]
+        assert len(plan) == len([*plan]) == -(-len(range(rank, count, 3)) // 2)
+    assert sorted(np.concatenate(parts)["sample"]) == [*range(count)]
 
 
 def test_what_gives_no_whole_batch_is_refused() -> None:

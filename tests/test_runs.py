@@ -94,6 +94,17 @@ def test_folds_have_a_line_with_their_mean_and_standard_deviation(tmp_path) -> N
     assert any("val/loss 0.6000 ± 0.1000" in line for line in by_loss)
 
 
+def test_a_mean_is_of_the_folds_that_have_ended_and_of_no_other_runs(tmp_path) -> None:
+    for fold, value in enumerate((0.2, 0.4, 0.9)):
+        config, settings = f"layout: table, fold: {fold}", {"data.fold": fold}
+        write_run(tmp_path / f"{fold}", {"val/top1": value}, config, **settings)
+    (tmp_path / "2" / "summary.json").unlink()
+    write_run(tmp_path / "whole", {"val/top1": 0.7})
+    [mean] = [line for line in listed(tmp_path) if "mean of" in line]
+    assert mean.startswith("val/top1 0.3000 ± 0.1414 ")
+    assert "mean of 2 folds" in mean
+
+
 def test_a_reader_that_ends_early_is_no_error(tmp_path) -> None:
     write_run(tmp_path / "a", {"val/top1": 0.5})
     assert without_reader("-m", "tools.runs", str(tmp_path)) == (-signal.SIGPIPE, b"")

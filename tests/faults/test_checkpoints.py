@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,16 @@ from torch import nn
 
 from models.pretrained import MANIFEST, STATE, fingerprint, read_state
 from runtime.checkpoint import CheckpointWriter
+from runtime.process_group import ProcessGroup
 from tests.faults import assert_same, assert_same_state, step_folder, steps_saved
-from tests.helpers import answers_to, checkpoint_of, make_config, run_to_end
+from tests.helpers import (
+    LIMIT_S,
+    answers_to,
+    checkpoint_of,
+    make_config,
+    published,
+    run_to_end,
+)
 
 
 def cut_short(folder: Path) -> None:
@@ -154,6 +164,24 @@ def test_equal_weights_make_equal_files(tmp_path) -> None:
         writer.wait()
     contents = {path.read_bytes() for path in tmp_path.glob("*/model.safetensors")}
     assert len(contents) == 1
+
+
+def test_what_training_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path) -> None:
+    goes_on = threading.Event()
+
+    class Slow(ProcessGroup):
+        def broadcast_from_rank0(self, read: Callable[[], Any]) -> Any:
+            assert goes_on.wait(LIMIT_S)
+            return super().broadcast_from_rank0(read)
+
+    weight = torch.ones(2)
+    writer = CheckpointWriter(make_config().checkpoint, tmp_path / "checkpoints", Slow())
+    writer.write({"step": 1, "model": {"weight": weight}, "facts": {}}, True)
+    weight.zero_()
+    goes_on.set()
+    writer.wait()
+    assert checkpoint_of(tmp_path)["model"]["weight"].tolist() == [1, 1]
+    assert published(tmp_path)["weight"].tolist() == [1, 1]
 
 
 def test_steps_that_a_run_has_left_go_before_older_ones_and_the_best_one_stays(tmp_path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 # The scale overflows at first: those steps are skipped.
 FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
+MIXED = ["train_ddp_amp.py"]
 RESUMED = [("train_ddp_amp.py", ["loader=dali", *FLOAT16], 0)]
 LIKE_ONE_PROCESS: list[Any] = [
     ("train_ddp_amp.py", "sgd", ["loader=dali"], 1e-5, 1e-4),

@@ -5,7 +5,17 @@ from functools import partial
 import pytest
 
 from tests.faults import script_with, steps_saved
-from tests.helpers import REPOSITORY, cpu_with, run_all, run_to_end, summary_of
+from tests.helpers import (
+    REPOSITORY,
+    cpu_with,
+    folder_with,
+    replace,
+    run_all,
+    run_to_end,
+    summary_of,
+    train,
+)
+from tests.parts import rows_of
 from tests.techniques import FLOAT16, PLAIN
 
 pytestmark = pytest.mark.slow
@@ -46,3 +56,16 @@ def test_bfloat16_is_for_cpus_that_compute_it_and_for_whoever_asks(
     assert summary_of(tmp_path / "run")["precision"] == expected
     assert f" parameters; {expected} on cpu" in text
     assert text.count("amp.dtype=bfloat16") == (expected == "float32")  # how to insist
+
+
+@pytest.mark.parametrize("script", ["train_amp.py", *rows_of("MIXED")])
+def test_a_run_validates_in_the_precision_of_its_training(script: str, data, tmp_path) -> None:
+    folder = folder_with(tmp_path / "s", script)
+    place = "    # your own: loggers, callbacks\n"
+    told = "lambda model, _, outputs: print('in training:', model.training, outputs.dtype)"
+    hook = f"    getattr(model, 'module', model).register_forward_hook({told})\n"
+    replace(folder / script, place, place + hook)
+    options = [*data, "amp.dtype=bfloat16", "max_steps=1"]
+    text = train(script, tmp_path / "run", *options, folder=folder)
+    used = {line.partition("in training: ")[2] for line in text.splitlines()} - {""}
+    assert used == {"True torch.bfloat16", "False torch.bfloat16"}
