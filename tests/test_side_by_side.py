@@ -361,6 +361,16 @@ def test_a_technique_of_a_users_own_merges_into_a_sound_script(clone: Path) -> N
         (clone / "new.py").unlink()
 
 
+def test_lines_that_two_techniques_share_are_merged_once(clone: Path) -> None:
+    """Also where one of them has more lines at the place."""
+    mine, shared = clone / "train_ahead.py", "\n# new #: the configured dtype\n"
+    shutil.copy(clone / "train_amp.py", mine)
+    replace(mine, shared, f"\n# new #: of mine\nfrom math import sqrt\n{shared}")
+    commit(clone)
+    merged = compose(["amp", "ahead"], folder=clone)
+    assert split(merged)[1] == split(mine.read_text())[1]
+
+
 def test_command_line_lists_writes_shows_and_overwrites_only_by_force(tmp_path) -> None:
     listing = run_compose().stdout
     assert [line.split()[0] for line in listing.splitlines()] == TECHNIQUES
