@@ -169,3 +169,19 @@ def test_epochs_of_any_number_of_steps_cut_one_sequence_of_passes() -> None:
         for resumed_after in (3, 5, 8, 20):
             assert rows_of_run(35 // steps, options, resumed_after=resumed_after) == passes
     assert len(planned(make_index((8, 8), times=17), "global_batch_size=3", "epoch_steps=7")) == 7
+
+
+def test_after_a_resume_with_larger_batches_all_are_full_and_each_pass_goes_on() -> None:
+    """From row 4, one batch of six is left of a pass of 17 samples, in epochs of nine steps."""
+    index, options = make_index((8, 8), times=17), "epoch_steps=9"
+    first, then = (planned(index, f"global_batch_size={size}", options) for size in (4, 6))
+    first.advance()
+    then.load_state_dict(first.state_dict())
+    batches = [*then]
+    assert [len(batch) for batch in batches] == [6] * 8
+    first_pass = [row for batch in batches for row in batch if row["epoch"] == 0]
+    assert [row["position"] for row in first_pass] == [*range(4, 10)]
+    for batch in batches:  # one after another, as training reads them, they are the same
+        assert np.array_equal(next(iter(then)), batch)
+        then.advance()
+    assert [*then] == []
