@@ -165,6 +165,7 @@ class Run:
             yield batch
             if self.step_number == 1:  # a first step that fails leaves no events
                 self.recorder.log_inputs(batch, self.step_number)
+                self.timing.lap("other")
         self.recorder.close_epoch(self.step_number)
         self.finite.log_point(self.recorder.is_finite)
         self._act_on(self.group.pending_flags())
