@@ -19,6 +19,7 @@ from conf.cli import EXIT_CODE
 from conf.credentials import masked
 from conf.errors import UserError, told
 from loaders.batch import map_leaves
+from runtime import preemption
 from runtime.shards import is_sharded
 
 T = TypeVar("T")
@@ -159,6 +160,8 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
         # Not by the signal itself: torchrun's summary has seven lines on each rank that fails.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        if preemption.is_requested():  # rank 0 has told it, and torchrun ends this one already
+            os._exit(0)
         time.sleep(WAIT_S)
     text = message or "".join(traceback.format_exception(error)).rstrip()
     if is_of_another:

@@ -142,13 +142,20 @@ def test_under_torchrun_a_mistake_is_told_once_in_each_attempt(line, message, re
     assert message in summary.splitlines()[-3]
 
 
-def test_a_mistake_is_the_one_failure_of_torchruns_summary(tmp_path) -> None:
-    """The other rank waits by then, as rank 0 starts later."""
+LATE = "    import os, time\n    time.sleep(4 * (os.environ['RANK'] == '0'))\n"
+SIGNALLED = """\
+    import os, time
+    from runtime import preemption
+    listen = preemption.listen
+    preemption.listen = lambda: (listen(), time.sleep(4 * (os.environ['RANK'] == '1')))
+"""
+
+
+@pytest.mark.parametrize("lines", [LATE, SIGNALLED], ids=["rank 0 is late", "rank 1 is late"])
+def test_a_mistake_is_the_one_failure_of_torchruns_summary(lines: str, tmp_path) -> None:
+    """The other rank waits by then, or torchrun ends it before it finds the mistake, too."""
     folder = folder_with(tmp_path / "s", SCRIPT)
-    late = (
-        "    import os, time\n    time.sleep(4 * (os.environ['RANK'] == '0'))\n    run_main(main)"
-    )
-    replace(folder / SCRIPT, "    run_main(main)", late)
+    replace(folder / SCRIPT, "    run_main(main)", f"{lines}    run_main(main)")
     command = [*TWO_RANKS, SCRIPT, "epoch=1", f"output_dir={tmp_path / 'run'}"]
     with Torchrun(command, folder, tmp_path / "prints", is_forked=False) as torchrun:
         assert torchrun.wait() == 1
