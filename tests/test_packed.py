@@ -41,7 +41,8 @@ def test_packing_goes_on_where_it_was_stopped(options: list[str], tmp_path: Path
 
 def test_pixels_are_on_the_disk_before_they_count_as_done(options, tmp_path, monkeypatch) -> None:
     """Else a machine that fails leaves images of zeros in a pack that goes on behind them."""
-    flush, counts = np.memmap.flush, []
+    flush = np.memmap.flush
+    counts: list[int] = []
 
     def watched(array: np.memmap) -> None:
         file = Path(str(array.filename))

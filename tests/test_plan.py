@@ -81,7 +81,7 @@ def test_random_resized_crops_have_the_configured_area_and_ratio() -> None:
 @pytest.mark.parametrize("count", [6, 7, 8, 12, 17])
 def test_each_rank_knows_how_many_batches_it_evaluates(count: int) -> None:
     """One may have one less; together they have every sample once."""
-    parts = []
+    parts: list[np.ndarray] = []
     for rank in range(3):
         index, batch = make_index((8, 8), times=count), "global_batch_size=6"
         plan = planned(index, batch, rank=rank, ranks=3, train=False)

@@ -96,7 +96,8 @@ def test_folds_have_a_line_with_their_mean_and_standard_deviation(tmp_path) -> N
 
 def test_a_mean_is_of_the_folds_that_have_ended_and_of_no_other_runs(tmp_path) -> None:
     for fold, value in enumerate((0.2, 0.4, 0.9)):
-        config, settings = f"layout: table, fold: {fold}", {"data.fold": fold}
+        config = f"layout: table, fold: {fold}"
+        settings: dict[str, Any] = {"data.fold": fold}
         write_run(tmp_path / f"{fold}", {"val/top1": value}, config, **settings)
     (tmp_path / "2" / "summary.json").unlink()
     write_run(tmp_path / "whole", {"val/top1": 0.7})
