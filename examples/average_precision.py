@@ -40,5 +40,5 @@ if __name__ == "__main__":
     table, name = sys.argv[1:]
     with Path(table).open() as file:
         rows = list(csv.DictReader(file))
-    _, val_set = getattr(import_module(f"loaders.own.{name}"), name)(DataConfig())
+    val_set = getattr(import_module(f"loaders.own.{name}"), name)(DataConfig(), "val").dataset
     print(json.dumps(average_precision(rows, val_set)))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from importlib import import_module
 
 from conf.errors import UserError
 from conf.schema import DataConfig
@@ -29,10 +30,11 @@ def open_index(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[str, 
             )
         return index_by_layout(data, splits)
     try:
-        from loaders.shards import open_shards
+        shards = import_module("loaders.shards")
     except ModuleNotFoundError as error:
         raise UserError(
             "shards and addresses need loaders/shards, which this project does not have; add it, "
             "or set data.root to a folder of files"
         ) from error
-    return open_shards(data)
+    indexes: dict[str, Index] = shards.open_shards(data)
+    return indexes

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -93,12 +94,12 @@ def _own_loader(
     world_size: int,
 ) -> Loader:
     """Build the loader of new samples or of the test split of your own data."""
-    from loaders import own_data  # images need none of it
+    own_data = import_module("loaders.own_data")  # images need none of it
 
     data = own_data.open_split(cfg, split)
     if data is None:
         raise UserError(f"data=own has no split {split}: its function returned None; use split=val")
-    loader = own_data.own_loader(split, data, cfg, device, rank, world_size)
+    loader: Loader = own_data.own_loader(split, data, cfg, device, rank, world_size)
     loader.info = replace(loader.info, target=target)
     return loader
 

@@ -7,6 +7,7 @@ are `Rectangles`, the configuration and the device, and returns a `Loader`; see 
 """
 
 from collections.abc import Callable
+from importlib import import_module
 
 import torch
 
@@ -50,9 +51,8 @@ def open_splits(cfg: Config) -> tuple[Index, Index]:
     if cfg.data.shuffle == "window" and (is_packed or not holds_shards(cfg.data)):
         raise UserError("data.shuffle=window needs data in shards; use data.shuffle=full")
     if is_packed:
-        from loaders.pack import open_pack
-
-        return open_pack(cfg)
+        train, val = import_module("loaders.pack").open_pack(cfg)
+        return train, val
     indexes = open_index(cfg.data)
     return indexes["train"], indexes["val"]
 
