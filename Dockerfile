@@ -19,7 +19,7 @@ RUN if [ -n "$TORCH_INDEX" ]; then \
         UV_DEFAULT_INDEX="$TORCH_INDEX" uv pip install --system --no-cache torch torchvision \
         && sed -i -E '/^(torch|torchvision|triton|nvidia-|cuda-)/d' requirements.txt; \
     fi \
-    && uv pip install --system --no-cache --requirements pyproject.toml --extra buckets --extra parquet \
+    && uv pip install --system --no-cache --requirements pyproject.toml --extra buckets --extra dali --extra table \
         --constraints requirements.txt
 
 # Without a user of this number, packages that ask for its name fail.

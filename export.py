@@ -28,10 +28,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.export import Dim
 
+from conf.cli import parse_options
 from conf.errors import UserError, told
 from conf.files import write_atomically
-from conf.options import parse_options
-from loaders import Loader, build_loaders
+from loaders import build_loaders
 from loaders.batch import map_leaves, num_samples, part, tensors_of
 from loaders.transform import ImageTransform
 from models import build_model
@@ -43,42 +43,45 @@ TOLERANCE = 1e-4
 MOST_SAMPLES = 64
 
 
-class Exported(nn.Module):
-    """The model with the task's predictions."""
-
-    def __init__(self, model: nn.Module, task: Task) -> None:
-        super().__init__()
-        self.model, self.predictions = model, task.predictions
-
-    def forward(self, inputs: Any) -> Tensor:
-        return self.predictions(self.model(inputs))
-
-
-class ExportedImages(Exported):
-    """The model with normalisation and the task's predictions: raw images in, predictions out."""
+class Normalisation(nn.Module):
+    """Makes inputs of the model of images (N, H, W, C) as they are in files, as the loader does."""
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, model: nn.Module, task: Task, loader: Loader) -> None:
-        super().__init__(model, task)
-        scale, shift, full_intensity = normalisation(loader)
-        self.register_buffer("scale", scale / full_intensity)
-        self.register_buffer("shift", shift.clone())
+    def __init__(self, transform: ImageTransform, dtype: str) -> None:
+        super().__init__()
+        self.dtype = getattr(torch, dtype)
+        full_intensity = 65535 if self.dtype == torch.uint16 else 255
+        self.register_buffer("scale", transform.scales[0] / full_intensity)
+        self.register_buffer("shift", transform.shifts[0].clone())
 
     def forward(self, images: Tensor) -> Tensor:
-        inputs = images.permute(0, 3, 1, 2).float() * self.scale + self.shift
-        return super().forward(inputs)
+        return images.permute(0, 3, 1, 2).float() * self.scale + self.shift
+
+    def images_of(self, inputs: Tensor) -> Tensor:
+        """Return the images of the nearest intensities."""
+        limits = torch.iinfo(self.dtype)
+        pixels = ((inputs - self.shift) / self.scale).round().clamp(limits.min, limits.max)
+        return pixels.permute(0, 2, 3, 1).to(torch.int32).to(self.dtype).contiguous()
+
+
+class Exported(nn.Module):
+    """The model with the task's predictions and, for images, the normalisation."""
+
+    def __init__(self, model: nn.Module, task: Task, before: nn.Module | None = None) -> None:
+        super().__init__()
+        self.before = before or nn.Identity()
+        self.model, self.predictions = model, task.predictions
+
+    def forward(self, inputs: Any) -> Tensor:
+        return self.predictions(self.model(self.before(inputs)))
 
 
 def main() -> None:
     options, overrides = parse_options(__doc__, sys.argv[1:], run=None, format=None, out=None)
     if options["format"] not in FORMATS:
         raise UserError(f"format={options['format']} is unknown; use one of {', '.join(FORMATS)}")
-    if options["format"] == "torch" and not options["out"].endswith(".pt2"):
-        raise UserError(
-            f"out={options['out']}: torch.export.load reads files that end in .pt2 only"
-        )
     # On the CPU and not compiled, as it is going to be exported.
     as_exported = ["model.compile=false", "model.channels_last=false", "loss.weights=null"]
     as_exported += ["loader.channels_last=false", "loader.num_workers=0"]
@@ -86,7 +89,6 @@ def main() -> None:
     cfg, out = trained.cfg, Path(options["out"])
 
     # data
-    loader: Any
     _, loader = build_loaders(cfg, torch.device("cpu"))
     trained.check_data(loader)
 
@@ -96,24 +98,22 @@ def main() -> None:
     trained.load_into(model)
 
     # expected predictions, for real samples
-    if isinstance(loader.transform, ImageTransform):
-        exported: Exported = ExportedImages(model, task, loader)
-        given, inputs = validation_images(loader)
-    else:
-        exported = Exported(model, task)
-        given = inputs = part(next(iter(loader))[0], 0, MOST_SAMPLES)
-    exported.eval()
-    with torch.no_grad():
-        expected = task.predictions(exported.model(inputs))
-
-    # the file, which gets its name if its predictions are the same
     facts = {name: trained.facts[name] for name in ("target", "in_channels", "dtype", "precision")}
     facts["classes"] = loader.info.classes
-    if isinstance(loader.transform, ImageTransform):
+    given = part(next(iter(loader))[0], 0, MOST_SAMPLES)
+    transform, before = loader.transform, None
+    if isinstance(transform, ImageTransform):
+        before = Normalisation(transform, loader.info.dtype)
+        given = before.images_of(given)
         # The crop of the photo that is resized by this becomes an image: examples/use_onnx.py.
+        facts["resize"] = transform.output_size if cfg.data.crop is None else cfg.data.resize
+        facts["crop"] = transform.output_size
         facts |= {"background": cfg.data.background, "exif": cfg.data.exif}
-        facts["resize"] = loader.transform.output_size if cfg.data.crop is None else cfg.data.resize
-        facts["crop"] = loader.transform.output_size
+    exported = Exported(model, task, before).eval()
+    with torch.no_grad():
+        expected = exported(given)
+
+    # the file, which gets its name if its predictions are the same
     metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
     metadata["model"] = cfg.model.arch or cfg.model.name
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def main() -> None:
             compute = FORMATS[options["format"]](exported, given, metadata, unchecked)
             with torch.no_grad():
                 # Any number of samples at a time: all, and one.
-                parts = [(compute(given), expected), (compute(part(given, 0, 1)), expected[:1])]
+                found = torch.cat([compute(given), compute(part(given, 0, 1))])
         except (ModuleNotFoundError, OSError):  # such as a full disk
             raise
         except Exception as error:  # PyTorch has no common type for what it cannot export
@@ -130,35 +130,14 @@ def main() -> None:
                 f"format={options['format']} does not take this model ({told(error)}); "
                 "format=safetensors writes its weights"
             ) from error
-        difference = max(
-            float(((got - wanted).abs() / wanted.abs().clamp(min=1)).max()) for got, wanted in parts
-        )
+        wanted = torch.cat([expected, expected[:1]])
+        difference = float(((found - wanted).abs() / wanted.abs().clamp(min=1)).max())
         if not difference < TOLERANCE:
             raise UserError(
                 f"the exported model differs from the run's by {difference:.1e}, which is not "
                 f"below {TOLERANCE}; {out} is not written"
             )
     print(f"{out}: largest difference {difference:.1e} on {num_samples(given)} validation samples")
-
-
-def validation_images(loader: Loader) -> tuple[Tensor, Tensor]:
-    """Return up to 64 images as they are in files, (N, H, W, C), and as inputs of the model."""
-    images: Any = loader.transform
-    inputs = next(iter(loader))[0][:MOST_SAMPLES]
-    scale, shift, full_intensity = normalisation(loader)
-    pixels = ((inputs - shift) / scale * full_intensity).round().clamp(0, full_intensity)
-    if images.read_size != images.output_size:
-        # The loader enlarges them in float32, and between two intensities lie others.
-        inputs = pixels / full_intensity * scale + shift
-    dtype = getattr(torch, loader.info.dtype)
-    return pixels.permute(0, 2, 3, 1).to(torch.int32).to(dtype).contiguous(), inputs
-
-
-def normalisation(loader: Loader) -> tuple[Tensor, Tensor, int]:
-    """Return scale and shift (1, C or 1, 1, 1) of pixels in [0, 1], and the largest pixel value."""
-    images: Any = loader.transform
-    full_intensity = 65535 if loader.info.dtype == "uint16" else 255
-    return images.scales[0], images.shifts[0], full_intensity
 
 
 Compute = Callable[[Any], Tensor]
@@ -172,13 +151,13 @@ def write_onnx(exported: Exported, given: Any, metadata: dict[str, str], file: P
     program = torch.onnx.export(
         exported,
         (part(given, 0, 2), {}),  # a dict at the end would be taken for keyword arguments
-        input_names=["images"] if isinstance(exported, ExportedImages) else None,
+        input_names=["images"] if isinstance(exported.before, Normalisation) else None,
         output_names=["outputs"],
         dynamic_shapes=any_batch(given),
         dynamo=True,
         verbose=False,
     )
-    assert program is not None
+    assert program is not None  # as its type allows
     program.model.metadata_props.update(metadata)
     program.save(file, external_data=False)
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])

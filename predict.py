@@ -26,9 +26,9 @@ import torch.distributed as dist
 from PIL import Image
 from tqdm import tqdm
 
+from conf.cli import parse_options
 from conf.errors import UserError, counted
 from conf.files import write_atomically
-from conf.options import parse_options
 from loaders import Loader, build_loaders
 from loaders.predict import build_new_loader, build_test_loader
 from models import build_model

@@ -3,9 +3,8 @@
 Start with `python train_accumulate.py accumulate_steps=4` or `accumulate_steps=auto`.
 Combines with every technique.
 
-`global_batch_size` is still the batch of one optimizer step: `accumulate_steps` parts of it pass
-through the model one after the other, and their gradients add up to those of the whole batch. Only
-BatchNorm differs: it normalises each part by the statistics of that part.
+`global_batch_size` is still the batch of one optimizer step, whose parts pass through the model one
+after the other; their gradients add up. Only BatchNorm differs: it normalises each part by itself.
 """
 
 import hydra

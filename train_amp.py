@@ -3,9 +3,8 @@
 Start with `python train_amp.py` or `python train_amp.py amp.dtype=bfloat16`.
 Combines with every technique.
 
-Small float16 gradients would become zero: GradScaler multiplies the loss, divides the gradients
-again before they are used, and skips steps whose gradients overflowed. bfloat16 has the range of
-float32 and needs no scaling; the scaler is then disabled and passes everything through.
+Small float16 gradients would become zero: GradScaler multiplies the loss, and skips steps whose
+gradients overflowed. bfloat16 has the range of float32; the scaler is then disabled.
 """
 
 import hydra

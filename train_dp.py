@@ -3,11 +3,8 @@
 Start with `python train_dp.py`.
 Combines with every technique but `ddp` and `fsdp`, which also split the batch over the GPUs.
 
-When to use it: almost never. DistributedDataParallel (`train_ddp.py`) is faster even on one
-machine: here a single Python process drives all GPUs under one interpreter lock, copies the whole
-model to each of them in every step, gathers all outputs on the first GPU, which therefore runs out
-of memory first, and keeps the BatchNorm statistics of the first GPU's part only. Its advantages: no
-launcher, and one changed line.
+When to use it: almost never. `train_ddp.py` is faster even on one machine: here one Python process
+drives all GPUs, and copies the whole model to each of them in every step.
 """
 
 import hydra

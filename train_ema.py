@@ -3,8 +3,8 @@
 Start with `python train_ema.py` or `python train_ema.py ema.decay=0.99`.
 Combines with every technique.
 
-The average follows the weights slowly, which leaves out the noise of single steps as a lower
-learning rate would, at the price of a second copy of the model. It includes BatchNorm's statistics.
+The average leaves out the noise of single steps as a lower learning rate would, at the price of a
+second copy of the model. It includes BatchNorm's statistics.
 """
 
 import hydra

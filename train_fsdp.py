@@ -4,8 +4,7 @@ Start with `torchrun --standalone --nproc_per_node=2 train_fsdp.py`.
 Combines with every technique but `dp` and `ddp`, which also split the batch over the GPUs.
 
 When to use it: where weights, gradients and optimizer state do not fit on each device. Each block
-of the model is gathered when it computes: this sends more than `train_ddp.py`. Each rank saves its
-shards, which every script resumes from, and `export.py` makes one file of.
+of the model is gathered when it computes. Every script resumes from the shards that the ranks save.
 """
 
 import hydra

@@ -3,9 +3,8 @@
 Start with `python train_recompute.py`.
 Combines with every technique.
 
-When to use it: where the activations of a batch do not fit on the device. Each block of the model
-keeps only its inputs, and its forward pass runs twice: a step takes about a third longer. The
-weights are those of `train.py`: random numbers are repeated, BatchNorm's statistics change once.
+When to use it: where the activations of a batch do not fit on the device. The forward pass of each
+block runs twice: a step takes about a third longer. The weights are those of `train.py`.
 """
 
 import hydra

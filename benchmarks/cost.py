@@ -1,4 +1,4 @@
-"""Memory and speed by technique, for docs/cost_of_techniques.md: `python -m benchmarks.cost`.
+"""Memory and speed by technique, for docs/speed.md: `python -m benchmarks.cost`.
 
 On a GPU: the peak memory and the speed of a run of each script. On a CPU: the peak of what PyTorch
 allocates in the first two steps, besides the weights and the first batch; and the speed as a share
@@ -83,7 +83,7 @@ def main() -> None:
     rows = [" | ".join(cells) for cells in zip(names, *columns, strict=True)]
     rows.insert(1, " | ".join(["---"] * (1 + len(MODELS))))
     table = "".join(f"| {row} |\n" for row in rows)
-    page, mark = REPOSITORY / "docs" / "cost_of_techniques.md", "gpu" if on_gpu else "cpu"
+    page, mark = REPOSITORY / "docs" / "speed.md", "gpu" if on_gpu else "cpu"
     before, start, rest = page.read_text().partition(f"<!-- {mark} -->\n")
     end = f"<!-- end of {mark} -->"
     page.write_text(before + start + table + end + rest.partition(end)[2])

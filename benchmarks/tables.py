@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 
 from benchmarks import REPOSITORY
-from benchmarks.records import Measurement, Subject, format_interval, ratio, read
+from benchmarks.records import (
+    Measurement,
+    Subject,
+    format_interval,
+    format_number,
+    ratio,
+    read,
+)
 
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -33,22 +40,14 @@ def by_case(rows: Rows) -> dict[str, Rows]:
 
 
 def loader_table(case: str, rows: Rows) -> Table:
-    """Speeds of a comparison, the fastest first, against its first subject and the limit."""
+    """Speeds of a comparison, the fastest first, against its first subject."""
     rows = [row for row in rows if row.quantity == SPEED and row.repeats]
     first = rows[0]
-    limit = next((row for row in rows if row.subject == LIMIT), None)
     table = [[case, f"{SPEED} ({first.unit})", f"against {first.subject}"]]
-    if limit:
-        table[0].append("share of the limit")
     for row in sorted(rows, key=lambda row: -row.median):
         against = ratio(row, first)
-        cells = [row.subject, format_interval(row)]
+        cells = [row.subject, format_number(row.median)]
         cells.append("1x" if row is first else format_interval(against, "x") if against else "")
-        if limit:
-            share = ratio(row, limit)
-            # What reads decoded images has another limit.
-            has_share = share is not None and row.subject != "loader=packed"
-            cells.append(f"{100 * share.median:.0f} %" if share and has_share else "")
         table.append(cells)
     return table
 
@@ -64,7 +63,7 @@ def loop_table(case: str, rows: Rows) -> Table:
             if row is rows[0] or over is None
             else format_interval(type(over)(*(100 * (value - 1) for value in over)))
         )
-        table.append([row.subject, format_interval(row), more])
+        table.append([row.subject, format_number(row.median), more])
     return table
 
 
@@ -81,25 +80,24 @@ def gpu_table(rows: Rows) -> Table:
 
 
 def gpu_cell(rows: Rows) -> str:
-    """Speed, with the utilisation and the wait for data where they are known."""
+    """Speed, and shares of the time where they are known: busy GPU / waiting for data."""
     found = {row.quantity: row for row in rows}
     if not found:
         return ""
     if not found[SPEED].repeats:
         return "failed"
     text = f"{found[SPEED].median:,.0f} {found[SPEED].unit.replace('images/s', '')}".strip()
-    words = {BUSY: "busy", WAIT: "waiting"}
-    shares = [f"{found[key].median:.0f} % {word}" for key, word in words.items() if key in found]
-    return f"{text} ({', '.join(shares)})" if shares else text
+    shares = [f"{found[key].median:.0f}" for key in (BUSY, WAIT) if key in found]
+    return f"{text} ({'/'.join(shares)} %)" if shares else text
 
 
 def tables(rows: Rows) -> str:
-    """All tables of the rows of a file, below the machine, its versions and the commit."""
+    """All tables of the rows of a file, below the machine and the commit."""
     newest = max(rows, key=lambda row: row.date)
     machine = newest.gpu or f"{newest.cpu}, {newest.cores} cores"
     parts = [
-        f"{machine}, at commit {newest.commit} on {newest.date[:10]}, with {newest.versions}. "
-        "Medians with 95 % intervals; ratios are taken within rounds."
+        f"{machine}, at commit {newest.commit} on {newest.date[:10]}. Medians; ratios are taken "
+        "within rounds, with 95 % intervals."
     ]
     for case, some in by_case([row for row in rows if row.benchmark == "compare"]).items():
         parts.append(markdown(loader_table(case, some)))

@@ -2,9 +2,9 @@
 
 import difflib
 import re
-import sys
 import traceback
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -20,8 +20,13 @@ UNUSED = "DDP needs a gradient of each; remove unused layers, or freeze them"
 MEMORY = (
     "train_accumulate.py accumulate_steps=auto, train_recompute.py, train_amp.py, train_fsdp.py "
 )
-MEMORY += "and a smaller global_batch_size need less; see docs/cost.md"
+MEMORY += "and a smaller global_batch_size need less; see docs/speed.md"
 THREADS = "raise the limit (ulimit -v, ulimit -u), or lower loader.num_threads"
+FILES = "raise the limit (ulimit -n 65536), or lower loader.num_workers"
+SHARED = "batches of workers do not fit into /dev/shm: enlarge it (docker run --shm-size=8g; "
+SHARED += "Kubernetes: an emptyDir with medium: Memory), or set loader.num_workers=0"
+WORKER = "most likely the machine has no more memory; lower loader.num_workers, "
+WORKER += "loader.prefetch_factor or global_batch_size"
 PICKLED = "worker processes need a def of a module, or loader.num_workers=0"
 
 # what a library's error says, as a regular expression -> what the user can do
@@ -33,8 +38,29 @@ CAUSES = {
     "out of memory|Unable to allocate|DefaultCPUAllocator|std::bad_alloc": MEMORY,
     r"CU(BLAS|DNN|DA)_?\w*ALLOC_FAILED": MEMORY,
     "can't start new thread": THREADS,
+    "Too many open files": FILES,
+    "shared memory": SHARED,
+    "exited unexpectedly|Connection reset by peer": WORKER,
     "Can't pickle|Can't get local object": PICKLED,
+    "surrogates not allowed": "a name is not UTF-8; rename it, or set PYTHONUTF8=1",
 }
+
+EXTRAS = {
+    "alembic": "mlflow",
+    "datasets": "huggingface",
+    "mlflow": "mlflow",
+    "nvidia": "dali",
+    "obstore": "buckets",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+    "optuna": "optuna",
+    "pyarrow": "table",
+    "sqlalchemy": "mlflow",
+    "timm": "timm",
+    "wandb": "wandb",
+}
+"""Extras of pyproject.toml, by the packages that are imported."""
 
 
 def cause_of(error: Exception) -> str | None:
@@ -54,21 +80,17 @@ def place_of(error: Exception) -> str:
 
 
 def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:
-    """Return the error for a value that is none of these names; of many, it lists the nearest."""
+    """Return the error for a value that is none of these names."""
     names = sorted(names)
-    listed = ", ".join(names)
-    if len(names) > 20:
-        listed = first_few(difflib.get_close_matches(value, names, len(names), 0))
-    return UserError(f"{key}={value} is unknown{nearest(value, names)}; use one of {listed}")
+    known = first_few(names, 20)
+    return UserError(f"{key}={value} is unknown{nearest(value, names)}; use one of {known}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return ` (did you mean NAME?)`, or nothing if no name is similar."""
     names = list(names)
-    close = difflib.get_close_matches(name, names, 1, 0.6)
-    if not close:  # `lr` for `optimizer.lr`
-        ends = {known.rpartition(".")[2]: known for known in reversed(names)}
-        close = [ends[n] for n in difflib.get_close_matches(name.rpartition(".")[2], ends, 1, 0.7)]
+    close = [known for known in names if known.endswith(f".{name}")]  # `lr` for `optimizer.lr`
+    close += difflib.get_close_matches(name, names, 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -85,21 +107,6 @@ def first_few(names: Iterable[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def check_utf8(what: str, text: str) -> None:
-    """Raise UserError unless a text is UTF-8, as all files of a run are."""
-    if text.isascii():
-        return
-    if (encoding := sys.getfilesystemencoding()) != "utf-8":
-        raise UserError(
-            f"{what} {text!r} cannot be read, as LC_ALL or LANG makes Python take names of files "
-            f"for {encoding}; set PYTHONUTF8=1"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{what} {text!r} is not UTF-8; rename it") from None
-
-
 def told(error: Exception) -> str:
     """Return an error with its place, such as `ValueError: too small (mine.py:12)`."""
     reason = str(error).partition("\n")[0]
@@ -110,3 +117,14 @@ def shown(value: object, most: int = 60) -> str:
     """Return a value from a file, short enough for a message."""
     text = str(value)
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def missing_package(name: str) -> str | None:
+    """Return the line that tells how to install a package; None if it is there without the module
+    `name`, which is a bug."""
+    package = name.partition(".")[0]
+    if find_spec(package) is not None:
+        return None
+    extra = EXTRAS.get(package)
+    command = f"make setup EXTRAS={extra}" if extra else f"pip install {package}"
+    return f"the package {package} is not installed; install it with {command}"

@@ -1,21 +1,10 @@
 """Files that are replaced atomically, and their checksums."""
 
 import os
-import socket
-import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
-from uuid import uuid4
-
-import psutil
-
-UNFINISHED = ".unfinished"
-"""Start of the names of files that are being written."""
-
-DAY_S = 86400.0
 
 
 @contextmanager
@@ -25,9 +14,7 @@ def write_atomically(path: Path) -> Iterator[Path]:
     After a crash or an error in the block there is either the old file or the complete new one. An
     OSError without a name, as of a full disk, gets that of the file.
     """
-    remove_unfinished(path.parent)
-    name = f"{UNFINISHED}-{pid_namespace()}-{os.getpid()}-{uuid4().hex}{path.suffix}"
-    temporary = path.with_name(name)
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")
     temporary.touch()
     mode = temporary.stat().st_mode  # as the umask says; safetensors gives the owner alone access
     try:
@@ -41,25 +28,6 @@ def write_atomically(path: Path) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
-
-
-@cache
-def remove_unfinished(folder: Path) -> None:
-    """Remove what processes that were killed have left in a folder, once in each process: files of
-    this machine's processes, and those of others after a day."""
-    for file in folder.glob(f"{UNFINISHED}-*"):
-        with suppress(OSError, ValueError):  # another process has removed it, or named it
-            _, namespace, pid, _ = file.name.split("-", 3)
-            is_old = time.time() - file.stat().st_mtime > DAY_S
-            if is_old or (namespace == pid_namespace() and not psutil.pid_exists(int(pid))):
-                file.unlink()
-
-
-def pid_namespace() -> str:
-    """Return a short name for the processes among which an id is unique: a machine's or, as two
-    containers that share a disk may have equal ids, a container's."""
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
 
 
 def sync(path: Path) -> None:

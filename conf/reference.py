@@ -1,48 +1,40 @@
-"""Generator of the tables of keys in docs/: `python -m conf.reference`.
+"""The table of keys in docs/configuration.md: `python -m conf.reference` updates it."""
 
-docs/configuration.md has the keys of all configurations, a page in docs/configuration/ those that
-only the choice in its mark has, such as `<!-- configuration keys of data/NAME -->`.
-"""
-
+import ast
 import inspect
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Config, own_classes
+from conf.schema import Config
 
-TABLE = Path(__file__).parents[1] / "docs" / "configuration.md"
-# a field, whose value may go on in indented lines, and the docstring below it
-FIELD = re.compile(r'^    (\w+): .*\n(?: {8}.*\n|    \)\n)*    """([^"]*)"""', re.MULTILINE)
-MARK = re.compile(r"<!-- configuration keys(?: of (\w+)/(\w+))? -->\n")
-END = "<!-- end of configuration keys -->"
-Row = tuple[str, str, str]
-"""A key, its default and its meaning."""
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+HEAD = "| key | default | meaning |\n| --- | --- | --- |\n"
 
 
-def pages() -> list[Path]:
-    """Return the pages that hold a table of keys."""
-    return [TABLE, *sorted(TABLE.with_suffix("").glob("*.md"))]
-
-
-def documented_keys(kind: Any, prefix: str = "") -> Iterator[Row]:
-    """Yield the row of each key of a class; groups follow the top level."""
-    source = "".join(inspect.getsource(each) for each in reversed(kind.__mro__[:-1]))
-    meanings = dict(FIELD.findall(source))
-    groups = []
-    for field in fields(kind):
-        if is_dataclass(field.type):
-            groups.append(field)
+def rows(group: type = Config, prefix: str = "") -> Iterator[str]:
+    """Yield the line of each key; its meaning is the docstring below it."""
+    [tree] = ast.parse(inspect.getsource(group)).body
+    assert isinstance(tree, ast.ClassDef)
+    meanings = {
+        ast.unparse(statement.target): ast.literal_eval(below.value)
+        for statement, below in pairwise(tree.body)
+        if isinstance(statement, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
+    for field in fields(group):
+        if isinstance(field.type, type) and is_dataclass(field.type):
+            yield from rows(field.type, f"{field.name}.")
             continue
-        factory: Any = field.default_factory
-        default = field.default if factory is NO_DEFAULT else factory()
-        yield prefix + field.name, as_typed(default), " ".join(meanings[field.name].split())
-    for field in groups:
-        yield from documented_keys(field.type, f"{field.name}.")
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        meaning = " ".join(meanings[field.name].split())
+        if choices := field.metadata.get("of"):
+            meaning = f"{' or '.join(choices)}: {meaning}"
+        yield f"| `{prefix}{field.name}` | {as_typed(default)} | {meaning} |\n"
 
 
 def as_typed(value: Any) -> str:
@@ -51,20 +43,10 @@ def as_typed(value: Any) -> str:
     return "" if text == "???" else f"`{text.replace('Infinity', 'inf')}`"
 
 
-def with_table(page: Path) -> str:
-    """Return the text of a page with its table."""
-    text = page.read_text()
-    mark = next(MARK.finditer(text))
-    group, name = mark.groups()
-    rows = [*documented_keys(Config)]
-    if group:
-        own = documented_keys(own_classes(group)[name], f"{group}.")
-        rows = [row for row in own if row[0] not in {key for key, *_ in rows}]
-    table = ["| key | default | meaning |", "| --- | --- | --- |"]
-    table += [f"| `{key}` | {default} | {meaning} |" for key, default, meaning in rows]
-    return text[: mark.end()] + "\n".join([*table, END + text.partition(END)[2]])
+def page() -> str:
+    """Return the page with the table of all keys at its end."""
+    return PAGE.read_text().partition(HEAD)[0] + HEAD + "".join(rows())
 
 
 if __name__ == "__main__":
-    for page in pages():
-        page.write_text(with_table(page))
+    PAGE.write_text(page())

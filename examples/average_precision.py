@@ -1,6 +1,6 @@
 """Mean average precision of detections, by torchmetrics, from a table of predict.py.
 
-    pip install torchmetrics pycocotools
+    make setup EXTRAS=boxes
     python predict.py run=outputs/shapes split=val out=outputs/shapes.csv
     python -m examples.average_precision outputs/shapes.csv shapes
 

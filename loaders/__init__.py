@@ -28,7 +28,6 @@ def build_loaders(
 
     Raises:
         UserError: the data is missing, or a value of the configuration does not fit it.
-        LimitError: the machine has run out of file handles; the message names a setting to change.
     """
     layout: Any = None
     if cfg.data.layout != "own":

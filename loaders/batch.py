@@ -1,6 +1,6 @@
 """Batches: any nesting of dicts and tuples around tensors and lists with one entry per sample."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,12 +43,10 @@ def map_leaves(function: Callable[[Any], Any], tree: Any, nested: Any = (dict, l
     return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
 
 
-def _leaves(tree: Any, nested: Any = (dict, list, tuple)) -> Iterator[Any]:
-    if not isinstance(tree, nested):
-        yield tree
-        return
-    for value in tree.values() if isinstance(tree, dict) else tree:
-        yield from _leaves(value, nested)
+def _leaves(tree: Any, nested: Any = (dict, list, tuple)) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(found.append, tree, nested)
+    return found
 
 
 def _has_samples(value: Any) -> bool:
@@ -66,6 +64,6 @@ def num_samples(batch: Any) -> int:
     return next((len(value) for value in values if _has_samples(value) and len(value)), 0)
 
 
-def tensors_of(tree: Any) -> Iterator[Tensor]:
+def tensors_of(tree: Any) -> list[Tensor]:
     """Return all tensors in nested values."""
-    return (value for value in _leaves(tree) if isinstance(value, Tensor))
+    return [value for value in _leaves(tree) if isinstance(value, Tensor)]

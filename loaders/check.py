@@ -9,7 +9,6 @@ The exit code is 1 if any is broken. `out=FILE` also writes their paths, one a l
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -17,9 +16,8 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
-from conf.cli import load_config, user_errors
-from conf.errors import UserError, counted
-from conf.options import parse_options
+from conf.cli import load_config, parse_options, user_errors
+from conf.errors import counted
 from conf.schema import DataConfig
 from loaders.images import reason_of
 from loaders.index import BadFileError, Index, ReadError
@@ -44,58 +42,41 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
     images = [
         (index, sample, side)
         for index in indexes
-        for sample in index.source.storage_order(len(index))
+        for sample in range(len(index))
         for side in range(len(index.sides))
     ]
     num_files = len(problems) + len(images)
+    first = b""
     with ThreadPoolExecutor(cpus_per_rank()) as pool:
         found = tqdm(pool.map(_problem_of, images), total=len(images), desc="decoding")
-        problems |= dict(filter(None, found))
-    return num_files, _other_colours(indexes, data) | problems
+        for (index, sample, side), (problem, palette) in zip(images, found, strict=True):
+            first += palette[len(first) :]
+            if palette != first[: len(palette)]:
+                problem = "has another palette than masks before it; use one for all"
+            if problem:
+                problems[index.source.place(sample, side)] = problem
+    return num_files, problems
 
 
-def _problem_of(image: tuple[Index, int, int]) -> tuple[str, str] | None:
-    """Return the place of a broken image (index, sample, side) and the reason."""
+def _problem_of(image: tuple[Index, int, int]) -> tuple[str, bytes]:
+    """Return why an image (index, sample, side) is broken, or nothing, and the palette of a mask
+    that is a PNG, three bytes a colour, up to its highest index: above that there may be anything.
+    """
     index, sample, side = image
     try:
         index.read(sample, side)
     except (BadFileError, ReadError) as error:
-        place = index.source.place(sample, side)
-        return place, reason_of(error.__cause__ or error, place)  # type: ignore[arg-type]
-    return None
-
-
-def _other_colours(indexes: list[Index], data: DataConfig) -> dict[str, str]:
-    """Return the places of masks whose palettes give an index another colour than a mask before,
-    and the reasons: if each has a palette of its own colours, the indices mean different things."""
-    colours: dict[int, tuple[tuple[int, ...], str]] = {}
-    problems = {}
-    for index in indexes:
-        is_mask = index.sides[-1].content == "indices"
-        for sample in index.source.storage_order(len(index)) if is_mask else ():
-            place = index.source.place(sample, 1)
-            for number, colour in enumerate(_palette_of(index, sample)):
-                other, where = colours.setdefault(number, (colour, place))
-                if colour != other and number != vars(data)["ignore_index"]:
-                    problems[place] = (
-                        f"the index {number} has the colour {colour}, but {other} in {where}; "
-                        "store the masks with one palette, or without any"
-                    )
-    return problems
-
-
-def _palette_of(index: Index, sample: int) -> list[tuple[int, ...]]:
-    """Return the colours of a mask's indices, if it is a PNG with a palette, which may hold
-    anything above the highest index."""
-    palette, num_used = b"", 0
-    with suppress(UserError, OSError):  # decoding names them
-        content = BytesIO(index.source.content(sample, 1))
-        with Image.open(content, formats=["PNG"]) as image:
-            if image.palette:
-                palette = bytes(image.palette.palette)
-                num_used = 1 + int(index.read(sample, 1).max())
-    size = min(len(palette) // 3, num_used)
-    return [tuple(palette[3 * number :][:3]) for number in range(size)]
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return reason_of(cause, index.source.place(sample, side)), b""
+    if index.sides[side].content != "indices":
+        return "", b""
+    content = index.source.content(sample, side)
+    if not content.startswith(b"\x89PNG"):
+        return "", b""
+    with Image.open(BytesIO(content)) as mask:
+        colours = bytes(mask.palette.palette) if mask.palette else b""
+    highest = int(index.source.headers[side]["highest"][sample])
+    return "", colours[: 3 * (highest + 1)]
 
 
 def main() -> None:

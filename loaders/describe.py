@@ -7,24 +7,31 @@ import numpy as np
 from conf.errors import counted, first_few
 from conf.schema import DataConfig
 from loaders.index import Index
-from loaders.rectangles import crop_shapes, output_size, resized_sizes
+from loaders.rectangles import crop_shapes, output_size
 
 log = logging.getLogger(__name__)
-
-LEAST_SHARE = 0.25
-"""Share of an image's area below which a crop is likely a mistake."""
 
 GEOMETRY = ("random_crop", "random_resized_crop", "hflip", "vflip", "rotation", "random_scale")
 """Keys of `data` that move what an image shows, at random."""
 
 
 def describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[str, ...]:
-    """Describe the data, such as `photos: 900 training and 100 validation samples, 3 classes (cat,
-    cow, dog)`, the inputs, and what may be wrong."""
+    """Describe the data, such as `photos: 900 training and 100 validation samples, labels of 2
+    classes (cat, dog)`, the inputs, such as `inputs: 224x224, 3 channels, 73.5% of images of
+    60-64x80`, and what may be wrong."""
+    height, width = output_size(data, train_index)
+    inputs = f"inputs: {height}x{width}, {counted(train_index.inputs.channels, 'channel')}"
+    if train_index.inputs.dtype == "uint16":
+        inputs += " of 16 bits"
+    sizes = train_index.distinct_sizes
+    # Of an image's area, what the crop of evaluation shows.
+    share = np.median(crop_shapes(train_index, data, sizes).prod(axis=1) / sizes.prod(axis=1))
+    if share < 1 or (sizes != (height, width)).any():
+        inputs += f", {share:.1%} of images of {_range(sizes)}"
     lines = [
         f"{train_index.name.rpartition('/')[0]}: {len(train_index):,} training and "
         f"{len(val_index):,} validation samples, {train_index.target.describe()}",
-        _describe_inputs(train_index, data),
+        inputs,
         *train_index.notes,
     ]
     moved = [f"data.{key}" for key in GEOMETRY if getattr(data, key)]
@@ -35,8 +42,8 @@ def describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[st
     return tuple(lines)
 
 
-def warn(data: DataConfig, indexes: tuple[Index, ...]) -> None:
-    """Warn of files that are left out, and of inputs that show little of the images."""
+def warn(indexes: tuple[Index, ...]) -> None:
+    """Warn of files that are left out."""
     for index in indexes:
         if index.left_out:
             log.warning(
@@ -44,47 +51,6 @@ def warn(data: DataConfig, indexes: tuple[Index, ...]) -> None:
                 *(index.name, counted(len(index.left_out), "file")),
                 first_few(f"{path} ({reason})" for path, reason in index.left_out.items()),
             )
-    index = indexes[0]
-    is_patch = data.random_crop and len(index.sides) > 1
-    share = np.median(_shown_shares(index, data))
-    if share < LEAST_SHARE and not is_patch:
-        log.warning(
-            "data.crop=%s with data.resize=%s shows %.1f%% of an image's area; set data.resize to "
-            "a size near data.crop",
-            *(data.crop, data.resize or "null", 100 * share),
-        )
-
-
-def _shown_shares(index: Index, data: DataConfig) -> np.ndarray:
-    """Return the share of an image's area that the crop of evaluation shows, (M,), by the sizes
-    `index.distinct_sizes`."""
-    sizes = index.distinct_sizes
-    return crop_shapes(index, data, sizes).prod(axis=1) / sizes.prod(axis=1)
-
-
-def _describe_inputs(index: Index, data: DataConfig) -> str:
-    """Describe the inputs and what is done to images to get them, such as `inputs: 28x28, 3
-    channels: resized from 40x40 to 256x256, 28x28 cut (1.2% of the area)`."""
-    height, width = output_size(data, index)
-    sizes, shares = index.distinct_sizes, _shown_shares(index, data)
-    resized = sizes if index.is_resized else resized_sizes(data, sizes)
-    steps = []
-    if (resized != sizes).any():
-        steps.append(f"resized from {_range(sizes)} to {_range(resized)}")
-    elif (sizes != (height, width)).any():
-        steps.append(f"images of {_range(sizes)}")
-    if (resized != (height, width)).any():
-        low, high = (f"{share:.1%}" for share in (shares.min(), shares.max()))
-        share = low if low == high else f"{low} to {high}"
-        steps.append(f"{height}x{width} cut ({share} of the area)")
-    if data.random_resized_crop is not None:
-        low, high = (f"{share:.0%}" for share in data.random_resized_crop)
-        steps.append(f"in training {low} to {high} of the area")
-    for chance, way in ((data.hflip, "left-right"), (data.vflip, "upside-down")):
-        steps += [f"{chance:.0%} flipped {way}"] if chance else []
-    inputs = f"inputs: {height}x{width}, {counted(index.inputs.channels, 'channel')}"
-    inputs += " of 16 bits" if index.inputs.dtype == "uint16" else ""
-    return f"{inputs}: {', '.join(steps)}" if steps else inputs
 
 
 def _range(sizes: np.ndarray) -> str:

@@ -1,15 +1,18 @@
 """The index of the layouts that consist of image files."""
 
 import os
+import unicodedata
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from conf.errors import UserError, counted, first_few
+from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.files import Files, paths_of
+from loaders.columns import Columns
+from loaders.files import Files, names_below
 from loaders.folders import IMAGE_ENDINGS, describe_others
 from loaders.headers import ImageFiles
 from loaders.index import Index, new_index
@@ -38,33 +41,31 @@ def index_splits(
         labels: see `split_by_seed`.
     """
     listed = listed_files(data)
-    indexes = {
-        split: file_index(
-            f"{name}/{split}",
-            data.root,
-            tuple(side.take(part) for side in sides),
-            target.take(part),
-            listed,
-        )
-        for split, part in parts_of(counts, data, splits, labels).items()
-    }
+    indexes = {}
+    for split, part in parts_of(counts, data, splits, labels).items():
+        files = tuple(side.take(part) for side in sides)
+        indexes[split] = file_index(f"{name}/{split}", data.root, files, target.take(part), listed)
     train = indexes["train"]
-    for index in indexes.values():
-        if train.inputs != index.inputs:
-            raise UserError(
-                f"{train.name} has {counted(train.inputs.channels, 'channel')} of "
-                f"{train.inputs.dtype}, but {index.name} {index.inputs.channels} of "
-                f"{index.inputs.dtype}; use images of one kind"
-            )
-    return indexes | {"train": replace(train, notes=(*train.notes, *train.target.notes()))}
+    notes = (*train.notes, *_spellings(target.classes))
+    return indexes | {"train": replace(train, notes=notes)}
+
+
+def _spellings(classes: tuple[str, ...]) -> list[str]:
+    """Return a line on classes whose names may be spellings of one, such as `Cat` and `cat`, or `1`
+    and `1.0`, if there are any."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in classes:
+        try:
+            meaning = str(float(name))
+        except ValueError:
+            meaning = unicodedata.normalize("NFC", name).casefold()
+        alike[meaning].append(name)
+    groups = [", ".join(names) for names in alike.values() if len(names) > 1]
+    return [f"spellings of one name that are classes each: {first_few(groups)}"] if groups else []
 
 
 def listed_files(data: DataConfig) -> frozenset[str]:
-    """Return the paths in the file `data.leave_out`, one a line.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the paths in the file `data.leave_out`, one a line."""
     if data.leave_out is None:
         return frozenset()
     try:
@@ -84,60 +85,32 @@ def file_index(
     target: Target,
     listed: Collection[str] = (),
 ) -> Index:
-    """Build the index of image files, all of which lie below `root`, but for those `listed`.
-
-    Raises:
-        UserError: there are no images, or they differ in number of channels or bits.
-    """
+    """Build the index of image files, all of which lie below `root`, but for those `listed` and
+    those whose headers cannot be used; raise UserError if there are none."""
     is_good = np.all([side.headers["height"] > 0 for side in sides], axis=0)
-    broken = sides[-1].broken | sides[0].broken
-    left_out = {}
-    for sample in np.flatnonzero(~is_good):  # of two bad files, one counts
-        path = next(side.paths[sample] for side in sides if side.paths[sample] in broken)
-        left_out[path] = broken[path]
+    left_out = {
+        path: side.broken[path] for side in sides for path in side.paths if path in side.broken
+    }
     if listed:
         for side in sides:
-            is_listed = [os.path.normpath(path) in listed for path in side.paths]
-            is_good &= ~np.array(is_listed, bool)
-    if not is_good.all():
-        good = np.flatnonzero(is_good)
-        sides, target = tuple(side.take(good) for side in sides), target.take(good)
-    files, headers = sides[0].paths, sides[0].headers
-    if not files:
-        bad = first_few([f"{path} ({reason})" for path, reason in left_out.items()])
+            is_good &= [os.path.normpath(path) not in listed for path in side.paths]
+    good = np.flatnonzero(is_good)
+    if not len(good):
+        bad = first_few(f"{path} ({reason})" for path, reason in left_out.items())
         raise UserError(
             f"{name} has no images{f' that can be used: {bad}' if bad else ''}; expected files "
             f"like {', '.join(IMAGE_ENDINGS)}"
         )
-    kinds = headers[["channels", "bits"]]
-    channels, bits = kinds[0].item()
-    wrong = np.flatnonzero(kinds != kinds[0])
-    if len(wrong):
-        other = kinds[wrong[0]]
-        raise UserError(
-            f"{len(wrong)} of {len(files)} images of {name} differ in channels or bits: "
-            f"{files[0]} has {counted(channels, 'channel')} of {bits} bits, {files[wrong[0]]} "
-            f"{other['channels']} of {other['bits']}; use images of one kind"
-        )
-    return new_index(
-        name,
-        sides[0].sizes,
-        target,
-        ImageSpec(channels, f"uint{bits}", content=sides[0].content),
-        Files(
-            tuple(paths_of(side.paths, root) for side in sides),
-            tuple(side.headers for side in sides),
-        ),
-        left_out,
-        (*describe_others(sides[0].others), *_describe_transparent(sides)),
-    )
-
-
-def _describe_transparent(sides: tuple[ImageFiles, ...]) -> tuple[str, ...]:
-    """Return a line on how many images may have transparent pixels, if there are any."""
-    backgrounds = np.concatenate([side.headers["background"] for side in sides])
-    backgrounds = backgrounds[backgrounds >= 0]
-    if not len(backgrounds):
-        return ()
-    colour = [*int(backgrounds[0]).to_bytes(3)]
-    return (f"{len(backgrounds):,} images may be transparent: data.background={colour} shows",)
+    first = sides[0].take(good)
+    columns, notes = Columns(sizes=first.sizes), describe_others(first.others)
+    for number, side in enumerate(sides):
+        columns[f"names-{number}"] = names_below(root, side.take(good).paths)
+        columns[f"headers-{number}"] = side.headers[good]
+    backgrounds = np.concatenate([each["background"] for each in columns.of_sides("headers")])
+    clear = backgrounds[backgrounds >= 0]
+    if len(clear):
+        colour = [*int(clear[0]).to_bytes(3)]
+        notes += (f"{len(clear):,} images may be transparent: data.background={colour} shows",)
+    channels, bits = first.headers[["channels", "bits"]][0].item()
+    inputs = ImageSpec(channels, f"uint{bits}", content=first.content)
+    return new_index(name, target.take(good), inputs, Files(columns, root), left_out, notes)

@@ -33,7 +33,7 @@ def images_below(
     folder: Path,
     others: Counter[str] | None = None,
     root: str | None = None,
-    above: dict[tuple[int, int], Path] | None = None,
+    above: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the sorted paths of all images below a folder, without those of `is_system`.
 
@@ -41,33 +41,33 @@ def images_below(
         folder: folder, which may be a link, as may be what is in it.
         others: counts the endings of the other files, and links out of `root` as `OUTSIDE`.
         root: folder of the data set.
-        above: folders that led to this one, by the numbers of their devices and their own.
+        above: the folders that led to this one, without links.
 
     Raises:
         UserError: a link leads back to a folder above it.
         OSError: a folder cannot be read.
     """
-    found, others, above = [], Counter() if others is None else others, above or {}
-    status = os.stat(folder)
-    here = (status.st_dev, status.st_ino)
+    found: list[str] = []
+    others = Counter() if others is None else others
+    here = os.path.realpath(folder)
     if here in above:
-        raise UserError(f"{folder} is {above[here]} again, by a link; remove this link")
-    links = [str(folder)] if folder.is_symlink() else []
+        raise UserError(f"{folder} is {here} again, by a link; remove this link")
+    links = [here] if folder.is_symlink() else []
     with os.scandir(folder) as entries:
         for entry in entries:
             if is_system(entry.name):
                 continue
             if entry.is_dir():
-                found += images_below(Path(entry.path), others, root, above | {here: folder})
+                found += images_below(Path(entry.path), others, root, (*above, here))
             elif entry.name.lower().endswith(IMAGE_ENDINGS):
                 found.append(entry.path)
-                links += [entry.path] if entry.is_symlink() else []
+                if entry.is_symlink():
+                    links.append(os.path.realpath(entry.path))
             else:
                 others[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
     if root is not None and links:
-        inside = Path(os.path.realpath(root))
-        targets = [Path(os.path.realpath(link)) for link in links]
-        others[OUTSIDE] += sum(not target.is_relative_to(inside) for target in targets)
+        inside = os.path.join(os.path.realpath(root), "")
+        others[OUTSIDE] += sum(not link.startswith(inside) for link in links)
     return sorted(found)
 
 

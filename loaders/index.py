@@ -1,7 +1,8 @@
 """The samples of a split: what there is, as columns, and the source of their images."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +11,24 @@ from typing import Any
 import numpy as np
 
 from conf.errors import UserError
+from conf.schema import DataConfig
+from loaders.columns import (
+    FACTS,
+    FIX,
+    FORMAT,
+    Columns,
+    one_process_at_a_time,
+    open_columns,
+    read_facts,
+    replaced_folder,
+    write_columns,
+    write_facts,
+)
 from loaders.order import ORDER, shuffled
-from loaders.targets import ImageSpec, Target, describe_target
+from loaders.targets import ImageSpec, Target, describe_target, target_of
+
+IDENTITY = ("sizes", "values", "names", "pixels")
+"""Beginnings of the names of columns that tell a data set from others."""
 
 
 class BadFileError(UserError):
@@ -23,25 +40,24 @@ class ReadError(UserError):
 
 
 class Source:
-    """Where the images of the N samples of a split lie. `side` 0 is the input, 1 a target image."""
+    """Where the images of the N samples of a split lie. `side` 0 is the input, 1 a target image.
+
+    Attributes:
+        columns: of the index; `sizes`, (N, 2) int32, are those of the inputs.
+        order_name: name of the order of training, which changes with it.
+        form: what `read_form` returns: `paths`, `contents` or `pixels`.
+    """
 
     order_name = ORDER
-    """Name of the order of training, which changes with it."""
-
     form = "contents"
-    """What `read_form` returns: `paths`, `contents` or `pixels`."""
 
-    headers: tuple[np.ndarray, ...] = ()
-    """Headers of the files of each side, (N,) of dtype `loaders.images.HEADER`; none of pixels."""
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
 
-    def read(self, sample: int, side: int, spec: ImageSpec) -> np.ndarray:
-        """Read a whole image, upright, (height, width, channels) of `spec.dtype`.
-
-        Raises:
-            BadFileError: its content cannot be decoded.
-            ReadError: it cannot be read.
-        """
-        raise NotImplementedError
+    @property
+    def headers(self) -> list[np.ndarray]:
+        """Of the files of each side, (N,) of dtype `loaders.images.HEADER`; none of pixels."""
+        return self.columns.of_sides("headers")
 
     def read_part(
         self,
@@ -58,6 +74,10 @@ class Source:
             rectangle: y, x, height and width in pixels of the input.
             size: (height, width) in pixels of the result.
             reduces: decode a JPEG at a fraction of its size if enough.
+
+        Raises:
+            BadFileError: its content cannot be decoded.
+            ReadError: it cannot be read.
         """
         raise NotImplementedError
 
@@ -84,27 +104,9 @@ class Source:
         """Return where the content of a file lies, for messages."""
         return self.name(sample)
 
-    def identity(self) -> list[np.ndarray]:
-        """Return arrays that tell the images from those of another data set."""
-        return []
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Return the arrays of which `opened` makes this source again, by name."""
-        raise NotImplementedError
-
-    def opened(self, folder: Path) -> "Source":
-        """Return the same source over its columns in a folder."""
-        raise NotImplementedError
-
-    # The order in which samples are read.
-
     def shuffled(self, positions: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
         """Return the samples at these positions of an epoch of `count` samples."""
         return shuffled(positions, count, seed, epoch)
-
-    def storage_order(self, count: int) -> Sequence[int]:
-        """Return the `count` samples in the order in which they are stored."""
-        return range(count)
 
     def following(self, sample: int, count: int) -> int:
         """Return the sample that stands in for one that cannot be decoded."""
@@ -116,48 +118,44 @@ class Source:
 
 @dataclass(frozen=True)
 class Index:
-    """The samples of one split; `new_index` makes one, `columns.open_index` opens one on disk."""
+    """The samples of one split; `new_index` makes one, `read_index` reads one on disk.
+
+    Attributes:
+        name: data set and split, for messages, such as `mnist_mini/train`.
+        target: kind of the samples' targets and, if they are no images, their values.
+        inputs: what each input image is.
+        source: where the images lie, with the columns.
+        fingerprint: hash of all that the plan depends on, and of the files' names.
+        is_resized: `data.resize` was applied already.
+        left_out: files that `data.on_error=skip` leaves out because of their headers, and why.
+        notes: lines for the log on what may be wrong, found when the files were listed.
+    """
 
     name: str
-    """Data set and split, for messages, such as `mnist_mini/train`."""
-
-    sizes: np.ndarray
-    """(N, 2) int32: height and width of each input in pixels, upright."""
-
     target: Target
-    """Kind of the samples' targets and, if they are no images, their values."""
-
     inputs: ImageSpec
-    """What each input image is."""
-
     source: Source
-    """Where the images lie."""
-
-    distinct_sizes: np.ndarray
-    """(M, 2) int64: the sizes that inputs have."""
-
     fingerprint: str
-    """Hash of all that the plan depends on, and of the files' names: 16 hexadecimal digits."""
-
     is_resized: bool = False
-    """True if `data.resize` was applied already."""
-
     left_out: dict[str, str] = field(default_factory=dict)
-    """Files that `data.on_error=skip` leaves out because of their headers, and the reasons."""
-
     notes: tuple[str, ...] = ()
-    """Lines for the log on what may be wrong, found when the files were listed."""
-
-    reopen: Callable[[], "Index"] | None = None
-    """Opens it in another process, if its columns are on disk; None: they are in memory."""
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __reduce__(self) -> Any:
-        if self.reopen is None:
-            raise TypeError(f"{self.name}: columns.stored() writes an index that is to be pickled")
-        return self.reopen, ()
+    def __getstate__(self) -> dict[str, Any]:
+        """Worker processes get no targets, of which there may be many."""
+        return vars(self) | {"target": self.target.without_values()}
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(N, 2) int32: height and width of each input in pixels, upright."""
+        return self.source.columns["sizes"]
+
+    @property
+    def distinct_sizes(self) -> np.ndarray:
+        """(M, 2) int64: the sizes that inputs have."""
+        return self.source.columns["distinct_sizes"]
 
     @cached_property
     def sides(self) -> tuple[ImageSpec, ...]:
@@ -166,35 +164,78 @@ class Index:
         return (self.inputs, targets) if targets else (self.inputs,)
 
     def read(self, sample: int, side: int = 0) -> np.ndarray:
-        """Read a whole image; see `Source.read`."""
-        return self.source.read(sample, side, self.sides[side])
+        """Read a whole image, upright, (height, width, channels); see `Source.read_part`."""
+        spec, (height, width) = self.sides[side], self.sizes[sample].tolist()
+        size = spec.size_factor * height, spec.size_factor * width
+        return self.source.read_part(sample, side, spec, (0, 0, height, width), size, False)
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of the index but its columns and its source, for a JSON file."""
+        names = ("name", "fingerprint", "is_resized", "left_out", "notes")
+        facts = {name: getattr(self, name) for name in names}
+        target = describe_target(self.target)
+        return facts | {"target": target, "inputs": self.inputs._asdict()}
 
 
 def new_index(
     name: str,
-    sizes: np.ndarray,
     target: Target,
     inputs: ImageSpec,
     source: Source,
     left_out: dict[str, str] | None = None,
-    notes: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
 ) -> Index:
-    """Make an index in memory; see `Index` for the arguments."""
-    codes = np.unique(sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1])
-    distinct_sizes = np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
+    """Make the index of a source whose columns include `sizes`, and add the others to them; see
+    `Index` for the arguments."""
+    columns = source.columns
+    sizes = columns["sizes"] = columns["sizes"].astype(np.int32)
+    codes = np.unique(sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1])  # faster than of rows
+    columns["distinct_sizes"] = np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
+    if target.has_values:
+        columns["values"] = target.values.astype(target.dtype, copy=False)
     facts = f"{name} {inputs} {target.spec(inputs)} {describe_target(target)}"
-    parts = [np.frombuffer(facts.encode(), np.uint8), sizes.astype(np.int32), target.values]
-    parts += source.identity()
-    hashes = [hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in parts]
-    fingerprint = hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
+    hashed = hashlib.sha256(facts.encode())
+    for key in sorted(columns):
+        if key.startswith(IDENTITY):
+            hashed.update(hashlib.sha256(columns[key].tobytes()).digest())
+    fingerprint = hashed.hexdigest()[:16]
     return Index(
-        name,
-        sizes.astype(np.int32),
-        target,
-        inputs,
-        source,
-        distinct_sizes,
-        fingerprint,
-        left_out=left_out or {},
-        notes=notes,
+        name, target, inputs, source, fingerprint, left_out=left_out or {}, notes=tuple(notes)
     )
+
+
+def read_index(source: Source) -> Index:
+    """Read the index that was written with the columns of a source, which are in a folder."""
+    columns = source.columns
+    assert columns.folder is not None
+    facts = read_facts(columns.folder / FACTS, FIX)
+    return Index(
+        facts["name"],
+        target_of(facts["target"], columns.get("values")),
+        ImageSpec(**facts["inputs"]),
+        source,
+        facts["fingerprint"],
+        facts["is_resized"],
+        facts["left_out"],
+        tuple(facts["notes"]),
+    )
+
+
+def share(index: Index, data: DataConfig) -> None:
+    """Move the columns of an index to a folder in `data.cache_dir`, where they may lie already:
+    worker processes map them into memory."""
+    columns = index.source.columns
+    if columns.folder is not None:
+        return
+    content = 0  # of all columns: files of the same names may have other headers
+    for column in columns.values():
+        content = zlib.crc32(column.tobytes(), content)
+    name = f"{index.name.replace('/', '-')}-{index.fingerprint}-{content:08x}-{FORMAT}"
+    folder = Path(data.cache_dir, name).absolute()
+    with one_process_at_a_time(folder):
+        if not folder.is_dir():
+            with replaced_folder(folder) as unfinished:
+                write_columns(columns, unfinished)
+                write_facts(index.facts(), unfinished)
+    columns.update(open_columns(folder))
+    columns.folder = folder

@@ -45,8 +45,9 @@ class DataInfo:
     pictures: Callable[[Any], Tensor | None] = lambda inputs: None
     """Inputs as pictures: 1 or 3 channels with values in [0, 1]; None: they are not images."""
 
-    class_counts: Callable[[], np.ndarray] | None = None
-    """Computes (K,) the number of samples of each class, for `loss.weights=auto`."""
+    class_counts: Callable[[], np.ndarray | None] = lambda: None
+    """Computes (K,) the number of samples of each class, for `loss.weights=auto`; None: there are
+    no classes."""
 
     @property
     def classes(self) -> tuple[str, ...]:

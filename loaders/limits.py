@@ -1,50 +1,10 @@
-"""Limits of the machine: CPUs, threads, and which setting to change where something has run out."""
+"""CPUs and threads of this process."""
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-
-WORKER_DIED = (
-    "most likely the machine has no more memory: lower loader.num_workers, "
-    "loader.prefetch_factor or global_batch_size"
-)
-# part of an error's message -> which setting to change
-LIMITS = {
-    "Too many open files": ("raise the limit with ulimit -n 65536, or lower loader.num_workers"),
-    "shared memory": (
-        "the batches of the worker processes do not fit into /dev/shm: enlarge it (docker run "
-        "--shm-size=8g; Kubernetes: an emptyDir with medium: Memory at /dev/shm), or set "
-        "loader.num_workers=0, which loads with threads and without shared memory"
-    ),
-    "exited unexpectedly": WORKER_DIED,
-    "Connection reset by peer": WORKER_DIED,
-}
-
-
-class LimitError(RuntimeError):
-    """The machine has run out of something; the message names the setting to change."""
-
-
-def explain(error: Exception) -> None:
-    """Raise a `LimitError` in place of an error of the kinds in `LIMITS`."""
-    for sign, advice in LIMITS.items():
-        if sign in str(error):
-            what = str(error).strip(" .\n").splitlines()[-1]
-            raise LimitError(f"{what}: {advice}") from error
-
-
-@contextmanager
-def limits_explained() -> Iterator[None]:
-    """Turn errors of the kinds in `LIMITS` into a `LimitError`."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        explain(error)
-        raise
 
 
 def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -65,11 +25,12 @@ def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, min(mine, all_ranks // num_ranks))
 
 
-def torch_threads(number: int, name: str, torch_num_threads: int) -> ThreadPoolExecutor:
-    """Create a pool of threads, each of which runs torch's operations with `torch_num_threads`.
+def torch_threads(number: int, name: str) -> ThreadPoolExecutor:
+    """Create a pool of threads, whose torch operations are not split among further threads, which
+    would take longer.
 
     The calling thread keeps its own number: torch otherwise gives it, at its first large operation,
     the number that any other thread has set last.
     """
     torch.get_num_threads()  # fixes the number of the calling thread
-    return ThreadPoolExecutor(number, name, torch.set_num_threads, (torch_num_threads,))
+    return ThreadPoolExecutor(number, name, torch.set_num_threads, (1,))

@@ -5,8 +5,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache
+from itertools import repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from loaders.batch import Batch, tensors_of
 from loaders.info import DataInfo
-from loaders.limits import explain, torch_threads
+from loaders.limits import torch_threads
 from loaders.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ class Loader:
         info: facts about the samples.
         device: device of the batches.
         num_threads: threads that transform batches on a CPU, each one in advance; 0: the calling
-            thread loads and transforms them when asked for one.
+            thread does it.
+        num_ahead: batches that a thread loads in advance; 0: the calling thread loads them.
 
     Attributes:
         last_rows: rows of the batch that was yielded last.
@@ -53,9 +54,11 @@ class Loader:
         info: DataInfo,
         device: torch.device,
         num_threads: int = 0,
+        num_ahead: int = 0,
     ) -> None:
         self.plan, self.batches, self.transform, self.info = plan, batches, transform, info
-        self.device, self.num_threads, self.batch_size = device, num_threads, plan.batch_size
+        self.device, self.batch_size = device, plan.batch_size
+        self.num_threads, self.num_ahead = num_threads, num_ahead
         self.last_rows = np.zeros(0, [("sample", "i8")])
         self.bad: dict[int, str] = {}
 
@@ -63,27 +66,28 @@ class Loader:
         """Yield the batches that are left of the epoch; of a whole one, if none is left."""
         if self.batches_done == self.max_batches:
             self.plan.begin(self.epoch)
-        try:
-            for rows, batch in self._finished_batches():
-                # Before the batch is yielded: a checkpoint written in the loop's body comes after
-                # the step that used it.
-                self.plan.advance()
-                if len(rows):
-                    self.last_rows = rows
-                    yield batch
-        except (OSError, RuntimeError) as error:
-            explain(error)
-            raise
+        for rows, batch in self._finished_batches():
+            # Before the batch is yielded: a checkpoint written in the loop's body comes after the
+            # step that used it.
+            self.plan.advance()
+            if len(rows):
+                self.last_rows = rows
+                yield batch
         self.plan.finish()
 
     def _finished_batches(self) -> Iterator[tuple[np.ndarray, Any]]:
         """Yield rows of each batch, and its inputs and targets."""
-        loaded = map(self._checked, self.batches)
+        batches: Iterable[Batch] = self.batches
+        if self.num_ahead:
+            started = iter(batches)
+            ahead = in_threads(lambda _: next(started, None), repeat(None), 1, self.num_ahead)
+            batches = takewhile(lambda batch: batch is not None, ahead)
+        loaded = map(self._checked, batches)
         if self.device.type == "cuda":
             return prefetched(loaded, self._finish, self.device)
         if self.num_threads == 0:
             return map(self._finish, loaded)
-        return in_threads(self._finish, loaded, self.num_threads)
+        return in_threads(self._finish, loaded, self.num_threads, self.num_threads)
 
     def _checked(self, batch: Batch) -> Batch:
         if batch.error is not None:
@@ -150,38 +154,21 @@ class Loader:
         self.plan.load_state_dict(state)
 
 
-@dataclass(frozen=True)
-class Ahead(Iterable[Batch]):
-    """Batches that a thread loads in advance, `count` of them."""
-
-    batches: Iterable[Batch]
-    count: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        pool, iterator = torch_threads(1, "ahead", 1), iter(self.batches)
-        waiting = deque(pool.submit(next, iterator, None) for _ in range(self.count))
-        try:
-            while (batch := waiting.popleft().result()) is not None:
-                waiting.append(pool.submit(next, iterator, None))
-                yield batch
-        finally:
-            # Without waiting: the garbage collector may end this generator in the pool's thread.
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
 def in_threads(
-    finish: Callable[[Batch], Any], batches: Iterable[Batch], num_threads: int
+    function: Callable[[Any], Any], items: Iterable[Any], num_threads: int, num_ahead: int
 ) -> Iterator[Any]:
-    """Yield what a function makes of batches, each in one of the threads, in advance."""
-    pool, running = torch_threads(num_threads, "transform", 1), deque[Future[Any]]()
+    """Yield what a function makes of items, each in one of the threads, in their order and
+    `num_ahead` in advance."""
+    pool, running = torch_threads(num_threads, "batches"), deque[Future[Any]]()
     try:
-        for batch in batches:
-            running.append(pool.submit(finish, batch))
-            if len(running) > num_threads:
+        for item in items:
+            running.append(pool.submit(function, item))
+            if len(running) > num_ahead:
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
     finally:
+        # Without waiting: the garbage collector may end this generator in the pool's thread.
         pool.shutdown(wait=False, cancel_futures=True)
 
 

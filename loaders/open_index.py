@@ -20,21 +20,18 @@ def open_index(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[str, 
 
     Raises:
         UserError: the data is missing, has another layout, or is in shards, which this project does
-            not read.
+            not read; or it is not in shards, but their order is asked for.
     """
     if not holds_shards(data):
         if data.shuffle == "window":
-            raise UserError(
-                f"data.shuffle=window is of shards, which data.root={data.root} does not hold; "
-                "leave it out, or pack the data by python -m loaders.pack ... format=shards"
-            )
+            raise UserError("data.shuffle=window needs data in shards; use data.shuffle=full")
         return index_by_layout(data, splits)
     try:
         shards = import_module("loaders.shards")
     except ModuleNotFoundError as error:
         raise UserError(
-            "shards and addresses need loaders/shards, which this project does not have; add it, "
-            "or set data.root to a folder of files"
+            f"data.root={data.root} needs loaders/shards, which this project does not have; add "
+            "it, or set data.root to a folder of files"
         ) from error
     indexes: dict[str, Index] = shards.open_shards(data)
     return indexes

@@ -1,6 +1,6 @@
 """What happens in an epoch: which samples a rank reads, batch by batch, and how far it has come."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from conf.check import check_batch_size
 from conf.errors import UserError, counted
 from conf.schema import Config
+from loaders.index import BadFileError
 from loaders.order import ORDER, shuffled
 
 MOST_BAD = 100
@@ -15,6 +16,9 @@ MOST_BAD = 100
 
 ROWS_AT_ONCE = 8192
 """Planned at once, which costs less per row than batch by batch."""
+
+PLACE = ("epoch", "step", "number_of_pass", "row")
+"""Attributes of a plan that are the place in the run."""
 
 
 class Samples:
@@ -24,11 +28,13 @@ class Samples:
         name: name of the data set and split, such as `photos/train`.
         seed: seed of the order and of the rows.
         train: shuffle them.
+        skips: do without bad samples, by `data.on_error=skip`.
     """
 
     name: str
     seed: int
     train: bool
+    skips: bool
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -50,10 +56,44 @@ class Samples:
         """Return the sample that stands in for a bad one."""
         return (sample + 1) % len(self)
 
-    def substitute(self, row: np.void) -> np.void:
-        """Return the row, at the same position, of the sample that stands in for a bad one."""
-        samples = np.array([self.following(int(row["sample"]))])
-        return self.rows(row["position"].reshape(1), samples, int(row["epoch"]))[0]
+    def load(
+        self,
+        rows: np.ndarray,
+        number: int,
+        read: Callable[[int, np.void], Any],
+        bad: dict[int, str],
+    ) -> Any:
+        """Return `read(number, row)` of a row. If its sample is bad and `skips` is on, training
+        tries those that follow it, each as the row's sample at the same position, and writes the
+        good one's row into `rows`; evaluation returns None.
+
+        Args:
+            rows: rows of a batch.
+            number: which of them.
+            read: raises BadFileError for a bad sample.
+            bad: reasons by sample, to which bad ones are added.
+
+        Raises:
+            UserError: `MOST_BAD` samples in a row are bad, or all.
+        """
+        num_tries = min(MOST_BAD, len(self)) if self.train else 1
+        for _ in range(num_tries):
+            row = rows[number]
+            try:
+                return read(number, row)
+            except BadFileError as error:
+                if not self.skips:
+                    raise
+                bad[int(row["sample"])] = last = str(error)
+            if self.train:
+                following = np.array([self.following(int(row["sample"]))])
+                position = row["position"].reshape(1)
+                rows[number] = self.rows(position, following, int(row["epoch"]))[0]
+        if self.train:
+            raise UserError(
+                f"{self.name} has {num_tries} bad samples in a row, the last one: {last}"
+            )
+        return None
 
     def description(self) -> dict[str, str]:
         """Describe all that the rows of an epoch depend on: equal descriptions give equal rows."""
@@ -108,8 +148,6 @@ class Plan:
         self.epoch_steps = cfg.epoch_steps if samples.train else None
         self.epoch = self.step = self.number_of_pass = self.row = 0
 
-    # How many there are.
-
     @property
     def num_rows(self) -> int:
         """Number of rows of a pass that are used: all but the dropped tail in training."""
@@ -131,15 +169,12 @@ class Plan:
         full, rest = divmod(self.num_rows, self.global_batch_size)
         return self.epoch_steps or full + (rest > self.rank)
 
-    # The place in the epoch.
-
     @property
     def batches_done(self) -> int:
         """Number of batches of the current size already used in the epoch: at its end
         `max_batches`."""
-        if self.epoch_steps is not None:
-            return min(self.step, self.epoch_steps)
-        return min(-(-self.row // self.global_batch_size), self.max_batches)
+        done = -(-self.row // self.global_batch_size) if self.epoch_steps is None else self.step
+        return min(done, self.max_batches)
 
     def begin(self, epoch: int) -> None:
         """Go to the start of an epoch."""
@@ -164,17 +199,14 @@ class Plan:
         else:
             self.step = self.epoch_steps
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place, for any number of ranks, as plain values."""
-        names = ("epoch", "step", "number_of_pass", "row")
-        return {name: getattr(self, name) for name in names}
+    def state_dict(self) -> dict[str, int]:
+        """Return the place, for any number of ranks."""
+        return {name: getattr(self, name) for name in PLACE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict()` was taken."""
-        self.epoch, self.step = state["epoch"], state["step"]
-        self.number_of_pass, self.row = state["number_of_pass"], state["row"]
-
-    # The rows.
+        for name in PLACE:
+            setattr(self, name, state[name])
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield the rows of the batches that are left of the epoch; the place stays where it is."""

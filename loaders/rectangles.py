@@ -123,7 +123,7 @@ class Rectangles(Samples):
 
     def __init__(self, index: Index, cfg: Config, world_size: int, train: bool) -> None:
         self.index, self.data, self.seed, self.train = index, cfg.data, cfg.seed, train
-        self.name = index.name
+        self.name, self.skips = index.name, cfg.data.on_error == "skip"
         self.augmentations = active_augmentations(cfg.data) if train else ()
         for augmentation in self.augmentations:
             augmentation.check(cfg.data, index.target, cfg.global_batch_size, world_size)

@@ -20,13 +20,6 @@ SPLIT_NAMES = {
 }
 
 
-def split_of(name: str) -> str | None:
-    """Return the split that a folder is named after, such as `train` for `Training` or `train_set`;
-    None if it is named after none."""
-    word = re.sub(r"[ _-]?(set|split)$", "", name.casefold())
-    return next((split for split, names in SPLIT_NAMES.items() if word in names), None)
-
-
 def used_splits(found: Collection[str], data: DataConfig, where: str) -> dict[str, str]:
     """Return, for each split, the one of a data set with the splits `found` that is used as it:
     without `val`, `test` validates and there is no test split, unless `data.fold` is set.
@@ -36,9 +29,7 @@ def used_splits(found: Collection[str], data: DataConfig, where: str) -> dict[st
     """
     used = {split: split for split in SPLIT_NAMES if split in found}
     if "test" in used and "val" not in used and data.fold is None:
-        log.info(
-            "test of %s is used for validation, as there is no val: nothing is left to test", where
-        )
+        log.info("test of %s validates, as there is no val: nothing is left to test", where)
         used["val"] = used.pop("test")
     if "train" not in used or ("val" not in used and data.fold is None):
         raise UserError(
@@ -59,21 +50,21 @@ def split_folders(root: Path, data: DataConfig, splits: Collection[str]) -> dict
     """
     if not root.is_dir():
         raise UserError(f"data.root={root} is not a folder; set data.root to the data set's folder")
-    named: dict[str, list[Path]] = {}
+    named: dict[str, Path] = {}
     for name in sorted(folders_in(root)):
-        if split := split_of(name):
-            named.setdefault(split, []).append(root / name)
-    folders = [folder for several in named.values() for folder in several]
+        word = re.sub(r"[ _-]?(set|split)$", "", name.casefold())
+        split = next((split for split, names in SPLIT_NAMES.items() if word in names), None)
+        if split in named:
+            raise UserError(
+                f"{root} has {named[split].name} and {name} for {split}; rename or remove one"
+            )
+        if split:
+            named[split] = root / name
     is_both = "train" in named and len(named) > 1
-    is_split = is_both or any(any(folders_in(folder)) for folder in folders)
-    if not is_split:
+    if not is_both and not any(any(folders_in(folder)) for folder in named.values()):
         return {"train": root}
-    for split, several in named.items():
-        if len(several) > 1:
-            names = " and ".join(folder.name for folder in several)
-            raise UserError(f"{root} has {names} for {split}; rename or remove all but one")
     used = used_splits(named, data, str(root))
-    return {split: named[name][0] for split, name in used.items() if split in ("train", *splits)}
+    return {split: named[name] for split, name in used.items() if split in ("train", *splits)}
 
 
 def parts_of(
@@ -85,10 +76,8 @@ def parts_of(
     if "val" in counts:
         check_no_split(data)
     elif "val" in splits:
-        count = counts["train"]
-        parts["train"], parts["val"] = split_by_seed(
-            count, data, None if labels is None else labels[:count]
-        )
+        labels = None if labels is None else labels[parts["train"]]
+        parts["train"], parts["val"] = split_by_seed(counts["train"], data, labels)
     return parts
 
 

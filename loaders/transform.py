@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conf.errors import UserError, counted
 from conf.schema import Config
-from loaders.augment import Augmentation, parts, to_device
+from loaders.augment import Augmentation, to_device
 from loaders.batch import Batch
 from loaders.index import Index
 from loaders.info import DataInfo
@@ -22,7 +22,8 @@ from loaders.rectangles import Rectangles
 
 
 class ImageTransform:
-    """Converts images to float32 NCHW, enlarged, normalised and augmented as their rows say.
+    """Flips images and converts them to float32 NCHW, enlarged, normalised and augmented as their
+    rows say.
 
     Args:
         rectangles: what is read of the images.
@@ -37,8 +38,7 @@ class ImageTransform:
         index, self.augmentations = rectangles.index, rectangles.augmentations
         self.index, self.device = index, device
         self.output_size, self.read_size = rectangles.output_size, rectangles.read_size
-        # For the batches in use, next and ahead, each of two tensors.
-        self.memory = BatchMemory(2 * (2 + cpus_per_rank()))
+        self.memory = BatchMemory()
         last = cfg.loader.channels_last
         self.memory_format = torch.channels_last if last else torch.contiguous_format
         low, high = cfg.data.value_range
@@ -100,84 +100,84 @@ class ImageTransform:
     def _side(
         self, side: int, images: Tensor, rows: np.ndarray, augmentations: list[Augmentation]
     ) -> Tensor:
+        images = images.to(self.device, non_blocking=True)
+        flip(images, rows)
         if self.index.sides[side].interpolation == "nearest":
-            return images[..., 0].to(self.device, non_blocking=True).long()
-        factor = self.index.sides[side].size_factor
-        height, width = (factor * length for length in self.output_size)
+            return images[..., 0].long()
         scale, shift = self.scales[side], self.shifts[side]
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
-        channels_first = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        batch = self._empty(channels_first.shape)
-        for part in parts(batch):
-            pictures = batch[part].copy_(channels_first[part])
-            if not augmentations:  # before enlarging, while there are fewer pixels
-                _scale_and_shift(pictures, scale / full_intensity, shift, out=pictures)
+        channels_first = images.permute(0, 3, 1, 2)
+        batch = self._empty(*channels_first.size()).copy_(channels_first)
+        if not augmentations:  # before enlarging, while there are fewer pixels
+            batch.mul_(scale / full_intensity).add_(shift)
+        factor = self.index.sides[side].size_factor
+        height, width = (factor * length for length in self.output_size)
         if batch.shape[2:] != (height, width):
-            size, enlarged = (height, width), self._empty((*batch.shape[:2], height, width))
+            enlarged = self._empty(len(batch), batch.shape[1], height, width)
             # interpolate(mode="bilinear"), which has no `out`
-            batch = torch.ops.aten.upsample_bilinear2d.out(batch, size, False, out=enlarged)
+            batch = torch.ops.aten.upsample_bilinear2d.out(
+                batch, (height, width), False, out=enlarged
+            )
         if augmentations:
-            for part in parts(batch):
-                pictures = batch[part].div_(full_intensity)
-                for augmentation in augmentations:
-                    pictures = augmentation.apply(pictures, rows[part])
-                _scale_and_shift(pictures, scale, shift, out=batch[part])
-        return batch
+            batch.div_(full_intensity)
+            for augmentation in augmentations:
+                batch = augmentation.apply(batch, rows)
+            batch.mul_(scale).add_(shift)
+        return batch.contiguous(memory_format=self.memory_format)
 
-    def _empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Return an uninitialised float32 tensor of a shape (B, C, H, W)."""
-        if self.device.type == "cpu":
-            return self.memory.empty(shape, self.memory_format)
-        return torch.empty(shape, device=self.device, memory_format=self.memory_format)
+    def _empty(self, count: int, channels: int, height: int, width: int) -> Tensor:
+        """Return an uninitialised float32 tensor of this shape in the memory format."""
+        if self.device.type != "cpu":
+            shape = count, channels, height, width
+            return torch.empty(shape, device=self.device, memory_format=self.memory_format)
+        if self.memory_format == torch.channels_last:
+            return self.memory.empty(count, height, width, channels).permute(0, 3, 1, 2)
+        return self.memory.empty(count, channels, height, width)
 
 
-def _scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor, out: Tensor) -> None:
-    """Write batch * scale + shift to `out`, maybe `batch`; scale, shift: (1, C or 1, 1, 1)."""
-    # Factors for a whole line of pixels: broadcasting fewer values is several times slower.
-    line = batch[:1, :, :1]
-    scale, shift = (torch.empty_like(line).copy_(factor) for factor in (scale, shift))
-    torch.addcmul(shift, batch, scale, out=out)
+def flip(images: Tensor, rows: np.ndarray) -> None:
+    """Flip images (B, H, W, C), in place, as their rows say."""
+    # torch can index and flip int16, but not uint16.
+    pixels = images.view(torch.int16) if images.dtype == torch.uint16 else images
+    for name, dim in (("vflip", 1), ("hflip", 2)):
+        numbers = np.flatnonzero(rows[name])
+        if images.device.type == "cpu":
+            for number in numbers:  # one by one: new memory for all would take as long again
+                pixels[number] = pixels[number].flip(dim - 1)
+        elif len(numbers):
+            flipped = to_device(torch.from_numpy(numbers), images.device)
+            pixels[flipped] = pixels[flipped].flip(dim)
 
 
 class BatchMemory:
-    """Pool of uninitialised float32 tensors, for any number of threads.
+    """Pool of float32 memory, for any number of threads.
 
-    New memory costs a page fault for each page, and malloc returns pieces above 32 MB to the system
-    at once: with the pool, 5-channel TIFFs enlarged to 220x220 (batches of 124 MB) take 0.8 times
-    the CPU.
-
-    Args:
-        max_unused: number of unused pieces of each size that are kept.
+    New memory costs a page fault for each page: without the pool, JPEGs have 0.8 times the speed,
+    and so have 5-channel TIFFs enlarged to 220x220.
     """
 
-    def __init__(self, max_unused: int) -> None:
-        self.unused: dict[int, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=max_unused))
+    def __init__(self) -> None:
+        self.unused: dict[int, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=8))
 
-    def empty(self, shape: tuple[int, ...], memory_format: torch.memory_format) -> Tensor:
-        """Return a tensor (B, C, H, W), whose memory returns to the pool when neither it nor a view
-        of it is left."""
-        count = math.prod(shape)
+    def empty(self, *shape: int) -> Tensor:
+        """Return an uninitialised tensor, whose memory returns to the pool when neither it nor a
+        view of it is left."""
+        pieces = self.unused[math.prod(shape)]
         try:
-            piece = self.unused[count].pop()
+            piece = pieces.pop()
         except IndexError:
-            piece = np.empty(count, np.float32)  # unlike torch, NumPy asks Linux for huge pages
-        lent = piece.view()
-        weakref.finalize(lent, self.unused[count].append, piece).atexit = False
-        strides = torch.empty(shape, memory_format=memory_format, device="meta").stride()
-        return torch.from_numpy(lent).as_strided(shape, strides)
+            piece = np.empty(shape, np.float32)  # unlike torch, NumPy asks Linux for huge pages
+        lent = piece.reshape(shape)
+        weakref.finalize(lent, pieces.append, piece).atexit = False
+        return torch.from_numpy(lent)
 
 
-def class_counts(index: Index) -> np.ndarray:
-    """Count the samples, or pixels of masks, of each class, (K,) float64. It reads all masks.
-
-    Raises:
-        UserError: the targets have no classes.
-    """
+def class_counts(index: Index) -> np.ndarray | None:
+    """Count the samples, or in masks the pixels, of each class, (K,) float64; None: there are no
+    classes."""
     target = index.target
     if target.kind != "masks":
-        if (counts := target.class_counts()) is None:
-            raise UserError(f"the targets of {index.name} are {target.kind}, which have no classes")
-        return counts
+        return target.class_counts()
     num_classes = len(target.classes)
 
     def count(sample: int) -> np.ndarray:
@@ -185,5 +185,5 @@ def class_counts(index: Index) -> np.ndarray:
         return np.bincount(indices[indices != target.outside], minlength=num_classes)
 
     with ThreadPoolExecutor(cpus_per_rank()) as pool:
-        samples = index.source.storage_order(len(index))
+        samples = range(len(index))
         return sum(pool.map(count, samples), np.zeros(num_classes))

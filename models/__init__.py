@@ -18,11 +18,6 @@ from models.pretrained import freeze_as
 def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Module:
     """Build `cfg.name` on the CPU with new weights; with `cfg.compile`, its first call compiles it.
 
-    Args:
-        cfg: the group `model` of the configuration.
-        in_channels: number of channels of the images.
-        num_outputs: number of outputs that the task needs.
-
     Raises:
         UserError: the name is unknown, or the model does not take these sizes or kwargs.
     """
@@ -38,9 +33,7 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
             f"{error}; it takes only {', '.join(signature.parameters)}"
         ) from error
     model = new_model(*given.args, **given.kwargs)
-
     freeze_as(cfg, model)
-
     if cfg.channels_last:
         model = model.to(memory_format=torch.channels_last)
     if cfg.compile:

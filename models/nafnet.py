@@ -16,8 +16,6 @@ class NAFNet(nn.Module):
     with scale > 1 the correction is added to the input enlarged by bicubic interpolation.
     ``width``: channels at full resolution, doubled at each level. ``num_blocks``: blocks of each
     level, from full resolution to the lowest; all but the lowest run as many again on the way up.
-    Raises UserError when one of them is below 1, or ``num_outputs`` is not ``in_channels``: the
-    outputs have the channels of the inputs.
     """
 
     def __init__(

@@ -11,8 +11,7 @@ class SmallCNN(nn.Module):
 
     Inputs: (N, in_channels, H, W), H and W at least 8. Outputs: (N, num_outputs). With
     ``batch_norm=False`` no layer looks at the other images of a batch, so the gradient of a batch
-    is the mean of the gradients of its parts. Raises UserError when ``width`` is not a positive
-    even number.
+    is the mean of the gradients of its parts.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
 """The classification models of torchvision, by the name of their architecture."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,18 +18,15 @@ def torchvision(
 
     Inputs: (N, in_channels, H, W); each architecture has its smallest H and W, some take one size
     only. Outputs: (N, num_outputs). The new convolution's weights have the spread of the old ones.
-
-    Raises:
-        UserError: torchvision has no such architecture, or it does not take `kwargs`.
     """
+    names = models.list_models(module=models)  # without those of segmentation, detection and video
+    if arch not in names:
+        raise unknown_name("model.arch", str(arch), names)
     if "weights" in kwargs:
         raise UserError(
             f"model.kwargs.weights={kwargs['weights']} is not read; set model.weights to imagenet "
             "or a file"
         )
-    names = models.list_models(module=models)  # without those of segmentation, detection and video
-    if arch not in names:
-        raise unknown_name("model.arch", str(arch), names)
     if arch in ("googlenet", "inception_v3"):  # no tuple in training, no warning of slow weights
         kwargs = {"aux_logits": False, "init_weights": True} | kwargs
     try:
@@ -40,10 +36,8 @@ def torchvision(
     if in_channels != 3:
         convolutions = (pair for pair in model.named_modules() if isinstance(pair[1], nn.Conv2d))
         name, old = next(convolutions)
-        bias = old.bias is not None
-        new = nn.Conv2d(
-            in_channels, old.out_channels, old.kernel_size, old.stride, old.padding, bias=bias
-        )
+        sizes = (old.out_channels, old.kernel_size, old.stride, old.padding)
+        new = nn.Conv2d(in_channels, *sizes, bias=old.bias is not None)
         with torch.no_grad():
             new.weight.normal_().mul_(old.weight.std())
         model.set_submodule(name, new)
@@ -51,19 +45,6 @@ def torchvision(
 
 
 def imagenet_weights(cfg: ModelConfig, in_channels: int) -> dict[str, Tensor]:
-    """Load torchvision's newest weights of its model `cfg.arch`, and download them the first time.
-
-    Raises:
-        UserError: they could not be downloaded; the message says where to put the file.
-    """
+    """Load torchvision's newest weights of its model `cfg.arch`."""
     weights = models.get_model_weights(str(cfg.arch)).DEFAULT
-    folder = Path(torch.hub.get_dir(), "checkpoints")
-    file = folder / weights.url.rpartition("/")[2]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return weights.get_state_dict(progress=False, check_hash=True)
-    except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"model.weights=imagenet: {file} is missing or damaged and could not be downloaded "
-            f"({error}); download {weights.url} to this path"
-        ) from error
+    return weights.get_state_dict(progress=False, check_hash=True)

@@ -16,7 +16,7 @@ class UNet(nn.Module):
 
     Inputs: (N, in_channels, H, W) of any size. Outputs: (N, num_outputs, H, W). ``width``: channels
     at full resolution, doubled at each of the further ``num_levels``. With ``batch_norm=False`` no
-    layer looks at the other images of a batch. Raises UserError when a number is below 1.
+    layer looks at the other images of a batch.
     """
 
     def __init__(

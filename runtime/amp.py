@@ -11,14 +11,9 @@ BFLOAT16 = ("avx512_bf16", "bf16")
 
 
 def amp_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of autocast's low precision.
-
-    Args:
-        name: `float16`, `bfloat16`, `float32` (off), or `auto`: float16 on CUDA; on a CPU bfloat16,
-            or float32, as the log then says, if it has no instructions for bfloat16. Most CPUs take
-            many times as long in float16.
-        device: device that computes.
-    """
+    """Return the dtype of autocast's low precision: `float16`, `bfloat16`, `float32` (off), or for
+    `auto` float16 on CUDA; on a CPU bfloat16, or float32, as the log then says, if it has no
+    instructions for bfloat16. Most CPUs take many times as long in float16."""
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":

@@ -11,26 +11,24 @@ LARGE = 0.1
 """Share of the parameters of a model above which a child with lists of layers is divided."""
 
 
-def blocks_of(model: nn.Module, with_layers: bool = False) -> list[nn.Module]:
-    """Return the blocks of a model, in the order in which it holds them.
+def blocks_of(
+    model: nn.Module, with_layers: bool = False, total: int | None = None
+) -> list[nn.Module]:
+    """Return the blocks of a model, or of a module in a model of `total` parameters, in order.
 
     Blocks are the model's children and those of a ModuleList; a child with many parameters is
     divided at the ModuleLists and Sequentials inside it. `with_layers` returns single layers, too,
     and divides lists that hold nothing else.
     """
-    return _blocks(model, num_parameters(model), with_layers)
-
-
-def _blocks(module: nn.Module, total: int, with_layers: bool) -> list[nn.Module]:
-    """Return the blocks inside a module of a model with `total` parameters."""
+    total = total or num_parameters(model)
     blocks = []
-    for child in module.children():
+    for child in model.children():
         has_list = any(
             isinstance(inner, LISTS) and (with_layers or any(map(has_layers, inner.children())))
             for inner in child.modules()
         )
         if isinstance(child, NOT_CALLED) or (has_list and num_parameters(child) > LARGE * total):
-            blocks += _blocks(child, total, with_layers)
+            blocks += blocks_of(child, with_layers, total)
         elif with_layers or has_layers(child):
             blocks.append(child)
     return blocks

@@ -11,7 +11,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch import Tensor
 from conf.errors import UserError
 from conf.files import sync, write_atomically
 from conf.schema import CheckpointConfig
-from loaders.batch import tensors_of
 from models.pretrained import (
     BEST,
     FORMAT,
@@ -35,11 +33,9 @@ from models.pretrained import (
     read_state,
 )
 from runtime.process_group import ProcessGroup
-from runtime.shards import is_sharded
+from runtime.shards import is_sharded, local
 
 log = logging.getLogger(__name__)
-
-WHAT_TO_GIVE = "give the folder of a run, one of its checkpoints/step-*, or auto"
 
 
 class CheckpointWriter:
@@ -56,8 +52,8 @@ class CheckpointWriter:
         group: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Write to a folder; `group` are the ranks of the run, by default this process. No other
-        messages may pass through it."""
+        """`group` are the ranks of the run, by default this process. No other messages may pass
+        through it."""
         self.options, self.folder, self.group = options, folder, group or ProcessGroup()
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None  # of rank 0's last write
@@ -65,11 +61,8 @@ class CheckpointWriter:
 
     def is_time(self) -> bool:
         """Return True once for each `every_minutes`, by rank 0's clock."""
-        minutes = self.options.every_minutes
-        if self.group.rank != 0 or minutes is None:
-            return False
-        now = self.clock()
-        if now - self.last_write < 60 * minutes:
+        minutes, now = self.options.every_minutes, self.clock()
+        if self.group.rank != 0 or minutes is None or now - self.last_write < 60 * minutes:
             return False
         self.last_write = now  # other ranks may agree to write a step later
         return True
@@ -81,7 +74,6 @@ class CheckpointWriter:
             state: nested values, equal on all ranks but for tensors that are sharded. `step` names
                 the folder; `facts` are the metadata of the weights; `weights` are published, if
                 there are any, or else those of the `model`.
-            is_best: True if this state is the best so far.
         """
         self.last_write = self.clock()
         shards: dict[str, Tensor] = {}
@@ -90,7 +82,7 @@ class CheckpointWriter:
             if not isinstance(value, Tensor):
                 return value
             if is_sharded(value):
-                shards[name] = value.detach().to_local().to("cpu", copy=True)  # type: ignore[attr-defined]
+                shards[name] = local(value).to("cpu", copy=True)
                 return None
             return value.detach().to("cpu", copy=True) if self.group.rank == 0 else None
 
@@ -99,18 +91,14 @@ class CheckpointWriter:
         self.thread.start()
 
     def wait(self) -> None:
-        """Wait until all ranks have written everything.
-
-        Raises:
-            OSError: the last state could not be written, and `checkpoint.on_error` is `raise`.
-        """
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
-            self.group.broadcast_from_rank0(self._report)
-
-    def _report(self) -> None:
-        error, self.error = self.error, None
+        """Wait until all ranks have written everything; raise OSError if one of them could not and
+        `checkpoint.on_error` is `raise`."""
+        if self.thread is None:
+            return
+        self.thread.join()
+        self.thread = None
+        error = self.group.broadcast_from_rank0(lambda: self.error)
+        self.error = None
         if error is not None and self.options.on_error == "raise":
             raise error
         if error is not None:
@@ -123,17 +111,13 @@ class CheckpointWriter:
             self.group.broadcast_from_rank0(lambda: self._make_empty(temporary))
             answers = self.group.gather(self._write_files(temporary, state, shards, is_best))
             if self.group.rank == 0:
-                self._finish(path, temporary, answers, is_best)
+                self._finish(path, temporary, answers)
         except Exception as error:
-            reason = str(error).partition("\n")[0] or repr(error)
             if self.group.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
-            needed = sum(tensor.nbytes for tensor in tensors_of([state, shards]))
-            room = f"about {needed / 1e6:.1f} MB needed"
-            with suppress(OSError):  # where the folder is gone
-                room += f", {shutil.disk_usage(self.folder.parent).free / 1e6:.1f} MB free"
+            reason = str(error).partition("\n")[0] or repr(error)
             self.error = OSError(
-                f"{path} could not be written ({reason}): {room}; earlier checkpoints are untouched"
+                f"{path} could not be written ({reason}); earlier checkpoints are untouched"
             )
 
     def _make_empty(self, temporary: Path) -> None:
@@ -149,8 +133,10 @@ class CheckpointWriter:
         """Write this rank's files; return their fingerprints by name, or what was in the way."""
         names = [f"shard-{rank:05d}.pt" for rank in range(self.group.world_size)] if shards else []
         contents: dict[str, Any] = {names[self.group.rank]: shards} if shards else {}
+        weights = None  # those of a sharded model stay in its checkpoint
         if self.group.rank == 0:
-            weights = state.pop("weights", state.get("model")) if not shards else None
+            if not shards:
+                weights = state.pop("weights", state.get("model"))
             contents[STATE] = state | {"shards": names}
         try:
             for name, content in contents.items():
@@ -164,7 +150,7 @@ class CheckpointWriter:
             return OSError(f"rank {self.group.rank}: {error}")
 
     def _publish(self, weights: dict[str, Tensor] | None, facts: dict[str, Any]) -> None:
-        """Replace the weights of the best state; None: they are in the shards of its checkpoint."""
+        """Replace the weights of the best state; None: they are in its checkpoint."""
         path = self.folder / "model.safetensors"
         if weights is None:
             path.unlink(missing_ok=True)
@@ -174,7 +160,7 @@ class CheckpointWriter:
         with write_atomically(path) as file:
             save_file({name: x.contiguous() for name, x in weights.items()}, file, metadata)
 
-    def _finish(self, path: Path, temporary: Path, answers: list[Any], is_best: bool) -> None:
+    def _finish(self, path: Path, temporary: Path, answers: list[Any]) -> None:
         """Give the folder that all have written to its name; remove those not to be kept."""
         files: dict[str, dict[str, int]] = {}
         for answer in answers:
@@ -204,27 +190,23 @@ class CheckpointWriter:
 
 def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
     """Read the newest undamaged checkpoint that `resume` names, with its `path`; `folder` has the
-    run's own.
+    run's own. None: there is nothing to resume. A UserError: there are only damaged ones, or none.
 
-    Returns:
-        None if there is nothing to resume. Another run's checkpoint comes without its best metrics:
-        the weights that reached them are in that run's folder.
-
-    Raises:
-        UserError: `resume` names no checkpoint, or only damaged ones.
+    Another run's checkpoint comes without its best metrics: the weights that reached them are in
+    that run's folder.
     """
     if resume is None:
         return None
-    given = folder if resume == "auto" else Path(resume)
-    if resume != "auto" and newest_first(folder):
-        log.info("resuming in %s, not from resume=%s: this run was started before", folder, given)
-        given = folder  # a restart repeats the command
-    found = newest_first(given) or newest_first(given / "checkpoints")
-    if (given / MANIFEST).exists():
-        found = [given]
-    if not found and resume == "auto":
+    found = newest_first(folder)  # a restart repeats the command
+    if found and resume != "auto":
+        log.info("resuming in %s, not from resume=%s: this run was started before", folder, resume)
+    elif not found and resume == "auto":
         log.info("resume=auto: no checkpoint in %s, starting a fresh run", folder)
         return None
+    elif not found:
+        given = Path(resume)
+        is_one = (given / MANIFEST).exists()
+        found = [given] if is_one else newest_first(given) or newest_first(given / "checkpoints")
     for path in found:
         try:
             state = read_state(path)
@@ -233,9 +215,9 @@ def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
             log.warning("%s is damaged or not a checkpoint (%s)", path, reason)
             continue
         if path.parent.resolve() != folder.resolve():
-            state["progress"] |= {"best": float("-inf"), "best_metrics": {}}
+            state["progress"] |= {"best_metrics": {}, "best_by_class": {}}
         return state | {"path": str(path)}
     raise UserError(
         f"resume={resume}: there is no checkpoint that can be read ({len(found)} found); "
-        f"{WHAT_TO_GIVE}"
+        "give the folder of a run, one of its checkpoints/step-*, or auto"
     )

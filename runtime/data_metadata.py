@@ -1,10 +1,9 @@
 """Facts about the data that a model is trained on, written with its weights and compared."""
 
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError, first_few
+from conf.errors import first_few
 from loaders import Loader
 from loaders.targets import describe_target
 
@@ -17,15 +16,6 @@ def facts_of(loader: Loader) -> dict[str, Any]:
         "in_channels": loader.in_channels,
         "dtype": loader.info.dtype,
     }
-
-
-def check_facts(facts: dict[str, Any], file: str | Path) -> None:
-    """Raise UserError if facts from a file are not those of `facts_of()` with a precision."""
-    for key in ("target", "in_channels", "dtype", "precision"):
-        if key not in facts:
-            raise UserError(
-                f"{file} has no {key!r}; take it from a copy of the run, or train again"
-            )
 
 
 Differences = dict[str, tuple[Any, Any]]

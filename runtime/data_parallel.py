@@ -11,14 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def visible_gpus(cfg: Config, device: torch.device) -> list[int]:
-    """Return the indices of all visible GPUs, first `device`, where DataParallel gathers outputs.
-
-    With fewer than two GPUs, log that DataParallel does not help.
-
-    Raises:
-        UserError: the run is on the CPU though GPUs are visible, which DataParallel would take, or
-            the model is compiled.
-    """
+    """Return the indices of all visible GPUs, first `device`, where outputs are gathered."""
     if cfg.model.compile:
         raise UserError(
             "model.compile=true does not work with DataParallel, whose copies of the model would "

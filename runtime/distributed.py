@@ -17,7 +17,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from torch import nn
 
-from conf.credentials import MaskingFormatter
 from conf.errors import UserError
 from conf.schema import Config
 from runtime.blocks import BATCH_NORMS
@@ -30,18 +29,12 @@ COUNTS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2
 
 
 def local_rank() -> int:
-    """Return the number of this process on its machine, from torchrun; 0 if python started it.
-
-    Raises:
-        UserError: another launcher has started several processes, each of which would be a run of
-            its own, or variables of torchrun are missing.
-    """
-    script = Path(sys.argv[0]).name
-    fix = f"start it with torchrun --standalone --nproc_per_node=2 {script}"
+    """Return the number of this process on its machine, from torchrun; 0 if python started it. A
+    UserError if another launcher has started several, each of which would be a run of its own."""
+    fix = f"start it with torchrun --standalone --nproc_per_node=2 {Path(sys.argv[0]).name}"
     if os.environ.get("RANK"):
-        names = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        if missing := [name for name in names if not os.environ.get(name)]:
-            raise UserError(f"RANK is set, but {missing[0]} is not; {fix}")
+        if not os.environ.get("LOCAL_RANK"):
+            raise UserError(f"RANK is set, but LOCAL_RANK is not; {fix}")
         return int(os.environ["LOCAL_RANK"])
     for name in COUNTS:
         count = os.environ.get(name) or "1"
@@ -58,9 +51,6 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
 
     From here on rank 0 alone logs everything; the other ranks log warnings. `entry_point` leaves
     the group at the end.
-
-    Raises:
-        UserError: `distributed.backend` does not fit the device, or Hydra's multirun was asked for.
     """
     backend = cfg.distributed.backend
     if backend == "auto":
@@ -89,17 +79,13 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
         dist.set_debug_level(dist.DebugLevel.INFO)  # DDP names parameters without gradients
     if rank != 0:
         console = logging.StreamHandler(sys.stderr)
-        console.setFormatter(MaskingFormatter(f"[rank {rank}] %(message)s"))
+        console.setFormatter(logging.Formatter(f"[rank {rank}] %(message)s"))
         logging.basicConfig(level=logging.WARNING, handlers=[console], force=True)
     return ProcessGroup(dist.group.WORLD)
 
 
 def store_of_torchrun() -> tuple[Any, int, int]:
-    """Return the key-value store of this attempt, this process's rank and the number of ranks.
-
-    Raises:
-        UserError: Hydra's multirun was asked for.
-    """
+    """Return the key-value store of this attempt, this process's rank and the number of ranks."""
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise UserError(
             "Hydra's multirun (-m) does not work under torchrun: the ranks of all jobs would share "
@@ -115,9 +101,11 @@ def store_of_torchrun() -> tuple[Any, int, int]:
 
 def convert_sync_batchnorm(cfg: Config, model: nn.Module, device: torch.device) -> nn.Module:
     """Return the model with SyncBatchNorm on CUDA, unless `distributed.sync_batchnorm` is off."""
-    if cfg.distributed.sync_batchnorm and device.type == "cuda":
+    if not cfg.distributed.sync_batchnorm:
+        return model
+    if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    if cfg.distributed.sync_batchnorm and any(isinstance(m, BATCH_NORMS) for m in model.modules()):
+    if any(isinstance(module, BATCH_NORMS) for module in model.modules()):
         log.info("SyncBatchNorm needs CUDA: on the CPU each rank normalises by its own share")
     return model
 

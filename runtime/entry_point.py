@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.check import check_batch_size, check_effects
 from conf.cli import check_arguments, to_config, user_errors, with_home
-from conf.schema import Config, register_choices
+from conf.schema import Config
 from runtime import preemption
 from runtime.process_group import end_rank, leave_process_group, run_stamp
 from runtime.setup import num_processes
@@ -31,7 +31,6 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
         if HydraConfig.initialized():
             preemption.start(Path(HydraConfig.get().runtime.output_dir))
         try:
-            # Hydra would print the overrides, and credentials in them.
             with user_errors(before_end):
                 cfg = to_config(composed)
                 check_effects(cfg)
@@ -50,7 +49,6 @@ def run_main(main: Callable[[], None]) -> None:
     """Call a training script's `main`; errors of the command line end it as `entry_point`
     describes, and signals as `runtime.preemption` does."""
     preemption.listen()
-    register_choices()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
     run_command(main)

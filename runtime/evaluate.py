@@ -28,9 +28,10 @@ def evaluate(
 
     A loader without batches gives zeros and no samples. The mode of the model is restored.
 
+    The model inside DataParallel and DistributedDataParallel is called: the wrapper's collectives
+    would wait for ranks that have fewer batches.
+
     Args:
-        model: model, wrapped or not. The model inside DataParallel and DistributedDataParallel is
-            called: the wrapper's collectives would wait for ranks that have fewer batches.
         precision: context of the model and the sums, such as an autocast.
         num_batches: minimum number of calls of the model, equal on all ranks.
 

@@ -1,9 +1,9 @@
 """Optimizer and learning-rate schedule."""
 
 import inspect
-import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from conf.errors import UserError, counted, unknown_name
 from conf.schema import Config, OptimizerConfig
-from models.pretrained import head_of, is_in
 from runtime.parameter_groups import parameter_groups
 from runtime.shards import is_sharded
 
@@ -29,8 +28,6 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 FUSED = ("adam", "adamw", "sgd")
 """Optimizers with one kernel for all weights on every device, which can also skip a step."""
 
-log = logging.getLogger(__name__)
-
 
 def build_optimizer(
     cfg: Config, model: nn.Module, steps_per_epoch: int
@@ -41,13 +38,10 @@ def build_optimizer(
     warm-up and then follows `optimizer.schedule`, such as a cosine to 0 at the last step of
     `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR"). In the first `optimizer.head_epochs`, that of
     all layers but the head is 0 (Kumar et al. 2022, "Fine-tuning can distort pretrained features").
-
-    Raises:
-        UserError: torch.optim has no such class, it does not take these arguments or weights, or
-            the warm-up is as long as the training.
     """
     options = cfg.optimizer
     total_steps = cfg.epochs * steps_per_epoch
+    head_steps = round(options.head_epochs * steps_per_epoch)
     warmup_steps = options.warmup_steps
     if warmup_steps is None:
         warmup_steps = round(options.warmup_epochs * steps_per_epoch)
@@ -69,42 +63,35 @@ def build_optimizer(
             return options.step_factor ** (step // (options.step_epochs * steps_per_epoch))
         return 1.0
 
-    head_steps = round(options.head_epochs * steps_per_epoch)
-    if head_steps:
-        log.info("optimizer.head_epochs=%g: the head learns alone at first", options.head_epochs)
-
     def share_below_head(step: int) -> float:
         return share_of_peak(step) if step >= head_steps else 0.0
 
-    optimizer, names = new_optimizer(options, model), head_of(model)
-    head = {p for name, p in model.named_parameters() if is_in(name, names)}
+    optimizer = new_optimizer(options, model)
+    groups = optimizer.param_groups
     shares: list[Callable[[int], float]] = [
-        share_of_peak if group["params"][0] in head else share_below_head
-        for group in optimizer.param_groups
+        share_of_peak if group["is_head"] else share_below_head for group in groups
     ]
     return optimizer, Schedule(optimizer, shares)
 
 
 def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
     """Build the optimizer `options.name` for the weights that are trained, fused where PyTorch can:
-    it has no fused SGD for weights that FSDP has sharded. Raises as `build_optimizer()`."""
+    it has no fused SGD for weights that FSDP has sharded."""
     name = options.name.lower()
     new = OPTIMIZERS.get(name) or optimizer_of_timm(options.name)
-    kwargs = dict(options.kwargs)
-    arguments: dict[str, Any] = {"lr": options.lr}
+    kwargs: dict[str, Any] = {"lr": options.lr, **options.kwargs}
     if "weight_decay" in inspect.signature(new).parameters:
-        arguments["weight_decay"] = options.weight_decay
+        kwargs["weight_decay"] = options.weight_decay
     elif options.weight_decay:
         raise UserError(
             f"optimizer.weight_decay={options.weight_decay} is not possible with optimizer.name="
             f"{options.name}, which has no weight decay; use 0"
         )
-    if name == "sgd" and any(map(is_sharded, model.parameters())):
-        log.info("optimizer=sgd: not fused for sharded weights, each step waits for the device")
-    elif name in FUSED and not kwargs.get("foreach"):
+    has_shards = any(map(is_sharded, model.parameters()))
+    if name in FUSED and not kwargs.get("foreach") and not (name == "sgd" and has_shards):
         kwargs.setdefault("fused", True)
     try:
-        optimizer = new(parameter_groups(model, options), **arguments, **kwargs)
+        optimizer = new(parameter_groups(model, options), **kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"optimizer.name={options.name} does not fit optimizer.kwargs={options.kwargs}: {error}"
@@ -117,19 +104,15 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
 
 
 def optimizer_of_timm(name: str) -> Any:
-    """Return a class of timm's by its name there.
-
-    Raises:
-        UserError: neither torch.optim nor timm has such a class, or timm is not installed.
-    """
-    try:
+    """Return a class of timm's by its name there."""
+    known = set(OPTIMIZERS)
+    with suppress(ModuleNotFoundError):
         from timm.optim import get_optimizer_class, list_optimizers
-    except ModuleNotFoundError as error:
-        raise unknown_name("optimizer.name", name, OPTIMIZERS) from error
-    known = list_optimizers()
-    if name.lower() not in known:
-        raise unknown_name("optimizer.name", name, {*OPTIMIZERS, *known})
-    return get_optimizer_class(name.lower(), bind_defaults=False)
+
+        if name.lower() in list_optimizers():
+            return get_optimizer_class(name.lower(), bind_defaults=False)
+        known |= {*list_optimizers()}
+    raise unknown_name("optimizer.name", name, known)
 
 
 class Schedule(LambdaLR):

@@ -14,22 +14,26 @@ def parameter_groups(model: nn.Module, options: OptimizerConfig) -> list[dict[st
 
     Each layer has `layer_decay` times the rate of the one above it (Clark et al. 2020, "ELECTRA";
     for ViTs, Bao et al. 2022, "BEiT"), and all but the head `backbone_lr_scale` times that. The
-    head's groups come first, because the first rate is logged. With `head_epochs`, no group has
-    weights of the head and others.
+    head's groups come first, because the first rate is logged. Where the others are to differ from
+    them, `is_head` is False of these.
     """
     head, scale, decay = head_of(model), options.backbone_lr_scale, options.layer_decay
     layers = layers_of(model) if decay != 1 else dict.fromkeys(model.parameters(), 0)
     top = max(layers.values(), default=0)
-    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         above = top - layers[parameter]
         is_apart = not is_in(name, head) and (scale != 1 or options.head_epochs > 0)
         is_undecayed = parameter.ndim < 2 and not options.decay_norms_and_biases
-        group: dict[str, Any] = {"params": []}
-        group["lr"] = options.lr * (scale if is_apart else 1) * decay**above
-        group |= {"weight_decay": 0.0} if is_undecayed else {}
+        group = {
+            "params": [],
+            "lr": options.lr * (scale if is_apart else 1) * decay**above,
+            "is_head": not is_apart,
+        }
+        if is_undecayed:
+            group["weight_decay"] = 0.0
         key = (above, is_apart, is_undecayed)
         groups.setdefault(key, group)["params"].append(parameter)
     return [groups[key] for key in sorted(groups)]

@@ -23,16 +23,17 @@ _requested = Event()
 _run_dir: Path | None = None
 _has_begun = False
 # The parent, as long as it lives: ranks of a torchrun that was killed save and end, too.
-_torchruns: list[int] = []
+_torchrun: int | None = None
 
 
 def listen() -> None:
     """Handle these signals from now on; SIGHUP that is ignored, as under nohup, stays ignored."""
+    global _torchrun
     for number in (*SIGNALS, signal.SIGINT):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _remember)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _torchruns.append(os.getppid())
+        _torchrun = os.getppid()
     # A thread is told of a signal even while the main one waits in C++, as for another rank.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -57,9 +58,7 @@ def begin() -> None:
 
 def is_requested() -> bool:
     """Return True if the main thread has handled such a signal, or torchrun has ended."""
-    if _torchruns and _torchruns[-1] != os.getppid():
-        _requested.set()
-    return _requested.is_set()
+    return _requested.is_set() or (_torchrun is not None and _torchrun != os.getppid())
 
 
 def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:

@@ -16,25 +16,18 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from conf import schema
 from conf.cli import EXIT_CODE
-from conf.credentials import masked
 from conf.errors import UserError, told
-from loaders.batch import map_leaves
 from runtime import preemption
 from runtime.shards import is_sharded
 
 T = TypeVar("T")
 
 WAIT_S = 10.0
-"""Seconds that other ranks leave rank 0 to tell a mistake."""
+"""Seconds that other ranks leave rank 0 to tell a mistake, before they tell it, too."""
 
 
 class ProcessGroup:
-    """Ranks of a run, which exchange small values by gloo; a process alone exchanges nothing.
-
-    Attributes:
-        rank: number of this process in the run, from 0.
-        world_size: number of processes of the run.
-    """
+    """Ranks of a run, which exchange small values by gloo; a process alone exchanges nothing."""
 
     def __init__(self, handle: Any = None) -> None:
         """Use torch's process group `handle` of all ranks; None: this process is alone."""
@@ -85,33 +78,19 @@ class ProcessGroup:
         """Return rank 0's result of `read`, or raise its error, on all ranks; CPU tensors only."""
         if self.world_size == 1:
             return read()
-        value: Any = None
         answer: list[Any] = [None, None]
         if self.rank == 0:
             try:
-                value = read()
-                answer[0] = map_leaves(
-                    lambda x: x.to("meta") if isinstance(x, Tensor) else x, value
-                )
+                answer[0] = read()
             except Exception as error:
                 answer[1] = error
         dist.broadcast_object_list(answer, src=0, group=self.handle)
         if answer[1] is not None:
             raise answer[1]
-        return map_leaves(self._broadcast, value if self.rank == 0 else answer[0])
-
-    def _broadcast(self, value: Any) -> Any:
-        """Return rank 0's tensor in place of its shape and dtype. It is sent by itself, without a
-        copy in a pickle."""
-        if not isinstance(value, Tensor):
-            return value
-        is_sent = not value.is_meta
-        tensor = value.contiguous() if is_sent else torch.empty(value.shape, dtype=value.dtype)
-        dist.broadcast(tensor, src=0, group=self.handle)
-        return tensor
+        return answer[0]
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Return the mean over all ranks."""
+        """Return the mean over all ranks, which changes the tensor itself."""
         if self.world_size == 1:
             return tensor
         dist.all_reduce(tensor, group=self.handle)
@@ -143,42 +122,37 @@ def leave_process_group() -> None:
 
 
 def end_rank(error: Exception, message: str | None) -> NoReturn:
-    """End one of several ranks because of an error, at once: the usual way would wait for others.
+    """End one of several ranks at once: the usual way would wait for threads that wait for others.
 
-    Args:
-        error: error that ends the process; torchrun's summary has it, unless the cause is another
-            rank, to which this one has lost its connection.
-        message: message for the user, if the user can fix the error, as on all ranks. Rank 0 prints
-            it, while the others wait for torchrun to end them. None: it is a bug.
+    torchrun's summary has the error, as of a `main` with its decorator `record`, unless this rank
+    has lost its connection to another one. Rank 0 tells a user's mistake, which all ranks find, and
+    torchrun ends the others meanwhile.
     """
     rank = int(os.environ["RANK"])
-    is_of_another = "gloo/transport" in str(error) or isinstance(error, dist.DistError)
-    if not is_of_another:
-        with suppress(OSError):  # a full disk
-            record(error, message)
-    if message and rank != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
-        # Not by the signal itself: torchrun's summary has seven lines on each rank that fails.
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-        if preemption.is_requested():  # rank 0 has told it, and torchrun ends this one already
-            os._exit(0)
-        time.sleep(WAIT_S)
-    text = message or "".join(traceback.format_exception(error)).rstrip()
-    if is_of_another:
+    text = message or traceback.format_exc().rstrip()
+    if "gloo/transport" in str(error) or isinstance(error, dist.DistError):
+        message = None  # whatever a broken connection means elsewhere
         text = f"stops, because another rank has: {told(error)}"
-    for line in masked(text).splitlines():
+    elif message and rank != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if preemption.is_requested():  # torchrun ends this rank already
+            os._exit(EXIT_CODE)
+        time.sleep(WAIT_S)
+    else:
+        with suppress(OSError):  # a full disk
+            _record(error, message)
+    for line in text.splitlines():
         print(line if message else f"[rank {rank}] {line}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(EXIT_CODE if message else 1)
 
 
-def record(error: Exception, message: str | None) -> None:
-    """Hand torchrun an error for its summary, as its decorator `record` does; of a message for the
-    user, without a traceback."""
+def _record(error: Exception, message: str | None) -> None:
+    """Hand torchrun the error that is being handled; of a user's mistake, the message alone."""
     if message is None:
         get_error_handler().record_exception(error)
         return
     try:
         raise UserError(message) from None
     except UserError as mistake:
-        get_error_handler().record_exception(mistake.with_traceback(None))
+        get_error_handler().record_exception(mistake)

@@ -1,7 +1,6 @@
 """How far a run has come."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from conf.schema import Config
 from loaders import Loader
@@ -27,11 +26,8 @@ class Progress:
     best_mode: str = "max"
     """`min`: a lower value of that metric is better."""
 
-    best: float = float("-inf")
-    """Best value of that metric; of one where lower is better, its negative."""
-
     best_metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the best validation."""
+    """Metrics of the best validation; empty: there was none yet."""
 
     best_by_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """Metrics of each class in the best validation, of tasks that have them."""
@@ -39,25 +35,24 @@ class Progress:
     epochs_without_best: int = 0
     """Validations since the best one, for early stopping."""
 
-    micro_batches: dict[str, Any] = field(default_factory=dict)
-    """Their `number` that `accumulate_steps=auto` has found, and the `place` that it is for."""
-
     def add(self, task: Task, metrics: dict[str, float], step_number: int, loader: Loader) -> bool:
-        """Record a validation after a number of steps.
-
-        Returns:
-            True if it is the best so far: its value is higher, or equal with a lower `val/loss`.
-        """
+        """Record a validation after a number of steps. True if it is the best so far: its value is
+        better, or equal with a lower `val/loss`."""
         self.metrics, self.validated_step = metrics, step_number
         self.best_metric, self.best_mode = f"val/{task.best_metric}", task.best_mode
         self.num_epochs = loader.epoch + is_finished(loader)
-        value = metrics[self.best_metric] * (-1 if task.best_mode == "min" else 1)
-        loss, best_loss = (each.get("val/loss", 0.0) for each in (metrics, self.best_metrics))
-        is_best = value > self.best or (value == self.best and loss < best_loss)
-        self.epochs_without_best = 0 if value > self.best else self.epochs_without_best + 1
-        if is_best:
-            self.best, self.best_metrics = value, metrics
-        return is_best
+        value, best = self._rank_of(metrics), self._rank_of(self.best_metrics)
+        self.epochs_without_best = 0 if value[0] > best[0] else self.epochs_without_best + 1
+        if value > best:
+            self.best_metrics = metrics
+        return value > best
+
+    def _rank_of(self, metrics: dict[str, float]) -> tuple[float, float]:
+        """Return a pair that is greater for better metrics."""
+        if not metrics:
+            return float("-inf"), float("-inf")
+        value = metrics[self.best_metric]
+        return -value if self.best_mode == "min" else value, -metrics.get("val/loss", 0.0)
 
 
 def steps_done(loader: Loader) -> int:

@@ -13,24 +13,25 @@ from torch import Tensor
 from conf.errors import counted
 from conf.schema import Config
 from loaders import Loader
+from loaders.batch import num_samples
 from runtime import preemption
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
-from runtime.finite import FiniteCheck
+from runtime.finite import FiniteCheck, state_dicts
 from runtime.metric_logger import MetricLogger
 from runtime.process_group import ProcessGroup
+from runtime.profile import profiler_of
 from runtime.progress import Progress, is_finished, steps_done
 from runtime.resume import restore, rng_state, start_from_weights
 from runtime.run_dir import acquire_run_dir
-from runtime.summary import Summary, log_that_nothing_is_left
-from runtime.timing import Timing
+from runtime.summary import Summary
+from runtime.timing import Timer
 from tasks import Task
 
 log = logging.getLogger(__name__)
 
-
 RESERVED_KEYS = {
-    *("progress", "losses", "epoch_is_finished", "step", "rng", "weights"),
+    *("progress", "epoch_is_finished", "step", "rng", "weights"),
     *("config", "facts", "versions", "path", "shards"),
 }
 """Keys of a checkpoint that a script's state cannot have."""
@@ -55,10 +56,10 @@ class Run:
         precision: torch.dtype | None = None,
         weights: Callable[[], dict[str, Tensor]] | None = None,
     ) -> None:
-        """Make `cfg.output_dir` this run's folder.
+        """Make `cfg.output_dir` this run's folder, which raises a UserError if another run writes
+        to it.
 
         Args:
-            cfg, device: configuration of the run, and device of this process.
             state: what is saved and restored, by name, before the model is wrapped: every script
                 then has the same keys. At least `model`, `optimizer`, `scheduler` and `loader`.
             group: processes of the run; default: this one.
@@ -66,62 +67,48 @@ class Run:
             precision: dtype that the model computes in; default: that of its weights.
             weights: function that returns the weights, by name, that are evaluated and, of the best
                 epoch, become `model.safetensors`; default: the model's.
-
-        Raises:
-            UserError: another run writes to the folder.
-            ValueError: the state has a name of `RESERVED_KEYS`.
         """
         if reserved := sorted(RESERVED_KEYS & state.keys()):
             raise ValueError(f"state: {', '.join(reserved)} is reserved; use another name")
         self.cfg, self.device, self.group = cfg, device, group or ProcessGroup()
-        self.model, self.scheduler = state["model"], state["scheduler"]
-        self.loader: Loader = state["loader"]
-        self.state = state
+        self.state, self.loader = state, state["loader"]
         self.precision, self.weights = precision or torch.float32, weights
-        self.progress, self.saved_step = Progress(), 0
         self.run_dir = Path(
             HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
         )
-        self.timing = Timing(device, clock)
-        self.profiler: Any = None
-        if cfg.profile.steps is not None:
-            from runtime.profile import profiler_of
+        self.progress = Progress()
+        self.saved_step = 0
+        self.num_micro_batches = 0  # that accumulate_steps=auto has found
+        # Of the current step
+        self.num_images, self.learning_rate = 0, 0.0
+        self.grad_norm = torch.zeros(())
 
-            self.profiler = profiler_of(
-                cfg.profile.steps, cfg.profile.memory, self.run_dir, self.group.rank, device
-            )
-        world_size = self.group.world_size
-        self.report = Summary(cfg, self.loader, self.run_dir, world_size, self.precision)
-        self.recorder = MetricLogger(cfg, self.loader, self.run_dir, self.group, self.timing)
+        world_size, rank = self.group.world_size, self.group.rank
+        self.timer = Timer(device, self.group, clock)
+        self.profiler = profiler_of(cfg.profile, self.run_dir, rank, device)
+        self.summary = Summary(cfg, self.loader, self.run_dir, world_size, self.precision)
+        self.metrics = MetricLogger(cfg, self.loader, self.run_dir, self.group, self.timer)
         # What its thread sends must not mix with the messages of the training.
         writers, checkpoints = self.group.duplicate(), self.run_dir / "checkpoints"
         self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
-        self.finite = FiniteCheck(state, self.loader, self.group, self.writer)
+        self.finite = FiniteCheck(state, self.loader, self.group, self.writer, cfg.log.every_steps)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
         preemption.begin()
 
     def resume(self) -> None:
-        """Load the checkpoint that `cfg.resume` names, or else initial weights, if any are named.
-
-        Call it before the model is wrapped.
-
-        Raises:
-            UserError: no such file can be read, the checkpoint is of another model or other data,
-                its plan differs, or no weight fits.
-        """
-        cfg = self.cfg
+        """Load the checkpoint that `cfg.resume` names, or else initial weights, if any are named;
+        to be called before the model is wrapped. Raises a UserError if they do not fit."""
         # Rank 0 reads for all ranks, whose disks may differ.
         saved = self.group.broadcast_from_rank0(
-            lambda: read_checkpoint(cfg.resume, self.run_dir / "checkpoints")
+            lambda: read_checkpoint(self.cfg.resume, self.run_dir / "checkpoints")
         )
         if saved is not None:
-            restore(cfg, self.state, saved, self.group)
+            restore(self.cfg, self.state, saved, self.group)
             self.progress = Progress(**saved["progress"])
-            self.recorder.load_sums(saved["losses"])
             self.saved_step = self.step_number
             log.info("resumed from %s: step %d", saved["path"], self.step_number)
         else:
-            start_from_weights(cfg, self.model, self.loader, self.group)
+            start_from_weights(self.cfg, self.state["model"], self.loader, self.group)
         self.finite.start()
 
     @property
@@ -136,11 +123,17 @@ class Run:
         epochs = range(max(self.loader.epoch, progress.num_epochs), self.cfg.epochs)
         lacks_validation = self._is_at_max_steps() and self.step_number != progress.validated_step
         if not epochs or (self._has_ended() and not lacks_validation):
-            log_that_nothing_is_left(self.cfg, progress.num_epochs, self.step_number)
+            log.info(
+                "nothing to do: the run has ended after epoch %d (step %d); to train on, raise "
+                "epochs, max_steps or early_stopping.patience",
+                progress.num_epochs,
+                self.step_number,
+            )
             return
-        self.recorder.speed.open_run(self.model)
+        self.timer.watch(self.state["model"])
+        self.metrics.open(self.summary.process | self.summary.changed)
         if self.group.rank == 0:
-            self.report.open(self.model, self.device)
+            self.summary.open(self.state["model"], self.device)
         if self.profiler is not None:
             self.profiler.start()
         for epoch in epochs:
@@ -149,53 +142,48 @@ class Run:
                 break
 
     def batches(self, loader: Loader) -> Iterator[Any]:
-        """Yield the training batches that are left of the epoch; time each step, and the wait for
-        its batch."""
-        self.recorder.open_epoch(self.report.process | self.report.changed, self.step_number)
-        self.timing.lap("other")
+        """Yield the training batches that are left of the epoch; time the wait for each."""
+        self.metrics.open_epoch()
+        self.timer.lap("other")
         # An epoch that was stopped after its last step has only its validation left.
         batches = iter(()) if is_finished(loader) else iter(loader)
         while not self._is_at_max_steps():
-            with self.timing.data_wait():
+            with self.timer.data_wait():
                 batch = next(batches, None)
             if batch is None:
                 break
-            self.recorder.speed.begin_step(batch)
-            self.recorder.lr = float(self.scheduler.get_last_lr()[0])
+            self.num_images = num_samples(batch) * self.group.world_size
+            self.learning_rate = float(self.state["scheduler"].get_last_lr()[0])
             yield batch
             if self.step_number == 1:  # a first step that fails leaves no events
-                self.recorder.log_inputs(batch, self.step_number)
-                self.timing.lap("other")
-        self.recorder.close_epoch(self.step_number)
-        self.finite.log_point(self.recorder.is_finite)
+                self.metrics.log_inputs(batch)
+                self.timer.lap("other")
+        if self.metrics.num_steps:
+            self._log_point()
+        self.metrics.bar.close()
         self._act_on(self.group.pending_flags())
 
     def record_micro_batch(self, loss: Tensor) -> None:
         """Record the loss of a micro-batch that does not end its step, divided by their number."""
-        self.recorder.add_loss(loss)
+        self.metrics.add_loss(loss)
         self.finite.add(loss)
 
     def step(self, loss: Tensor, grad_norm: Tensor) -> None:
         """End an optimizer step: record it, save if it is time to, and exit after a signal.
 
-        All ranks save and exit at the same step; of several ranks, one step later.
-
-        Args:
-            loss: mean over this rank's batch.
-            grad_norm: L2 norm of all gradients, before clipping.
-
-        Raises:
-            UserError: what would be saved is not finite, at a log point or when it is to be saved.
+        All ranks save and exit at the same step; of several ranks, one step later. `loss` is the
+        mean over this rank's batch, `grad_norm` the L2 norm of all gradients before clipping.
         """
-        self.recorder.add_loss(loss)
-        self.finite.add(loss)
-        self.recorder.end_step(self.step_number, grad_norm)
+        self.record_micro_batch(loss)
+        self.grad_norm = grad_norm
+        self.timer.end_step(self.num_images)
+        self.metrics.end_step()
         if self.step_number % self.cfg.log.every_steps == 0:
-            self.finite.log_point(self.recorder.is_finite)
-        self.timing.end_step()
+            self._log_point()
         if self.profiler is not None:
+            self.timer.lap("compute")
             self.profiler.step()
-            self.timing.lap("profile")
+            self.timer.lap("profile")
         every_steps = self.cfg.checkpoint.every_steps
         # Not only at a multiple: the loop may have left out that step.
         is_step = every_steps and self.step_number // every_steps > self.saved_step // every_steps
@@ -203,16 +191,12 @@ class Run:
         self._act_on(self.group.any_rank(flags), bool(is_step))
 
     def epoch(self, task: Task, totals: Tensor, shown: Shown | None = None) -> None:
-        """Record a validation, and save.
-
-        Args:
-            task: turns the totals into metrics.
-            totals, shown: what `evaluate()` returned, with the sums of all ranks.
-        """
+        """Record a validation, and save; `totals` and `shown` are what `evaluate()` returned, with
+        the sums of all ranks."""
         metrics = {f"val/{name}": value for name, value in task.metrics(totals).items()}
-        self.recorder.log_pictures(task, totals, shown, self.step_number)
-        self.recorder.log_validation(metrics, self.step_number)
-        self.timing.lap("validation")
+        self.metrics.log_pictures(task, totals, shown)
+        self.metrics.log_validation(metrics)
+        self.timer.lap("validation")
         is_best = self.progress.add(task, metrics, self.step_number, self.loader)
         if is_best:
             self.progress.best_by_class = task.class_metrics(totals)
@@ -223,13 +207,11 @@ class Run:
         self.writer.wait()
         if self.profiler is not None:
             self.profiler.stop()
-        self.timing.end()
-        self.recorder.loggers.close()
+        self.timer.lap("other")
+        self.metrics.loggers.close()
         if self.group.rank == 0:
-            counts = {
-                "steps": self.step_number,
-            }
-            self.report.close(self.progress, counts, self.recorder.speed)
+            (self.run_dir / preemption.REQUEUE_MARKER).unlink(missing_ok=True)
+            self.summary.close(self.progress, self.step_number, self.timer)
 
     def _is_at_max_steps(self) -> bool:
         return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
@@ -239,14 +221,20 @@ class Run:
         patience, count = self.cfg.early_stopping.patience, self.progress.epochs_without_best
         if patience is not None and count >= patience:
             name = self.progress.best_metric
-            validations = counted(count, "validation")
-            log.info("early stopping: no better %s in %s", name, validations)
+            log.info("early stopping: no better %s in %s", name, counted(count, "validation"))
             return True
         return self._is_at_max_steps()
 
+    def _log_point(self) -> None:
+        is_finite = self.metrics.log_point(self.learning_rate, self.grad_norm)
+        self.finite.log_point(is_finite)
+        self.timer.lap("other")
+
     def _act_on(self, flags: list[bool], is_step: bool = False) -> None:
-        """Save, for `is_step` or as the ranks have agreed, and exit if a rank was signalled: these
-        are the two `flags`, of which there are none before the ranks have agreed."""
+        """Save, for `is_step` or as the ranks have agreed, and exit if a rank was signalled.
+
+        These are the two `flags`; there are none before the ranks have agreed.
+        """
         if is_step or any(flags):
             self._save()
         if any(flags[1:]):
@@ -256,19 +244,18 @@ class Run:
 
     def _save(self, is_best: bool = False) -> None:
         """Copy the state to the host and write it in the background; every rank calls it."""
-        self.timing.finished()  # what follows, such as the wait for the previous write, is no step
+        self.timer.finish_steps()  # what follows, as the wait for the previous write, is no step
         self.writer.wait()
-        state = {name: owner.state_dict() for name, owner in self.state.items()}
+        state = state_dicts(self.state)
         self.finite.check(state)
         if is_best and self.weights is not None:
             state["weights"] = self.weights()
-        state |= self.report.about | {
+        state |= self.summary.about | {
             "progress": vars(self.progress),
-            "losses": self.recorder.gather_sums(),
             "rng": self.group.gather(rng_state()),
             "step": self.step_number,
             "epoch_is_finished": is_finished(self.loader),
         }
         self.writer.write(state, is_best)
         self.saved_step = self.step_number
-        self.timing.lap("saving")
+        self.timer.lap("saving")

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -25,17 +26,22 @@ _locks: dict[Path, FileLock] = {}
 
 
 def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
-    """Lock the folder for this run until the process ends; rank 0 calls it.
-
-    Raises:
-        UserError: another run writes to it, or an earlier run's checkpoints or events are there and
-            the configuration does not say whether to resume or to remove them.
-    """
+    """Lock the folder for this run until the process ends; rank 0 calls it. A UserError if another
+    run writes to it, or was there and is neither to be resumed nor removed."""
     run_dir.mkdir(parents=True, exist_ok=True)
     # torchrun restarts ranks while those of a lost machine may still end.
     may_restart = cfg.resume is not None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    timeout_s = min(LOCK_TIMEOUT_S, cfg.distributed.timeout_s / 2) if may_restart else 0.0
-    lock_run_dir(run_dir, timeout_s)
+    path = (run_dir / ".lock").resolve()
+    lock = _locks.setdefault(path, FileLock(path))
+    try:
+        lock.acquire(timeout=LOCK_TIMEOUT_S if may_restart else 0, poll_interval=1)
+    except Timeout as error:
+        raise UserError(
+            f"output_dir={run_dir} belongs to a run that is still going; wait for its end, "
+            "or choose another output_dir"
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        log.warning("%s cannot be locked (%s): start no second run there", run_dir, error)
     checkpoints = run_dir / "checkpoints"
     events = list(run_dir.glob("events.out.tfevents.*"))
     if cfg.resume is None and not cfg.overwrite and (events or newest_first(checkpoints)):
@@ -44,33 +50,14 @@ def acquire_run_dir(cfg: Config, run_dir: Path) -> None:
             "overwrite=true removes its checkpoints and events, or choose another output_dir"
         )
     if cfg.overwrite:
-        for path in newest_first(checkpoints):
-            shutil.rmtree(path)
-        for name in (SUMMARY, REQUEUE_MARKER, "checkpoints/model.safetensors"):
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        for name in (SUMMARY, REQUEUE_MARKER):
             (run_dir / name).unlink(missing_ok=True)
     if not newest_first(checkpoints):
         # The log of a run that never saved would be mixed with that of its second start.
         for path in [*events, *run_dir.glob("*_id")]:  # of the run in logging services
             path.unlink()
-
-
-def lock_run_dir(run_dir: Path, timeout_s: float = 0.0) -> None:
-    """Lock a folder until the process ends, after waiting for `timeout_s` at most.
-
-    Raises:
-        UserError: a run writes to it.
-    """
-    path = (run_dir / ".lock").resolve()
-    if path in _locks:
-        return
-    lock = FileLock(path, timeout=timeout_s)
-    try:
-        lock.acquire(poll_interval=1)
-    except Timeout as error:
-        raise UserError(
-            f"output_dir={run_dir} belongs to a run that is still going; wait for its end, "
-            "or choose another output_dir"
-        ) from error
-    except (OSError, NotImplementedError) as error:
-        log.warning("%s cannot be locked (%s): start no second run there", run_dir, error)
-    _locks[path] = lock
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, MemoryHandler):  # train.log, see conf/config.yaml
+            handler.capacity = 0
+            handler.flush()

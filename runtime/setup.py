@@ -1,9 +1,7 @@
 """Device, threads, seed, precision and determinism of a process."""
 
-import logging
 import os
 import random
-import re
 import sys
 from pathlib import Path
 
@@ -13,24 +11,12 @@ import torch
 from conf.errors import UserError
 from conf.schema import Config
 
-log = logging.getLogger(__name__)
-
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-
 
 def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
     """Choose the device of this process, its precision and its use of CPUs.
 
-    Args:
-        cfg: configuration of the run.
-        local_rank: number of this process on its machine; None: it is the only process of the run.
-
-    Returns:
-        Device; a GPU is made current.
-
-    Raises:
-        UserError: as `resolve_device()`, or torchrun has started several processes of a script for
-            one.
+    `local_rank` is its number on the machine; None: it is the only process of the run, and a
+    UserError is raised if torchrun has started several.
     """
     if local_rank is None and num_processes() > 1:
         script = Path(sys.argv[0]).name
@@ -39,32 +25,14 @@ def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
             f"start it with python {script}, or use a script of several processes"
         )
     device = resolve_device(cfg.device, local_rank or 0)
-    if device.type == "cpu":
-        set_threads()
+    # A container may use fewer CPUs than it sees, of whose quota OpenMP does not know.
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        from loaders.limits import cpus_per_rank  # which commands need only here
+
+        if (num_cpus := cpus_per_rank()) < torch.get_num_threads():
+            torch.set_num_threads(num_cpus)
     set_numerics(cfg)
     return device
-
-
-def set_threads() -> None:
-    """Use no more threads than a container may use CPUs, of whose quota OpenMP does not know.
-
-    Where other programs keep the CPUs busy, too, log what helps: a thread of OpenMP that waits for
-    another one, which a third program keeps from running, occupies its CPU.
-    """
-    from loaders.limits import cpus_per_rank  # which commands need only here
-
-    num_cpus = cpus_per_rank()
-    if num_cpus < torch.get_num_threads() and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(num_cpus)
-    load, all_cpus = os.getloadavg()[0], os.cpu_count() or 1
-    is_busy = load > 2 * all_cpus  # the threads of a run that has just ended count, too
-    if is_busy and torch.get_num_threads() > 1 and "OMP_WAIT_POLICY" not in os.environ:
-        log.info(
-            "other programs use the CPUs (%d), too (load %.0f): the environment variable "
-            "OMP_WAIT_POLICY=passive makes this run faster",
-            all_cpus,
-            load,
-        )
 
 
 def num_processes() -> int:
@@ -72,34 +40,13 @@ def num_processes() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1) if os.environ.get("RANK") else 1
 
 
-def resolve_device(name: str, local_rank: int = 0, driver: Path = NVIDIA_DRIVER) -> torch.device:
-    """Return the device of this process; a GPU is made current.
-
-    Args:
-        name: `auto`, `cpu`, `cuda` (both with the GPU number `local_rank`) or `cuda:1`.
-        local_rank: number of this process on its machine.
-        driver: file with the version of the NVIDIA driver, if there is one.
-
-    Raises:
-        UserError: there is no such device, or with `auto` a GPU that this PyTorch cannot use, of
-            which PyTorch would only warn.
-    """
+def resolve_device(name: str, local_rank: int = 0) -> torch.device:
+    """Return the device of this process; a GPU is made current. `name` is `auto`, `cpu`, `cuda`
+    (both with the GPU number `local_rank`) or `cuda:1`."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        if num_gpus == 0 and not is_hidden and driver.exists():
-            version = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", driver.read_text())
-            cuda = torch.version.cuda
-            raise UserError(
-                f"there is an NVIDIA driver {version[1] if version else ''}, but torch "
-                f"{torch.__version__}, {f'built for CUDA {cuda}' if cuda else 'without CUDA'}, "
-                "finds no GPU that it can use: set device=cpu to train on the CPU, else install a "
-                "newer driver or a torch for it, see docs/installation.md"
-            )
-        name = "cuda" if num_gpus else "cpu"
-    if name == "cpu":
-        return torch.device(name)
-    given = torch.device(name).index
+    if name == "cpu" or (name == "auto" and num_gpus == 0):
+        return torch.device("cpu")
+    given = None if name == "auto" else torch.device(name).index
     index = local_rank if given is None else given
     if index >= num_gpus:
         fix = f"use --nproc_per_node={num_gpus} or" if num_gpus else "use"

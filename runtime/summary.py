@@ -5,7 +5,7 @@ import json
 import logging
 import platform
 import sys
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,16 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import nn
 
-from conf.credentials import masked
 from conf.errors import counted
 from conf.files import write_atomically
 from conf.schema import Config
 from loaders import Loader
 from runtime.data_metadata import facts_of
-from runtime.preemption import REQUEUE_MARKER
 from runtime.progress import Progress, metrics_text
-from runtime.resume import settings
 from runtime.run_dir import SUMMARY
-from runtime.speed import Speed, verdict
+from runtime.timing import Timer, bottleneck, speed_text
 
 log = logging.getLogger(__name__)
-
-VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
 
 
 class Summary:
@@ -48,13 +43,14 @@ class Summary:
         world_size: int,
         precision: torch.dtype,
     ) -> None:
-        """Take facts about a run."""
         self.cfg, self.loader, self.run_dir = cfg, loader, run_dir
         name = str(precision).removeprefix("torch.")
-        facts = facts_of(loader) | {"precision": name}
-        self.about: dict[str, Any] = {"facts": facts, "config": settings(cfg), "versions": VERSIONS}
-        self.world_size = world_size
-        self.process: dict[str, float | str | bool] = {
+        self.about: dict[str, Any] = {
+            "facts": facts_of(loader) | {"precision": name},
+            "config": asdict(cfg),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        }
+        self.process: dict[str, Any] = {
             "script": Path(sys.argv[0]).name,
             "world_size": world_size,
             "precision": name,
@@ -67,68 +63,72 @@ class Summary:
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of what was reached before
         with write_atomically(self.run_dir / "config.yaml") as temporary:
             OmegaConf.save(self.about["config"], temporary)
-        about = {"settings": self.changed, "script": self.process["script"]} | self.about["facts"]
-        about |= {"val_samples": info.num_val_samples, "versions": VERSIONS}
+        about = {
+            "settings": self.changed,
+            "script": self.process["script"],
+            **self.about["facts"],
+            "val_samples": info.num_val_samples,
+            "versions": self.about["versions"],
+        }
         write_json(self.run_dir / "run.json", about)
-        name = f"{cfg.model.name} {cfg.model.arch}" if cfg.model.arch else cfg.model.name
-        arguments = ", ".join(f"{key}={value}" for key, value in cfg.model.kwargs.items())
-        size = sum(parameter.numel() for parameter in model.parameters())
-        for line in [
-            *info.description,
-            f"{name}{f'({arguments})' if arguments else ''} with {size:,} parameters; "
-            f"{self.process['precision']} on {device}",
-            f"{counted(cfg.epochs, 'epoch')} of {counted(len(self.loader), 'step')} of "
-            f"{counted(cfg.global_batch_size, 'sample')} on "
-            f"{counted(self.world_size, 'rank')}, "
-            f"{counted(info.num_dropped, 'sample')} dropped per epoch",
-        ]:
+        for line in info.description:
             log.info(line)
+        kwargs = {"arch": cfg.model.arch} if cfg.model.arch else {}
+        arguments = ", ".join(f"{k}={v}" for k, v in (kwargs | dict(cfg.model.kwargs)).items())
+        size = sum(parameter.numel() for parameter in model.parameters())
+        log.info(
+            "%s(%s) with %s parameters; %s on %s",
+            cfg.model.name,
+            arguments,
+            f"{size:,}",
+            self.process["precision"],
+            device,
+        )
+        log.info(
+            "%s of %s of %s on %s, %s dropped per epoch",
+            counted(cfg.epochs, "epoch"),
+            counted(len(self.loader), "step"),
+            counted(cfg.global_batch_size, "sample"),
+            counted(self.process["world_size"], "rank"),
+            counted(info.num_dropped, "sample"),
+        )
 
-    def close(self, progress: Progress, counts: Mapping[str, object], speed: Speed) -> None:
-        """Write `summary.json`, with `counts`, unless no step was made, and log the last lines."""
-        (self.run_dir / REQUEUE_MARKER).unlink(missing_ok=True)
-        device, seconds, slow = speed.timing.device, speed.timing.seconds, speed.slow
-        speeds = {"perf/images_per_s": 0.0, "perf/data_wait_share": 0.0} | speed.values()
+    def close(self, progress: Progress, step_number: int, timer: Timer) -> None:
+        """Write `summary.json`, unless no step was made, and log the last lines."""
+        speeds, seconds = timer.values(), timer.seconds
+        summary = {
+            **progress.metrics,
+            "best": progress.best_metrics,
+            "best_metric": progress.best_metric,
+            "best_mode": progress.best_mode,
+            "best_by_class": progress.best_by_class,
+            "steps": step_number,
+            **{"perf/images_per_s": 0.0, "perf/data_wait_share": 0.0},
+            **speeds,
+            "slowest_rank": timer.slow,
+            "seconds": {phase: round(s, 3) for phase, s in seconds.items()},
+            "device": str(timer.device),
+            "versions": self.about["versions"],
+            **self.process,
+        }
         if not (self.run_dir / SUMMARY).exists():  # else there was nothing left to do
-            summary = {
-                **progress.metrics,
-                "best": progress.best_metrics,
-                "best_metric": progress.best_metric,
-                "best_mode": progress.best_mode,
-                **counts,
-                **speeds,
-                **({"slowest_rank": slow._asdict()} if slow else {}),
-                "seconds": {phase: round(s, 3) for phase, s in seconds.items()},
-                "device": str(device),
-                "versions": VERSIONS,
-                **self.process,
-            }
-            if progress.best_by_class:
-                summary["best_by_class"] = progress.best_by_class
             write_json(self.run_dir / SUMMARY, summary)
         log.info("time by phase:")
         for phase, s in seconds.items():
             log.info("  %-12s %8.1f s  %4.0f %%", phase, s, 100 * s / sum(seconds.values()))
-        if speed.timing.num_images:
-            advice = verdict(speeds, self.cfg, device)
-            log.info("%s in training, %s", speed.timing.speed(), advice)
-        if slow:
-            log.info("%s", slow)
-        if progress.best_metrics:
-            best = metrics_text(progress.best_metrics)
-            log.info("best by %s: %s", progress.best_metric, best)
-        else:
-            log.info("best: no epoch was validated")
+        if "perf/images_per_s" in speeds:
+            bound, advice = bottleneck(speeds)
+            log.info("%s in training, %s%s", speed_text(speeds), bound, advice)
+        if timer.slow:
+            log.info(
+                "slowest: rank %d on %s, %.0f%% slower than others",
+                timer.slow["rank"],
+                timer.slow["host"],
+                100 * timer.slow["slower_by"],
+            )
+        best = metrics_text(progress.best_metrics) or "no epoch was validated"
+        log.info("best by %s: %s", progress.best_metric or "any metric", best)
         log.info("logs and checkpoints: %s", self.run_dir)
-
-
-def log_that_nothing_is_left(cfg: Config, num_epochs: int, step_number: int) -> None:
-    """Name the place where the run has ended, and the keys that ended it."""
-    limits = {"epochs": cfg.epochs, "max_steps": cfg.max_steps}
-    limits["early_stopping.patience"] = cfg.early_stopping.patience
-    given = " ".join(f"{key}={limit}" for key, limit in limits.items() if limit is not None)
-    place = f"epoch {num_epochs} (step {step_number})"
-    log.info("nothing to do: the run has ended after %s; to train on, raise %s", place, given)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -150,4 +150,4 @@ def changed_settings(cfg: Config) -> dict[str, float | str | bool]:
             value = hydra.runtime.choices.get(key, value)
         if key not in ("output_dir", "name", "resume"):
             changed[key] = value if isinstance(value, int | float | bool) else str(value)
-    return masked(changed)
+    return changed

@@ -12,13 +12,13 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 from yaml import YAMLError
 
-from conf.cli import explain, to_config, typed_defaults
+from conf.cli import explain, to_config
 from conf.errors import UserError
-from conf.schema import NAMED_BY, Config
+from conf.schema import Config
 from loaders import Loader
 from loaders.targets import Target, target_of
 from models.pretrained import read_weights, weights_in
-from runtime.data_metadata import check_facts, differences, facts_of, listed
+from runtime.data_metadata import differences, facts_of, listed
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class TrainedRun:
 
     @property
     def in_channels(self) -> int:
-        """Channels of the images that the model takes."""
         return self.facts["in_channels"]
 
     @property
@@ -63,11 +62,7 @@ class TrainedRun:
             )
 
     def load_into(self, model: nn.Module) -> None:
-        """Load the weights into a model that was built with `cfg`.
-
-        Raises:
-            UserError: it is another model than the run's.
-        """
+        """Load the weights into a model that was built with `cfg`; raise UserError for another."""
         try:
             model.load_state_dict(self.weights)
         except RuntimeError as error:
@@ -79,16 +74,7 @@ class TrainedRun:
 
 
 def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
-    """Read the folder of a run.
-
-    Args:
-        folder: `output_dir` of the run.
-        overrides: `key=value`, as for a training script, and `loader=NAME`, but no other group.
-
-    Raises:
-        UserError: there is no run, it has no weights yet, one of its files is damaged, or an
-            override does not fit it.
-    """
+    """Read the folder of a run, with overrides `key=value` and `loader=NAME`."""
     config, facts_file = folder / "config.yaml", folder / "run.json"
     if not (config.is_file() and facts_file.is_file()):
         raise UserError(
@@ -100,7 +86,7 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
         # It could send a variable of this machine's environment to a server.
         if "${" in config.read_text():
             raise ValueError("no run writes ${...}")
-        to_config(_with_changes(saved, {}))
+        to_config(saved)
         facts = json.loads((file := facts_file).read_text())
     except Exception as error:  # damaged text raises errors of any type
         reason = explain(error) or (str(error) or repr(error)).splitlines()[0]
@@ -112,24 +98,12 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
     try:
         untrained = {"model": {"freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}}
         changes = OmegaConf.merge(untrained, OmegaConf.from_dotlist(overrides))
-        cfg = to_config(_with_changes(saved, changes))
+        cfg = to_config(OmegaConf.merge(saved, changes))
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(
             f"{' '.join(overrides)} does not fit the configuration of run={folder}: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    check_facts(facts, facts_file)
     path = weights_in(folder)
     weights, of_weights = read_weights(str(path))
-    check_facts(facts | of_weights, path)
     return TrainedRun(cfg, facts | of_weights, weights, path)
-
-
-def _with_changes(saved: Any, changes: Any) -> Any:
-    """Merge changes into the configuration of a run, and leave out keys that its layout or loader
-    does not have: another loader may be chosen, and earlier versions stored the keys of all."""
-    typed = typed_defaults(OmegaConf.merge(saved, changes))
-    known: dict[Any, Any] = {
-        group: OmegaConf.masked_copy(saved[group], [*typed[group]]) for group in NAMED_BY
-    }
-    return OmegaConf.merge(typed, {**saved, **known}, changes)

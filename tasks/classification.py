@@ -13,9 +13,8 @@ from tasks.common import (
     confusion_matrix,
     count_of_each,
     metrics_by_class,
-    on_device,
     sum_columns,
-    with_text,
+    with_answers,
 )
 
 MAX_CONFUSION_CLASSES = 1000
@@ -41,19 +40,18 @@ class Classification(Task):
         self.metric_names = ("loss", "top1", "top5") if self.num_outputs > 5 else ("loss", "top1")
         self.num_sums = 1 + len(self.metric_names)
         self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES
-        self.num_sums += self.has_confusion * self.num_outputs**2
-        others = [(f"top{i}", f"probability{i}") for i in range(2, 6)]
-        columns = ("prediction", "probability", *sum(others, ()))
-        self.columns = columns[: 2 * self.num_outputs]
+        if self.has_confusion:
+            self.num_sums += self.num_outputs**2
+        self.columns = ("prediction", "probability")
+        for place in range(2, 1 + min(5, self.num_outputs)):
+            self.columns += (f"top{place}", f"probability{place}")
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        check_shape(
-            outputs, (len(targets), self.num_outputs), "use a model for labels, such as small_cnn"
-        )
+        check_shape(outputs, (len(targets), self.num_outputs))
         return F.cross_entropy(
             outputs.float(),
             targets,
-            weight=on_device(self.weights, outputs.device),
+            weight=self.weights,
             reduction="none",
             label_smoothing=self.label_smoothing,
         )
@@ -61,8 +59,7 @@ class Classification(Task):
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return [images, sum of losses, right in one guess, right in five, confusion matrix]."""
         losses = self.loss_per_image(outputs, targets)
-        num_guesses = 5 if "top5" in self.metric_names else 1
-        guesses = outputs.topk(num_guesses, dim=1).indices
+        guesses = outputs.topk(min(5, self.num_outputs), dim=1).indices
         hits = (guesses == targets.unsqueeze(1)).cumsum(dim=1)
         columns = [losses, hits[:, 0], hits[:, -1]]
         sums = sum_columns(*columns[: len(self.metric_names)])
@@ -73,10 +70,8 @@ class Classification(Task):
         return sums
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the images with their true and predicted classes."""
-        pairs = zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True)
-        texts = [f"true {self.classes[true]}\npred {self.classes[guess]}" for true, guess in pairs]
-        return {"predictions": with_text(inputs, texts)}
+        names = [[self.classes[n] for n in x.tolist()] for x in (targets, outputs.argmax(dim=1))]
+        return {"predictions": with_answers(inputs, *names)}
 
     def plots(self, totals: Tensor) -> dict[str, Tensor]:
         if not self.has_confusion:
@@ -84,7 +79,6 @@ class Classification(Task):
         return {"confusion": confusion_matrix(self.confusion(totals), self.classes)}
 
     def class_metrics(self, totals: Tensor) -> dict[str, dict[str, float | None]]:
-        """Return precision, recall, F1 and support of each class, of up to 1000 classes."""
         if not self.has_confusion:
             return {}
         counts = self.confusion(totals)
@@ -102,8 +96,8 @@ class Classification(Task):
     def table_rows(self, outputs: Tensor) -> list[tuple[str | float, ...]]:
         """Return up to five classes for each image, the most likely first, with probabilities."""
         probabilities, guesses = self.predictions(outputs).topk(len(self.columns) // 2, dim=1)
-        rows: list[tuple[str | float, ...]] = []
+        rows = []
         for shares, numbers in zip(probabilities.tolist(), guesses.tolist(), strict=True):
-            pairs = [(self.classes[n], f"{p:.6f}") for n, p in zip(numbers, shares, strict=True)]
-            rows.append(sum(pairs, ()))
+            pairs = zip([self.classes[number] for number in numbers], shares, strict=True)
+            rows.append(tuple(cell for pair in pairs for cell in pair))
         return rows

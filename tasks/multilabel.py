@@ -13,16 +13,14 @@ from tasks.common import (
     count_of_each,
     divide_by_count,
     metrics_by_class,
-    on_device,
     sum_columns,
-    with_text,
+    with_answers,
 )
 
-MANTISSA_BITS = 6
-LOWEST_EXPONENT, HIGHEST_EXPONENT = -20, 12
-BINS_PER_SIGN = (HIGHEST_EXPONENT - LOWEST_EXPONENT) << MANTISSA_BITS
-NUM_BINS = 2 * BINS_PER_SIGN
-LOWEST_POSITIVE = BINS_PER_SIGN - 1
+LARGEST_LOGIT = 20
+BINS_PER_UNIT = 100
+NUM_BINS = 2 * LARGEST_LOGIT * BINS_PER_UNIT
+LOWEST_POSITIVE = NUM_BINS // 2 - 1
 """Number of the bin that begins at a probability of 0.5, from the highest downwards."""
 
 
@@ -34,12 +32,8 @@ class MultiLabel(Task):
 
     `map` is the mean average precision over the classes that any image has. Average precision needs
     the order of all scores, which does not fit into sums; so the sums are histograms of the logits
-    of each class: 64 bins for each power of two from 2^-20 to 2^12, of either sign. Logits that
-    differ by less than 1/64 of their size may share a bin and then count as equal, like ties in
-    sklearn.metrics.average_precision_score. Logits around 0 of any scale from 1e-4 to 300 give its
-    value within 0.005 where 250 images have the class, 0.02 where 50 do and 0.06 where 10 do;
-    logits that hardly differ beside their mean may give more. `f1` counts all classes together
-    (micro) at a probability of 0.5, the edge of a bin, and is exact.
+    of each class, in bins of 0.01 from -20 to 20: scores within a bin count as equal. `f1` counts
+    all classes together (micro) at a probability of 0.5, the edge of a bin, and is exact.
     """
 
     target_kind = "several labels"
@@ -56,12 +50,9 @@ class MultiLabel(Task):
         self.weights = class_weights(cfg, loader, against_rest=True)
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
+        check_shape(outputs, tuple(targets.shape))
         losses = F.binary_cross_entropy_with_logits(
-            outputs.float(),
-            targets,
-            pos_weight=on_device(self.weights, outputs.device),
-            reduction="none",
+            outputs.float(), targets, pos_weight=self.weights, reduction="none"
         )
         return losses.mean(dim=1)
 
@@ -70,13 +61,11 @@ class MultiLabel(Task):
         that of the logits of images that have it]."""
         sums = sum_columns(self.loss_per_image(outputs, targets))
         first = torch.arange(self.num_outputs, device=outputs.device) * NUM_BINS
-        bins, size = first + bins_of(outputs.float()), self.num_outputs * NUM_BINS
+        bins, size = first + bins_of(outputs), self.num_outputs * NUM_BINS
         counts = [count_of_each(bins, size, weights) for weights in (None, targets)]
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Return the mean loss, and the mean average precision and F1, both in [0, 1]; ValueError
-        without images."""
         loss = divide_by_count(("loss",), totals)
         scored, right = self.from_highest(totals)
         num_right = right[:, -1]
@@ -89,7 +78,6 @@ class MultiLabel(Task):
         return loss | {"map": float(average.mean()) if occurs.any() else 0.0, "f1": float(f1)}
 
     def class_metrics(self, totals: Tensor) -> dict[str, dict[str, float | None]]:
-        """Return precision, recall and F1 at a probability of 0.5, and support, of each class."""
         scored, right = self.from_highest(totals)
         sums = right[:, LOWEST_POSITIVE], scored[:, LOWEST_POSITIVE], right[:, -1]
         return metrics_by_class(self.classes, *sums)
@@ -104,12 +92,8 @@ class MultiLabel(Task):
         return outputs.float().sigmoid()
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the images with their true classes and those with a probability above 0.5."""
-        pairs = zip(targets > 0, outputs > 0, strict=True)
-        texts = [
-            f"true {self.names_of(true)}\npred {self.names_of(guess)}" for true, guess in pairs
-        ]
-        return {"predictions": with_text(inputs, texts)}
+        names = [map(self.names_of, answers > 0) for answers in (targets, outputs)]
+        return {"predictions": with_answers(inputs, *names)}
 
     def names_of(self, has_class: Tensor) -> str:
         """Return the names of an image's classes as text, `-` if it has none."""
@@ -118,10 +102,6 @@ class MultiLabel(Task):
 
 
 def bins_of(logits: Tensor) -> Tensor:
-    """Return the bins of float32 logits, 0 to NUM_BINS - 1 in their order; NaN has the lowest."""
-    logits = logits.nan_to_num(nan=torch.finfo(torch.float32).min)
-    # As integers, the bits of positive floats have the same order: exponent, then mantissa.
-    steps = logits.abs().view(torch.int32) >> (23 - MANTISSA_BITS)
-    lowest = (127 + LOWEST_EXPONENT) << MANTISSA_BITS
-    steps = (steps - lowest).clamp(0, BINS_PER_SIGN - 1).long()
-    return torch.where(logits >= 0, BINS_PER_SIGN + steps, BINS_PER_SIGN - 1 - steps)
+    """Return the bins of logits, 0 to NUM_BINS - 1 in their order; NaN has the lowest."""
+    within = logits.double().nan_to_num(nan=-LARGEST_LOGIT).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    return ((within + LARGEST_LOGIT) * BINS_PER_UNIT).long().clamp(max=NUM_BINS - 1)

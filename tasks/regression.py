@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from loaders.targets import check_rounding
-from tasks.common import Task, check_shape, divide_by_count, sum_columns, with_text
+from tasks.common import Task, check_shape, divide_by_count, sum_columns, with_answers
 
 
 class Regression(Task):
@@ -33,31 +31,21 @@ class Regression(Task):
         self.num_outputs = len(target.names)
         self.num_sums = 3 + 3 * self.num_outputs
         self.number_loss = F.mse_loss if cfg.task.loss == "mse" else F.l1_loss
-        # Subtracted before squares are summed: a small spread would be lost in their difference.
-        labels = target.values.reshape(-1, self.num_outputs)
-        self.shift = [0.0] * self.num_outputs
-        if len(labels):  # predict.py has none
-            check_rounding(labels, self.columns)
-            self.shift = labels.mean(axis=0, dtype=np.float64).tolist()
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        check_shape(outputs, tuple(targets.shape), "use a model for labels, such as small_cnn")
+        check_shape(outputs, tuple(targets.shape))
         return self.number_loss(outputs.float(), targets, reduction="none").mean(dim=1)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return [images, sum of losses, sum of absolute errors, and of each number the sums of
-        squared errors, of shifted labels and of their squares]."""
+        squared errors, of labels and of their squares]."""
         losses = self.loss_per_image(outputs, targets)
         labels = targets.double()
         errors = outputs.double() - labels
         sums = sum_columns(losses, errors.abs().mean(dim=1))
-        # One by one: a tensor made from a list would be copied to the device, and wait for it.
-        columns = zip(labels.unbind(dim=1), self.shift, strict=True)
-        shifted = torch.stack([column - number for column, number in columns], dim=1)
-        return torch.cat([sums, *(c.sum(dim=0) for c in (errors**2, shifted, shifted**2))])
+        return torch.cat([sums, *(c.sum(dim=0) for c in (errors**2, labels, labels**2))])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Return the mean loss, the mean absolute error and R2; ValueError without images."""
         means = divide_by_count(("loss", "mae"), totals)
         residual, label_sum, square_sum = totals[3:].cpu().view(3, self.num_outputs)
         total = square_sum - label_sum**2 / totals[0].cpu()
@@ -66,11 +54,8 @@ class Regression(Task):
         return means | {"r2": float(r2.mean())}
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the images with their true and predicted numbers."""
-        pairs = zip(targets.tolist(), outputs.tolist(), strict=True)
-        texts = [f"true {numbers_text(true)}\npred {numbers_text(guess)}" for true, guess in pairs]
-        return {"predictions": with_text(inputs, texts)}
-
-
-def numbers_text(numbers: list[float]) -> str:
-    return ", ".join(f"{number:.4g}" for number in numbers)
+        texts = [
+            [", ".join(f"{number:.4g}" for number in numbers) for numbers in answers.tolist()]
+            for answers in (targets, outputs)
+        ]
+        return {"predictions": with_answers(inputs, *texts)}

@@ -35,7 +35,7 @@ class Restoration(Task):
         self.num_outputs = target.channels
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        check_shape(outputs, tuple(targets.shape), "use a model for images, such as nafnet")
+        check_shape(outputs, tuple(targets.shape))
         return self.pixel_loss(outputs.float() - targets.float()).mean(dim=(1, 2, 3))
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -46,10 +46,11 @@ class Restoration(Task):
         return sum_columns(losses, psnr(outputs, targets), ssim(outputs, targets))
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Draw the inputs, outputs and targets."""
-        outputs, targets = self._to_unit_range(outputs), self._to_unit_range(targets)
-        pictures = {"input": inputs, "output": outputs, "target": targets}
-        return {name: as_pictures(images) for name, images in pictures.items()}
+        return {
+            "input": as_pictures(inputs),
+            "output": as_pictures(self._to_unit_range(outputs)),
+            "target": as_pictures(self._to_unit_range(targets)),
+        }
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Return (N, H, W, C) float32 images with pixels in [0, 1]."""
@@ -71,11 +72,8 @@ def charbonnier(difference: Tensor, eps: float = 1e-3) -> Tensor:
 
 
 def psnr(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the peak signal-to-noise ratio of each image in dB, (N,), for float32 pixels in [0,
-    1].
-
-    10 log10(1 / MSE), with the MSE taken as at least 1e-10: identical images have 100 dB.
-    """
+    """Return each image's peak signal-to-noise ratio in dB, (N,), for float32 pixels in [0, 1];
+    identical images have 100 dB."""
     mse = ((outputs - targets) ** 2).mean(dim=(1, 2, 3))
     return -10 * mse.clamp(min=1e-10).log10()
 
@@ -84,12 +82,11 @@ def ssim(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the structural similarity of each image, (N,), for float32 pixels in [0, 1].
 
     Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity",
-    equation 13: 11x11 Gaussian window with sigma 1.5, K1=0.01, K2=0.03, averaged over all positions
-    and channels. Images are mirrored at their borders, and variances from rounding below 0 count
-    as 0, as in torchmetrics. Raises UserError for images smaller than 6x6.
+    equation 13, with images mirrored at their borders, as in torchmetrics. Raises UserError for
+    images smaller than 6x6.
     """
-    if min(outputs.shape[-2:]) < 6:
-        height, width = outputs.shape[-2:]
+    height, width = outputs.shape[-2:]
+    if min(height, width) < 6:
         raise UserError(f"SSIM mirrors 5 pixels, but images have {height}x{width}; use 6x6 or more")
     c1, c2 = 0.01**2, 0.03**2
     mean_x, mean_y, mean_xx, mean_yy, mean_xy = gaussian_means(
@@ -103,8 +100,7 @@ def ssim(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def gaussian_means(stacked: Tensor) -> Tensor:
-    """Return the means under an 11x11 Gaussian window with sigma 1.5, mirrored at the borders; same
-    shape.
+    """Return the means under an 11x11 Gaussian window with sigma 1.5; same shape.
 
     Computed as a sum of shifted images: a convolution would run in TF32 on a GPU and in half
     precision under autocast, but a variance, a small difference of large means, needs float32.

@@ -19,7 +19,6 @@ from tasks.common import (
     coloured,
     count_of_each,
     divide_by_count,
-    on_device,
     sum_columns,
 )
 
@@ -49,13 +48,11 @@ class Segmentation(Task):
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         count, *size = targets.shape
-        check_shape(
-            outputs, (count, self.num_outputs, *size), "use a model for masks, such as unet"
-        )
+        check_shape(outputs, (count, self.num_outputs, *size))
         losses = F.cross_entropy(
             outputs.float(),
             targets,
-            weight=on_device(self.weights, outputs.device),
+            weight=self.weights,
             ignore_index=self.ignore_index,
             reduction="none",
             label_smoothing=self.label_smoothing,
@@ -75,8 +72,7 @@ class Segmentation(Task):
         return torch.cat([sums, *counts])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """Return the mean loss, the mean intersection over union and the share of right pixels: NaN
-        without a pixel that counts; ValueError without images."""
+        """Return the metrics: NaN without a pixel that counts."""
         loss = divide_by_count(("loss",), totals)
         right, predicted, true = totals[2:].cpu().view(3, self.num_outputs)
         if not true.any():

@@ -14,13 +14,17 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from conf.errors import UserError
-from template.parts import PARTS, TABLE, TEMPLATE, files_of, listing, unused_packages, with_needs
+from conf.errors import UserError, unknown_name
 from tools.compose import BASELINE, MARKER, compose, find_techniques
 
+TEMPLATE = Path(__file__).resolve().parents[1]
+TABLE = tomllib.loads((TEMPLATE / "template" / "parts.toml").read_text())
+PARTS: dict[str, str] = TABLE["about"]
+"""What each part is, by its name."""
 NAME = "distributed-training-template"
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 """Variables that git sets in hooks, which would point it to the hook's repository."""
@@ -70,14 +74,15 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
         names, script = names or had, script or script_before
     if script not in ("", "each", "merged"):
         raise UserError(f"SCRIPT={script} is not possible; use each or merged")
-    chosen, merged = with_needs(names), ""
+    chosen = with_needs(names)
+    merged = ""
     if script == "merged":
         chosen -= {"compose"}
         merged = merged_script(chosen)
 
     date = git(TEMPLATE, "log", "-1", "--date=short", "--format=%ad")
     version = f"{git(TEMPLATE, 'describe', '--tags', '--always')} ({date})"  # a release is a tag
-    facts = [f"Parts: {' '.join(names)}"] * bool(names) + [f"Script: {script}"] * bool(script)
+    message = f"{MESSAGE}{version}\n\nParts: {' '.join(names)}\nScript: {script}"
     with TemporaryDirectory() as temporary:
         files = folder
         if is_new:
@@ -89,7 +94,6 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
             git(folder, "worktree", "add", "--no-checkout", str(files), "template")
         write_files(name, chosen, merged, files)
         git(files, "add", "--all", "--force", ".")
-        message = "\n".join([MESSAGE + version, "", *facts])
         git(files, "commit", "--quiet", "--allow-empty", "--no-gpg-sign", "-m", message)
     if is_new:
         git(folder, "switch", "--quiet", "--create=main")
@@ -114,17 +118,57 @@ def last_version(folder: Path) -> tuple[str, list[str], str]:
     return first_line.removeprefix("# "), names.split(), script
 
 
+def with_needs(names: list[str]) -> set[str]:
+    """Return parts with all that they need; no name stands for all parts, `core` for none."""
+    waiting, chosen = [*(names or PARTS)], set()
+    while waiting:
+        name = waiting.pop()
+        if name not in (*PARTS, "core"):
+            raise unknown_name("PARTS", name, [*PARTS, "core"])
+        chosen.add(name)
+        waiting += TABLE["needs"].get(name, [])
+    return chosen - {"core"}
+
+
+def files_of(chosen: set[str], tracked: list[str]) -> list[str]:
+    """Return those of the template's files that a project with these parts has."""
+    owners = {path: {name} for name, paths in TABLE["files"].items() for path in paths}
+    owners |= {path: set(names) for path, names in TABLE["with"].items()}
+
+    def is_there(file: str) -> bool:
+        around = [file, *map(str, Path(file).parents)]
+        return all(owners[path] <= chosen for path in around if path in owners)
+
+    return [file for file in tracked if is_there(file)]
+
+
+def listing(tracked: list[str]) -> str:
+    """List the core and the parts: what each is, and the lines of code that it adds to the core."""
+    product = [file for file in tracked if not file.startswith("tests/")]
+    code = [file for file in product if file.endswith((".py", ".yaml", ".sbatch"))]
+
+    def size(*names: str) -> int:
+        files = files_of(with_needs([*names, "core"]), code)
+        return sum(len((TEMPLATE / file).read_text().splitlines()) for file in files)
+
+    lines = [f"{'core':12}{size():7,}  lines that every project has; all parts: {size(*PARTS):,}"]
+    for name, about in PARTS.items():
+        needs = TABLE["needs"].get(name, [])
+        more = f" (with {' and '.join(needs)})" if needs else ""
+        lines.append(f"{name:12}{size(name) - size():+7,}  {about}{more}")
+    return "\n".join(lines)
+
+
 def merged_script(chosen: set[str]) -> str:
     """Return `train.py` with the techniques among the parts, whose marks are ordinary comments."""
     techniques = sorted(chosen & find_techniques().keys())
     if not techniques:
         raise UserError("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
-    script = compose(techniques, output=BASELINE).replace(MARKER, "# ")
-    return re.sub(r"^Written by .*\n", "", script, count=1, flags=re.MULTILINE)
+    return compose(techniques, output=BASELINE).replace(MARKER, "# ")
 
 
 def write_files(name: str, chosen: set[str], merged: str, folder: Path) -> None:
-    """Write the files of a project: copies of the template's, and those that are made for it.
+    """Write the files of a project: copies of the template's, and those that bear its name.
 
     Args:
         name: of the project.
@@ -132,67 +176,18 @@ def write_files(name: str, chosen: set[str], merged: str, folder: Path) -> None:
         merged: its only training script; empty: it has one for each technique.
         folder: folder without other files.
     """
-    tracked = git(TEMPLATE, "ls-files").splitlines()
-    kept = files_of(chosen, tracked)
+    kept = files_of(chosen, git(TEMPLATE, "ls-files").splitlines())
     if merged:
-        kept = [file for file in kept if not re.fullmatch(r"train_\w+\.py", file)]
+        kept = [file for file in kept if not file.startswith("train_")]
     git(TEMPLATE, "checkout-index", f"--prefix={folder}/", "--", *kept)
     if merged:
         (folder / BASELINE).write_text(merged)
-    readme = readme_of(name, chosen, merged, set(tracked) - set(kept))
-    (folder / "README.md").write_text(readme)
-
+    page = (TEMPLATE / "template" / "README.md").read_text()
+    (folder / "README.md").write_text(page.replace("NAME", name, 1))
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
-    unused = unused_packages(chosen)
-    text = (folder / "pyproject.toml").read_text().replace(f'"{NAME}"', f'"{package}"')
-    text = re.sub(r'^description = .*\n|, "(benchmarks|template)[^"]*"', "", text, flags=re.M)
-    lines = text.splitlines(True)
-    lines = [line for line in lines if not packages_in(line) or packages_in(line) - unused]
-    (folder / "pyproject.toml").write_text("".join(lines))
-    pins = without_pins(unused, (folder / "requirements.txt").read_text())
-    (folder / "requirements.txt").write_text(pins.replace(NAME, package))
-
-
-def readme_of(name: str, chosen: set[str], merged: str, gone: set[str]) -> str:
-    """Return a project's README: template/README.md without the lines that name a file that is
-    gone, with its parts and, if scripts are merged, the command that starts theirs."""
-    lines = (TEMPLATE / "template" / "README.md").read_text().replace("NAME", name, 1).split("\n")
-    page = "\n".join(x for x in lines if not gone.intersection(re.findall(r"[\w./]+", x)))
-    start = ""
-    if merged:
-        command = re.findall(r"Start with `(.*?)`", merged)[0]
-        page = page.replace("python train.py", command)
-        scripts = [f"`train_{name}.py`" for name in sorted(chosen & find_techniques().keys())]
-        start = (
-            f"`train.py` is the merge of {' and '.join(scripts)}, which pages name; where they say "
-            f"`python train.py`, write `{command}`.\n\n"
-        )
-    rows = [
-        f"| {part} | {PARTS[part]} | {', '.join(f'`{x}`' for x in paths if x not in gone)} |"
-        for part, paths in TABLE["files"].items()
-        if part in chosen
-    ]
-    return page.replace("START\n\n", start).replace("PARTS", "\n".join(rows or ["| none | | |"]))
-
-
-def packages_in(line: str) -> set[str]:
-    """Return the packages that a line of pyproject.toml asks for."""
-    return set(re.findall(r'"([\w-]+)(?:\[\w+\])?>=', line))
-
-
-def without_pins(unused: set[str], requirements: str) -> str:
-    """Return pinned requirements without unused packages and what they alone need; below each pin
-    is `via`, the names of those that need it."""
-    pins = re.findall(r"^\S.*\n(?: .*\n)*", requirements, re.MULTILINE)
-    removed: set[str] = set()
-    for _ in pins:  # what a removed one needs may be removed in the next round
-        for pin in pins:
-            name = pin.partition("==")[0]
-            users = set(re.findall(r"(?:via|#  ) (\S+)", pin))
-            if users and not users - removed - ({NAME} if name in unused else set()):
-                removed.add(name)
-    kept = "".join(pin for pin in pins if pin.partition("==")[0] not in removed)
-    return "".join(x for x in kept.splitlines(True) if x.strip(" #\n") not in removed)
+    for file in ("pyproject.toml", "requirements.txt"):
+        text = (folder / file).read_text()
+        (folder / file).write_text(text.replace(NAME, package))
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -23,9 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker("slow")
-    # Files that take long come first: no worker has one left when the others have ended.
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    # Files that take long come first, those with the highest limits above all: no worker has one
+    # left when the others have ended.
+    limits: dict[Path, float] = {}
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        is_slow = item.get_closest_marker("slow") is not None
+        seconds = limit.args[0] if limit else float(is_slow)
+        limits[item.path] = max(seconds, limits.get(item.path, 0))
+    items.sort(key=lambda item: limits[item.path], reverse=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,7 +72,7 @@ def pytest_make_collect_report() -> Generator[None, Any, pytest.CollectReport]:
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
+def no_process_is_left() -> Iterator[None]:
     """A failed test would leave processes that hang, for which Python waits at its end."""
     yield
     if helpers := sys.modules.get("tests.helpers"):

@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conf.check import check_effects
 from conf.cli import load_config, to_config
 from conf.errors import UserError
-from conf.schema import Config, register_choices
+from conf.schema import Config
 from loaders import build_loaders
 from models import build_model
 from models.pretrained import (
@@ -110,7 +110,6 @@ def signal_handlers_restored() -> Iterator[None]:
 
 @cache
 def composed(*groups: str) -> DictConfig:
-    register_choices()
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         return compose_config("config", list(groups))
 
@@ -230,7 +229,11 @@ def print_to(path: Path) -> None:
 
 
 def run_as_main(
-    command: list[str], env: dict[str, str], prints: Path, folder: Path, watch: Watch
+    command: list[str],
+    env: dict[str, str],
+    prints: Path,
+    folder: Path = REPOSITORY,
+    watch: Watch = nullcontext,
 ) -> None:
     """Run a command line, as after `python`, in this process, which prints to a file."""
     os.chdir(folder)

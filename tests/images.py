@@ -47,7 +47,7 @@ def index_in(loader: Loader) -> Index:
 def paths_in(index: Index, side: int = 0) -> list[str]:
     """The paths of the files of one side."""
     source: Any = index.source
-    return [*source.paths[side]]
+    return [source.path(sample, side) for sample in range(len(index))]
 
 
 def index_of(*overrides: str) -> tuple[Index, Index]:
@@ -259,7 +259,7 @@ def all_formats(root: Path, first: bool, background: list[int]) -> Data:
     return data
 
 
-# name of the kind -> the function that writes it; further ones are in tests/parts/
+# name of the kind -> the function that writes it
 KINDS: dict[str, Callable[[Path], Data]] = {
     "photos": photos,
     "photos that DALI reads": partial(photos, by_dali=True),
@@ -286,8 +286,7 @@ def without_val(root: Path) -> None:
     shutil.rmtree(root / "val")
 
 
-# name of the kind -> the function that writes it in all splits, and the one that removes val;
-# further ones are in tests/parts/
+# name of the kind -> the function that writes it in all splits, and the one that removes val
 SPLIT = {
     "photos": (partial(split_folders, photos), without_val),
     "cells": (partial(split_folders, KINDS["cells of one channel"]), without_val),

@@ -10,13 +10,11 @@ from runtime import build_optimizer
 from runtime.accumulate import MicroBatches
 from tests.faults import assert_same_state, script_with
 from tests.helpers import (
-    checkpoint_of,
     folder_with,
     make_config,
     replace,
     run_all,
     run_to_end,
-    summary_of,
     values_of,
 )
 
@@ -26,20 +24,19 @@ OPTIONS += ["max_steps=3", "epochs=1"]
 AUTO = "accumulate_steps=auto"
 
 CAP = """
-    import random
-    import numpy, torch as pt
+    import torch as pt
 
     noise = pt.nn.Dropout(0.2)
 
     def noisy(module, inputs, outputs):
         {lines}
-        return noise(outputs) * random.uniform(0.9, 1.1) * numpy.random.uniform(0.9, 1.1)
+        return noise(outputs)
 
     inner = model.module if hasattr(model, "module") else model
     [*inner.children()][-1].register_forward_hook(noisy)
     is_capped = run.group.rank == run.group.world_size - 1
 """
-"""A last layer whose outputs depend on the generators of torch, Python and NumPy."""
+"""A last layer whose outputs depend on random numbers."""
 
 FULL = "pt.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')"
 FORWARD = f"""if is_capped and module.training and len(outputs) > 8:
@@ -58,31 +55,26 @@ def capped(folder: Path, script: str, lines: str) -> Path:
     return path.parent
 
 
-def found_by(run: Path) -> tuple[int, bool]:
-    """The number in the newest checkpoint, and if the run has tried it."""
-    number = checkpoint_of(run)["progress"]["micro_batches"]["number"]
-    return number, "fitting" in summary_of(run)["seconds"]
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "script", "lines"),
     [
         (1, "train_accumulate_amp_ema.py", FORWARD),
-        (2, "train_ddp_accumulate.py", FORWARD),
-        (2, "train_ddp_accumulate_ema.py", BACKWARD),
+        (2, "train_ddp_accumulate.py", BACKWARD),
     ],
 )
 def test_what_was_tried_leaves_no_trace_in_the_run(num_ranks, script, lines, tmp_path) -> None:
-    """Its bits are those of the number given by hand; one of two ranks lacks the memory."""
+    """Its bits are those of the number given by hand, in two epochs; one of two ranks lacks the
+    memory."""
     number, folder = 8 // num_ranks, capped(tmp_path, script, lines)
-    options = [*OPTIONS, "amp.dtype=float16", "checkpoint.every_steps=1"]
+    options = [*OPTIONS, "amp.dtype=float16", "epoch_steps=2"]
     auto, given = tmp_path / "auto", tmp_path / "given"
     commands = [
         [script, *options, AUTO, f"output_dir={auto}"],
         [script, *options, f"accumulate_steps={number}", f"output_dir={given}"],
     ]
-    run_all(commands, tmp_path, num_ranks, folder)
-    assert found_by(auto) == (number, True)
+    text, _ = run_all(commands, tmp_path, num_ranks, folder)
+    assert text.count(f"accumulate_steps=auto: {number} parts with 8 of") == 1
+    assert f"accumulate_steps={number // 2} does not fit on rank {num_ranks - 1}" in text
     assert_same_state(auto, given)
     assert values_of(auto, "train/loss") == values_of(given, "train/loss")
 
@@ -93,18 +85,6 @@ def test_a_batch_of_one_part_is_not_cut() -> None:
     batch = torch.zeros(4, 3), torch.zeros(11, 4)
     [whole] = MicroBatches(run, torch.nn.Linear(1, 1), Mock()).of([batch])
     assert whole is batch
-
-
-def test_the_number_is_kept_and_found_again_on_other_ranks(tmp_path) -> None:
-    script, run = "train_ddp_accumulate.py", tmp_path / "run"
-    folder = capped(tmp_path, script, FORWARD)
-    rows = [(2, 2, 4, True), (2, 4, 4, False), (1, 6, 8, True)]
-    for num_ranks, max_steps, number, is_tried in rows:
-        options = [*OPTIONS, AUTO, "resume=auto", f"max_steps={max_steps}"]
-        codes, texts = run_to_end(script, run, *options, folder=folder, num_ranks=num_ranks)
-        assert not any(codes), texts
-        assert found_by(run) == (number, is_tried)
-        assert ("accumulate_steps=2 does not fit on rank" in texts[0]) == is_tried
 
 
 @pytest.mark.parametrize(
@@ -128,14 +108,15 @@ def test_with_fsdp_a_number_is_asked_for(tmp_path) -> None:
     assert "accumulate_steps=auto does not work with FSDP; give a number" in texts[0]
 
 
-@pytest.mark.parametrize(("optimizer", "missing"), [("adamw", 2 * 4 * 1010), ("sgd", 4 * 1010)])
+@pytest.mark.parametrize(("optimizer", "missing"), [("adamw", 4 * 1010), ("sgd", 0)])
 def test_room_is_left_for_what_the_optimizer_will_hold(optimizer: str, missing: int) -> None:
-    """AdamW has two numbers for each of 1,010 weights; of SGD, the momentum is there already."""
+    """AdamW has two numbers for each of 1,010 weights, one of which is in place of the copy's
+    weights; of SGD, the momentum is there already."""
     cfg = make_config(AUTO, "loader=synthetic", f"optimizer={optimizer}", "global_batch_size=8")
     model = torch.nn.Linear(100, 10)
     run = Mock(cfg=cfg, device=torch.device("cpu"), precision=torch.float32)
     run.state = {"optimizer": build_optimizer(cfg, model, 10)[0]}
-    run.progress.micro_batches, run.group.world_size = {}, 1
+    run.num_micro_batches, run.group.world_size = 0, 1
     run.group.gather = lambda value: [value]
     parts = MicroBatches(run, model, Mock(loss=torch.nn.functional.cross_entropy))
     batch = torch.ones(8, 100), torch.zeros(8, dtype=torch.long)
@@ -145,15 +126,8 @@ def test_room_is_left_for_what_the_optimizer_will_hold(optimizer: str, missing: 
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torch.empty(1 << 50)",
-        "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')",
-    ],
-)
-def test_a_run_without_memory_names_the_place_and_the_keys_that_help(line: str, tmp_path) -> None:
-    folder = script_with(tmp_path / "s", "train.py", f"if step == 3: {line}")
+def test_a_run_without_memory_names_the_place_and_the_keys_that_help(tmp_path) -> None:
+    folder = script_with(tmp_path / "s", "train.py", "if step == 3: torch.empty(1 << 50)")
     codes, [text] = run_to_end("train.py", tmp_path / "run", *OPTIONS, folder=folder)
     assert codes == [2]
     assert "Traceback" not in text

@@ -29,24 +29,15 @@ EDITS = {
     "buffers": {"        sync_buffers(state)\n": ""},
     "dropout": {**DROPOUT, "seed_everything(cfg.seed, group.rank)": "seed_everything(cfg.seed)"},
     "sum": {"task.loss(outputs, targets)": "task.loss_per_image(outputs, targets).sum()"},
-    "added": before("clip", "[dist.all_reduce(p.grad) for p in model.parameters()]"),
-    "alone": before("your own: loggers, callbacks", "model = model.module"),
     "frozen": before("optimizer", "model.features[2].requires_grad_(False)"),
-    "unused": before("optimizer", "model.extra = nn.Linear(3, 3)"),
-    "order": before("data", "cfg.seed += 1"),
     "same": {"device, group.rank, group.world_size)": "device)"},
     "set_epoch": {"        train_loader.set_epoch(epoch)\n": ""},
     "unscale": {"            scaler.unscale_(optimizer)\n": ""},
     "ema": {12 * " " + "ema.update(model)\n": "", **before("update", "ema.update(model)")},
     "rate": before("optimizer", "cfg.optimizer.lr *= group.world_size"),
-    "schedule": before("update", "scheduler.step()"),
     "zero_grad": {"            optimizer.zero_grad(set_to_none=True)\n": ""},
     "metrics": {"        dist.all_reduce(totals)\n": ""},
     "no_eval": before("optimizer", "model.eval = model.train"),
-    "swapped": {f"learn\n{8 * ' '}ema.swap(model)\n": "learn\n"},
-    "seed": {"seed_everything(cfg.seed)": "seed_everything(cfg.seed + 1)"},
-    "decay": before("optimizer", "cfg.optimizer.weight_decay = 0.5"),
-    "inputs": before("loss", "outputs = outputs.clamp(max=0.1)"),
 }
 """Mistakes in a script."""
 TOLD = """
@@ -54,24 +45,15 @@ batch_norm | train_ddp.py, train.py | step 1, output of features.0.1 |
 buffers | train_ddp.py, train_ddp.py | step 2, evaluated weight features.0.1.running_mean |
 dropout | train_ddp.py, train.py | step 1, seed of dropout | seed_everything
 sum | train_ddp.py, train.py | step 1, train/loss |
-added | train_ddp.py, train.py | step 1, train/grad_norm by 0.5, |
-alone | train_ddp.py, train.py | step 1, train/grad_norm |
 frozen | train_ddp.py, train.py | step 1, gradient before averaging features.2.0.weight by inf, |
-unused | train.py, train.py | step 1, weight before the step extra.weight by inf, |
-order | train_ddp.py, train.py | step 1, samples |
 same | train_ddp.py, train.py | step 1, samples |
 set_epoch | train_ddp.py, train.py | step 4, evaluated samples |
 unscale | train_ddp_amp.py, train_amp.py | step 1, train/grad_norm |
 ema | train_ema.py, train.py | evaluated weight |
 rate | train_ddp.py, train.py | step 1, learning rate by 0.5, | optimizer.lr
-schedule | train.py, train.py | step 1, learning rate | scheduler.step()
 zero_grad | train.py, train.py | step 2, train/grad_norm |
 metrics | train_ddp.py, train.py | step 2, val/loss | dist.all_reduce(totals)
 no_eval | train.py, train.py | step 2, evaluated mode | model.eval()
-swapped | train_ema.py, train_ema.py | step 5, weight before the step |
-seed | train.py, train.py | step 1, weight before the step |
-decay | train.py, train.py | step 1, weight after the step | weight decay
-inputs | train.py, train.py | step 1, train/loss |
 """
 """Of each mistake: its script, the one without it, and texts of the difference and its cause, if
 one phrase says it."""
@@ -79,7 +61,6 @@ MORE = {
     "batch_norm": [],
     "buffers": [],
     "unscale": [PLAIN, HALF],
-    "swapped": [PLAIN, "ema.decay=0.9"],
 }
 
 
@@ -115,7 +96,7 @@ def compute(data, tmp_path_factory) -> Callable[..., Computed]:
 def test_a_mistake_is_named(mistake: str, scripts: str, what: str, cause: str, compute) -> None:
     script, other = scripts.split(", ")
     edits = EDITS[mistake].items()
-    steps = 5 if mistake in ("set_epoch", "swapped") else 2
+    steps = 5 if mistake == "set_epoch" else 2
     options = (*MORE.get(mistake, [PLAIN]), "clip_grad_norm=0.1")
     one = compute(other, options, tuple(edits & DROPOUT.items()), steps)
     two = compute(script, options, tuple(edits), steps)
@@ -129,14 +110,13 @@ def test_a_mistake_is_named(mistake: str, scripts: str, what: str, cause: str, c
 @pytest.mark.parametrize(
     ("script", "more", "rounding"),
     [
-        *(("train_dp.py", (), 1e-12), ("train_ema.py", (), 1e-12)),
+        ("train_dp.py", (), 1e-12),
         ("train_recompute.py", (), 1e-12),
-        *(("train_ddp.py", (), 1e-6), ("train_fsdp.py", (), 1e-6)),
-        ("train_accumulate.py", ("accumulate_steps=4",), 1e-6),
+        ("train_fsdp.py", (), 1e-6),
         ("train_ddp_accumulate.py", ("accumulate_steps=4",), 1e-6),
         ("train_ddp_ema.py", (), 1e-6),
-        *(("train_amp.py", (HALF,), 0.1), ("train_ddp_amp.py", (HALF,), 0.1)),
-        *(("train_amp.py", (BFLOAT16,), 0.3), ("train_ddp_amp.py", (BFLOAT16,), 0.3)),
+        ("train_amp.py", (HALF,), 0.1),
+        ("train_ddp_amp.py", (BFLOAT16,), 0.3),
     ],
 )
 def test_scripts_without_mistakes_are_equal(script: str, more, rounding: float, compute) -> None:
@@ -164,7 +144,6 @@ def test_two_scripts_are_compared_and_two_runs(data, tmp_path) -> None:
         ["-m", "tools.compare", *runs],
         ["-m", "tools.compare", runs[0], runs[0]],
         ["-m", "tools.compare", "train.py"],
-        ["-m", "tools.compare", "run=.", "run=."],
     ]
     shown = [
         ("step 2, learning rate", "scheduler.step() at another place"),
@@ -173,9 +152,8 @@ def test_two_scripts_are_compared_and_two_runs(data, tmp_path) -> None:
         ("+  weight_decay: 0.5", '+  "script": "mine.py"', "step 2 on: train/"),
         ("equal to 1e-6",),
         ("two scripts",),
-        ("config.yaml",),
     ]
     answers = answers_to(commands, tmp_path, folder=folder)
-    assert [code for code, _ in answers] == [1, 0, 0, 1, 0, 2, 2]
+    assert [code for code, _ in answers] == [1, 0, 0, 1, 0, 2]
     for (_, text), words in zip(answers, shown, strict=True):
         assert all(word in text for word in words), text

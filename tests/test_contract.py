@@ -16,7 +16,6 @@ from loaders import Loader, build_loaders
 from loaders.check import check
 from loaders.index import BadFileError, Index
 from loaders.targets import Labels, MultiLabels
-from tests import images
 from tests.helpers import make_config
 from tests.images import (
     NUM_TRAIN,
@@ -28,27 +27,23 @@ from tests.images import (
     index_in,
     paths_in,
 )
-from tests.parts import rows_of
+from tests.kinds import ARCHIVED, COPIES, OTHERS
+from tests.kinds import KINDS as FOLDERS
 
 BATCH = 4
-# The rows of parts of the template are in tests/parts/.
-FOLDERS = {**images.KINDS, **dict(rows_of("KINDS"))}
-ARCHIVED = dict(rows_of("ARCHIVED"))
 KINDS: dict[str, Callable[[Path], Data]] = {**FOLDERS, **ARCHIVED}
 """Name of a kind of data -> function that writes it."""
 # One kind of each layout and form of files.
-FORMS = ["photos", "cells of 8 bits, not compressed", "cells of 16 bits", *rows_of("FORMS")]
+FORMS = ["photos", "cells of 8 bits, not compressed", "cells of 16 bits", "masks", "pairs"]
 FORMS += ["photos that DALI reads", "cells that DALI reads"]
+FORMS = [kind for kind in FORMS if kind in KINDS]
 # name of a way to read data -> the overrides that choose it
 WAYS: dict[str, list[str]] = {
     "threads": ["loader=pytorch", "loader.num_threads=2"],
     "workers": ["loader=pytorch", "loader.num_workers=2"],
 }
-OTHERS = dict(rows_of("WAYS"))
-COPIES = dict(rows_of("COPIES"))
-"""Those that read pixels which were stored before."""
 # Ways that are not tested with all kinds of data.
-KINDS_OF = {"workers": ["photos", *rows_of("WITH_WORKERS")]}
+KINDS_OF = {"workers": ["photos"]}
 # Of the other kinds, some files are refused.
 KINDS_OF["dali"] = [
     *("photos that DALI reads", "cells that DALI reads", "cells of 8 bits, not compressed"),
@@ -282,7 +277,10 @@ SHOWN: list[tuple[str, list[str]]] = [
     ("photos that DALI reads", [*TURNED, "data.mixup=0.4"]),
     ("cells of 8 bits, not compressed", ["data.resize=[90,100]", "data.crop=80"]),
     ("cells that DALI reads", ["data.resize=[32,40]"]),
-    *rows_of("SHOWN"),
+    ("masks", ["data.resize=[88,100]", "data.crop=null"]),
+    ("masks", RESIZED_CROPS),
+    ("masks", TURNED),
+    ("pairs, targets twice as large", ["data.resize=36"]),
 ]
 
 
@@ -311,12 +309,15 @@ def test_backends_agree_on_what_is_resized_and_augmented(kind, options, way, pla
             assert torch.equal(targets, other_targets)
 
 
+ENLARGED = [
+    ("cells of 8 bits, not compressed", (90, 96), 0.01),
+    ("masks", (120, 168), 0),
+    ("several labels", (21, 22), 1),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "size", "tolerance"),
-    [
-        ("cells of 8 bits, not compressed", (90, 96), 0.01),
-        *rows_of("ENLARGED"),
-    ],
+    ("kind", "size", "tolerance"), [row for row in ENLARGED if row[0] in KINDS]
 )
 def test_a_resized_image_lies_where_the_image_does(kind: str, size, tolerance, places) -> None:
     """Within `tolerance` / 255 of `torch.nn.functional.interpolate`; a mask is 3 times as large."""

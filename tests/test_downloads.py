@@ -1,6 +1,5 @@
 """Data sets that torchvision downloads: it goes on from files that lie where it puts them."""
 
-import gzip
 import hashlib
 import pickle
 import shutil
@@ -10,9 +9,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from torchvision.datasets import CIFAR10, FashionMNIST
+from torchvision.datasets import CIFAR10
 
-from conf.errors import UserError
 from loaders.index import Index
 from tests.helpers import refused
 from tests.images import index_of, save, smooth
@@ -49,8 +47,7 @@ def assert_has(index: Index, images: np.ndarray, times: int = 1) -> None:
 @pytest.mark.usefixtures("no_downloads")
 def test_mnist_without_a_download_says_where_to_put_the_files(tmp_path) -> None:
     options, raw = ["data=mnist", f"data.root={tmp_path}"], tmp_path / "MNIST/raw"
-    # In one line: of more, the last ones are not shown.
-    with pytest.raises(UserError, match=rf"^.*{raw} .*train-images-idx3-ubyte.*unpacked.*$"):
+    with refused(f"{tmp_path}", "MNIST/raw", "train-images-idx3-ubyte", "unpacked"):
         index_of(*options)
     raw.mkdir(parents=True, exist_ok=True)
     for name, content in mnist_files().items():
@@ -59,26 +56,7 @@ def test_mnist_without_a_download_says_where_to_put_the_files(tmp_path) -> None:
         index_of(*options, "data.val_count=1")
     for index in index_of(*options):
         assert_has(index, GREY)
-
-
-@pytest.mark.usefixtures("no_downloads")
-def test_what_is_downloaded_is_checked_and_unpacked_once(tmp_path: Path) -> None:
-    options, raw = ["data=fashion", f"data.root={tmp_path}"], tmp_path / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name, content in mnist_files().items():
-        (raw / f"{name}.gz").write_bytes(gzip.compress(content))
-    hashes = [(path.name, md5(path)) for path in raw.iterdir()]
-    with mock.patch.object(FashionMNIST, "resources", hashes):
-        whole = (packed := raw / hashes[-1][0]).read_bytes()
-        packed.write_bytes(b"damaged")
-        with refused("fashion"):
-            index_of(*options)
-        packed.write_bytes(whole)
-        for _ in range(2):
-            for index in index_of(*options):
-                assert_has(index, GREY)
-            for path in raw.glob("*.gz"):
-                path.unlink()
+        assert index.target.classes == tuple("0123456789")
 
 
 def test_cifar10_is_read_in_colours(tmp_path: Path) -> None:
@@ -107,4 +85,4 @@ def test_caltech256_is_unpacked_once(tmp_path) -> None:
         assert sum(map(len, index_of(*options, "data.val_count=1"))) == 4
     packed.unlink()
     assert sum(map(len, index_of(*options, "data.val_count=1"))) == 4
-    assert [path.name for path in place.iterdir()] == [name]
+    assert [path.name for path in place.iterdir() if path.is_dir()] == [name]

@@ -18,10 +18,6 @@ from tests.task_contract import build, names, random
 TASK = build("classification", "cross_entropy", Labels(np.zeros(0, np.int64), names(7)))
 
 
-def batch(num_images: int) -> tuple[Tensor, Tensor]:
-    return random(num_images, 7), torch.arange(num_images) % 7
-
-
 def loader_of(*batches: tuple[Tensor, ...]) -> Loader:
     """A loader as far as evaluate() sees it: batches and an example."""
     loader: Any = UserList(batches)
@@ -47,45 +43,36 @@ class Probe(nn.Module):
 @pytest.mark.parametrize(
     ("asked", "calls", "dtype"),
     [
-        ({}, 2, None),
         ({"precision": torch.autocast("cpu", torch.bfloat16)}, 2, torch.bfloat16),
-        *(({"num_batches": number}, max(2, number), None) for number in (1, 5)),
+        ({"num_batches": 5}, 5, None),
     ],
 )
 def test_it_calls_the_model_in_the_precision_and_as_often_as_it_is_asked_to(
     asked: dict[str, Any], calls: int, dtype: torch.dtype | None
 ) -> None:
-    model, (outputs, targets) = Probe(), batch(12)
-    batches = loader_of((outputs[:7], targets[:7]), (outputs[7:], targets[7:]))
-    totals, _ = evaluate(model, TASK, batches, **asked)
+    model, outputs, targets = Probe(), random(40, 7), torch.arange(40) % 7
+    batches = loader_of((outputs[:20], targets[:20]), (outputs[20:], targets[20:]))
+    totals, shown = evaluate(model, TASK, batches, **asked)
     assert model.modes == [(False, False, dtype)] * calls
-    torch.testing.assert_close(totals, TASK.sums(outputs, targets), rtol=1e-6, atol=0)
     assert model.child.training  # as before
+    torch.testing.assert_close(totals, TASK.sums(outputs, targets), rtol=1e-6, atol=0)
     totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
-
-
-@pytest.mark.parametrize(("sizes", "count"), [([20, 20], 16), ([3, 3], 3)])
-def test_it_hands_back_the_first_samples_with_their_outputs(sizes, count) -> None:
-    """Here outputs are a dict, as of models of one's own."""
-    outputs, targets = batch(sum(sizes))
-    batches = [*zip(outputs.split(sizes), targets.split(sizes), strict=True)]
-    model, task = Probe(), Mock(num_sums=TASK.num_sums)
-    model.register_forward_hook(lambda model, inputs, outputs: {"logits": outputs})
-    task.sums = lambda outputs, targets: TASK.sums(outputs["logits"], targets)
-    _, shown = evaluate(model, task, loader_of(*batches))
     assert shown is not None
-    assert torch.equal(shown[0], outputs[:count])
-    assert torch.equal(shown[1]["logits"], outputs[:count])
-    assert torch.equal(shown[2], targets[:count])
+    assert [len(values) for values in shown] == [16, 16, 16]
+    assert torch.equal(shown[0], outputs[:16])
     assert shown[0].untyped_storage().nbytes() == shown[0].nbytes  # no view of the whole batch
 
 
-def test_no_batch_is_waited_for() -> None:
+def test_outputs_may_be_nested_and_no_batch_is_waited_for() -> None:
     """Tensors on the meta device have no values: looking at one fails."""
-    outputs, targets = (tensor.to("meta") for tensor in batch(7))
-    batches = 5 * [(outputs, targets)]
-    totals, _ = evaluate(nn.Linear(7, 7, device="meta"), TASK, loader_of(*batches))
+    model, task = nn.Linear(7, 7, device="meta"), Mock(num_sums=TASK.num_sums)
+    model.register_forward_hook(lambda model, inputs, outputs: {"logits": outputs})
+    task.sums = lambda outputs, targets: TASK.sums(outputs["logits"], targets)
+    batch = torch.zeros(7, 7, device="meta"), torch.zeros(7, dtype=torch.long, device="meta")
+    totals, shown = evaluate(model, task, loader_of(batch, batch))
     assert totals.is_meta
+    assert shown is not None
+    assert shown[1]["logits"].shape == (7, 7)
 
 
 @pytest.mark.parametrize("device", DEVICES)

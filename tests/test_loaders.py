@@ -4,15 +4,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
 
 from loaders.limits import cpus_per_rank
 from loaders.workers import default_workers
-from tests.helpers import Operations, workers_of
-from tests.images import FOLDERS, loaders_of, make_photos, reading
+from tests.helpers import workers_of
+from tests.images import loaders_of
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:
@@ -42,19 +41,6 @@ def test_the_training_keeps_its_number_of_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_a_jpeg_takes_few_operations(tmp_path) -> None:
-    """To resize in two parts, flip and fill in: after each, a thread waits for the interpreter's
-    lock behind all the others."""
-    options = [*FOLDERS, *reading(make_photos(tmp_path / "photos", 40)), "data.crop=24"]
-    options += ["data.random_resized_crop=[0.2,1]", "data.resize=null", "data.hflip=1"]
-    loader: Any = loaders_of(*options, "loader.num_threads=1", "global_batch_size=32")[0]
-    dataset, rows = loader.batches.batches.dataset, loader.plan.rows(np.arange(32), 0)
-    with Operations() as operations:  # it counts those of this thread
-        dataset.__getitems__(rows)
-    per_batch = 8  # what is done to the whole batch
-    assert operations.num_calls <= 3 * 32 + per_batch
-
-
 @pytest.mark.parametrize(
     ("mine", "torchruns", "ranks", "limit", "cpus"),
     [
@@ -64,23 +50,24 @@ def test_a_jpeg_takes_few_operations(tmp_path) -> None:
         (64, 64, 1, "150000 100000", 1),
     ],
 )
-def test_ranks_share_cpus(mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_path) -> None:
+def test_ranks_share_cpus_and_a_gpu_has_workers_for_all_but_one(
+    mine, torchruns, ranks, limit, cpus, monkeypatch, tmp_path
+) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     of_process = {0: set(range(mine)), os.getppid(): set(range(torchruns))}
     monkeypatch.setattr(os, "sched_getaffinity", of_process.__getitem__)
     if limit:
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert cpus_per_rank(tmp_path) == cpus
-
-
-def test_a_gpu_has_worker_processes() -> None:
-    """One per CPU but one, and one per 64 samples; with threads, one per so many CPUs."""
-    cpus, cuda, cpu = cpus_per_rank(), torch.device("cuda"), torch.device("cpu")
-    assert default_workers(cuda, 10**9, 0) == default_workers(cuda, 10**9, 1) == cpus - 1
-    assert default_workers(cuda, 64, 0) == min(1, cpus - 1)
-    assert default_workers(cuda, 10**9, 2) == (cpus - 1) // 2
-    assert default_workers(cpu, 10**9, 0) == 0
-    assert default_workers(cuda, 0, 0) == 0  # pixels in memory
+    most = cpus_per_rank() - 1
+    for device, num_samples, num_threads, count in (
+        ("cuda", 10**9, 0, most),
+        ("cuda", 10**9, 2, most // 2),
+        ("cuda", 64, 0, min(1, most)),
+        ("cuda", 0, 0, 0),  # pixels in memory
+        ("cpu", 10**9, 0, 0),
+    ):
+        assert default_workers(torch.device(device), num_samples, num_threads) == count
 
 
 def test_worker_processes_load_what_threads_load(tmp_path) -> None:

@@ -40,7 +40,7 @@ class FullLogger(Logger):
         self.file = (run_dir / "steps.txt").open("a")
 
     def log(self, values, step):
-        if 4 <= step <= 8:
+        if step == 4:
             raise OSError(28, "No space left on device")
         print(step, file=self.file, flush=True)
 
@@ -51,8 +51,8 @@ class AbsentLogger(Logger):
 """
 
 
-def test_a_run_goes_on_without_loggers_that_fail_and_names_them_once_an_epoch(tmp_path) -> None:
-    """Of ten steps each; it ends as if they had not failed."""
+def test_a_run_goes_on_without_loggers_that_fail_and_names_them_once(tmp_path) -> None:
+    """It ends as if they had not failed."""
     folder, run = folder_with(tmp_path / "s", "train.py"), tmp_path / "run"
     for name in ("full", "absent"):
         (folder / f"{name}.py").write_text(OWN)
@@ -62,12 +62,12 @@ def test_a_run_goes_on_without_loggers_that_fail_and_names_them_once_an_epoch(tm
     options += ["global_batch_size=1000", "log.to=[full,absent,csv]", "log.every_steps=1"]
     codes, [text] = run_to_end("train.py", run, *options, folder=folder)
     assert codes == [0], text
-    lost = "values are lost until the next epoch"
+    lost = "values are lost from here on"
     full = f"log.to=full: {lost}: OSError: [Errno 28] No space left on device (full.py:11)"
     assert text.count(f"{full}\n") == 1
     absent = f"log.to=absent: {lost}: RuntimeError: no such host (absent.py:17)"
-    assert text.count(f"{absent}\n") == 2
+    assert text.count(f"{absent}\n") == 1
     assert "Traceback" not in text
     steps = {int(line) for line in (run / "steps.txt").read_text().splitlines()}
-    assert steps == {1, 2, 3, *range(11, 21)}
+    assert steps == {1, 2, 3}
     assert (run / "metrics.csv").read_text().count("train/loss") == 20

@@ -1,82 +1,111 @@
 """A user's mistake ends in at most three lines with the value and the fix."""
 
+import json
 import shlex
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.helpers import answers_to
+from conf.cli import explain
+from tests.helpers import (
+    ENVIRONMENT,
+    answers_to,
+    folder_with,
+    join,
+    make_config,
+    replace,
+    run_as_main,
+    run_to_end,
+    script_for,
+    start_process,
+)
 from tests.images import make_photos
-from tests.parts import rows_of
+from tests.rows import rows
+
+# Keys and values, and what their messages name. test_config.py has values out of their range.
+KEYS = [
+    ("data.crop=[24, 24]", "data.crop=[24,"),
+    ("model.kwargs.widht=8", "+model.kwargs.widht="),
+    ("name=a=b", "quotes"),
+    ("+epochs=2", "Either remove + prefix: 'epochs=2'"),
+    ("+epoch=3", "did you mean epochs?"),
+    ("loader=pytorh", "did you mean pytorch?"),
+    ("lr=0.1", "optimizer.lr"),
+    ("optimizer.momentum=0.5", "optimizer.kwargs"),
+    ("data.table=labels.csv", "data.table=labels.csv does nothing without data=table"),
+    ("loader=synthetic loader.num_workers=2", "loader.num_workers=2 does nothing"),
+    ("data.num_folds=3", "data.fold=NUMBER"),
+    ("data.fold=5", "data.num_folds=5"),
+    ("epochs=many", "epochs: Value 'many'"),
+    ("data.mean=0.5", "data.mean"),
+    ("data.mean=[123.7]", "data.value_range=[0,255]"),
+    ("optimizer.warmup_epochs=4", "epochs=4"),
+    ("optimizer.head_epochs=4", "optimizer.head_epochs=4.0 is not less than epochs=4"),
+    ("resume=auto overwrite=true", "resume=auto"),
+    ("profile.memory=true", "profile.steps=[SKIP,RECORD]"),
+]
 
 # Commands, and what their messages name. FOLDER is the test's own, with images in photos.
-# test_config.py has values out of their range, test_credentials.py bugs, which show a traceback.
 TABLE = [
-    ("train.py data.crop=[24, 24]", "data.crop=[24,"),
-    ("train.py model.kwargs.widht=8", "+model.kwargs.widht="),
-    ("train.py --epochs 3", "write epochs=3"),
-    ("train.py -epochs=3", "write epochs=3"),
-    ("train.py --optimizer.lr", "write optimizer.lr=VALUE"),
-    ("train.py --epoch=3", "did you mean epochs?"),
-    ("train.py --experiment=mnist", "write experiment=mnist"),
-    ("train.py --seed 1 epochs=3", "write seed=1"),
-    ("train.py epochs 3", "write epochs=3"),
-    ("train.py epochs= 3", "write epochs=3"),
-    ("train.py epochs =3", "write epochs=3"),
-    ("train.py epochs max_steps=3", "write epochs=VALUE"),
-    ("train.py name=my run", "quotes"),
-    ("train.py +epochs=2", "leave out the +: epochs=2"),
-    ("train.py +optimizer=sgd", "leave out the +: optimizer=sgd"),
-    ("train.py +model.kwargs.width=8", "leave out the +: model.kwargs.width=8"),
-    ("train.py +epoch=3", "did you mean epochs?"),
-    ("train.py ~epochs", "~epochs: epochs cannot be removed; leave it out"),
-    ("train.py ~loader", "~loader: loader cannot be removed; leave it out"),
-    ("train.py ++nokey=1", "++nokey=1: nokey is not a key"),
-    ("train.py loader=pytorh", "did you mean pytorch?"),
-    ("train.py loaders=dali", "did you mean loader?"),
-    ("train.py experiments=mnist", "did you mean experiment?"),
+    ("train.py --epochs 3", "write epochs=VALUE"),
+    ("train.py epochs 3", "write epochs=VALUE"),
     ("train.py lr=0.1", "optimizer.lr"),
-    ("train.py optimizer.momentum=0.5", "optimizer.kwargs.momentum"),
-    ("train.py model=vgg", "small_cnn"),
-    ("train.py checkpoint=5", "checkpoint"),
-    ("train.py epochs", "epochs="),
     ("train.py data.val_count=200", "data.val_count=200"),
-    ("train.py data.fold=5", "data.num_folds=5"),
-    ("train.py data.fold=0", "data=mnist_mini has a validation split of its own"),
-    ("train.py data.fold=0 data.val_count=3", "data.val_count=3"),
-    ("train.py data=imagefolder data.root=FOLDER/wrap", "data.root=FOLDER/wrap/set"),
-    ("train.py data.root=http://host/data?key=a=b", "'data.root=\"VALUE\"'"),
-    ("train.py epochs=many", "epochs: Value 'many'"),
-    ("train.py data.mean=0.5", "data.mean"),
-    ("train.py data.mean=[123.7]", "data.value_range=[0,255]"),
-    ("train.py profile.steps=[1,0.5]", "profile.steps"),
-    ("train.py optimizer.warmup_epochs=4", "epochs=4"),
-    ("train.py optimizer.head_epochs=4", "optimizer.head_epochs=4.0 is not less than epochs=4"),
+    ("train.py data=imagefolder data.root=FOLDER/wrap", "FOLDER/wrap/set"),
+    ("train.py data.mean=[0.1,0.2]", "2 values but the images of mnist_mini/train have 1 channel;"),
     (
         "train.py data=imagefolder data.root=FOLDER/photos data.random_crop=true",
         "data.random_resized_crop=[0.35, 1.0]; set",
     ),
-    ("train.py resume=auto overwrite=true", "resume=auto"),
-    ("train.py data.mean=[0.1,0.2]", "2 values but the images of mnist_mini/train have 1 channel;"),
-    ("train.py global_batch_size=10000 epochs=1 optimizer.warmup_steps=1", "the 1 step of"),
     ("train.py data.mixup=1 global_batch_size=63", "multiple of 2, twice world_size=1; use 64"),
     ("train.py log.to=[tensorbord]", "log.to=tensorbord"),
     ("train.py global_batch_size=20000", "fewer than global_batch_size=20000"),
     ("train.py device=cuda", "number of visible GPUs is 0; use device=cpu"),
     ("train.py model.kwargs.width=1099511627776", "global_batch_size"),  # as it does not fit
-    ("train.py profile.memory=true", "profile.steps=[SKIP,RECORD]"),
     ("train.py data=imagefolder data.root=nowhere", "data.root=nowhere is not a folder; set"),
     ("train.py data=imagefolder data.root=~/nowhere", f"root={Path.home()}/nowhere is not a"),
-    ("train.py data=imagefolder 'data.root=\"~/no\"'", f"data.root={Path.home()}/no is not a"),
     ("train.py data=imagefolder data.root=FOLDER/photos/a", "has no class folders"),
     ("train.py data=cells data.root=FOLDER/photos", "cannot be used"),
     ("train.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint"),
-    ("train.py output_dir=FOLDER/a_file", "output_dir=FOLDER/a_file"),
-    (f"train.py output_dir=FOLDER/{'long' * 64}", "output_dir=FOLDER/longlong"),
+    ("train.py output_dir=FOLDER/a_file", "FOLDER/a_file"),
     ("-m loaders.check data=imagefolder", "data.root is not set"),
     ("-m loaders.check --out=x", "--out=x"),
     ("-m loaders.check data.layout=foo", "data.layout=foo"),
-    *rows_of("MISTAKES"),
+    *rows(
+        ("train_accumulate.py accumulate_steps=3", "accumulate_steps=3"),
+        ("train_accumulate.py accumulate_steps=many", "1 or more, or auto"),
+        ("-m tools.compose tpu", "unknown technique tpu; use some of "),
+        ("train_dp.py model.compile=true", "model.compile=true"),
+        ("train_ddp.py model.kwargs.width=33", "width=33 is not"),
+        ("train.py model=nafnet", "model=nafnet returns images of 1 channel,"),
+        ("train.py data=own data.name=digits loader=synthetic", "loader.name=synthetic"),
+        ("train.py loader=packed", "loader.pack=DIR"),
+        ("-m loaders.pack data.crop=[1, 2] out=FOLDER", "data.crop=[1, 2]"),
+        ("train.py data=pairs data.root=FOLDER/photos", "FOLDER/photos/input is not a folder"),
+        ("-m tools.sweep script=~/nowhere.py", f"script={Path.home()}/nowhere.py"),
+        ("-m tools.sweep", "script="),
+        ("-m tools.sweep script=train.py jobs=0", "jobs=0"),
+        ("-m tools.sweep script=train.py trials=two", "trials=two"),
+        ("-m tools.sweep script=train.py output_dir=a", "output_dir="),
+        ("-m tools.sweep script=train.py seed=[1", "seed=[1"),
+        ("-m tools.sweep script=train.py lr=interval(0,1) out=FOLDER", "lr=interval(0,1)"),
+        ("-m tools.runs nowhere", "there are no runs below nowhere"),
+        ("-m tools.runs a b", "a b"),
+        ("-m tools.runs a by=loss", "by=loss"),
+        ("train.py experiment=cell", "did you mean cells?"),
+        ("-m benchmarks.generate nothing --root FOLDER --size 9", "invalid choice: 'nothing'"),
+        ("-m benchmarks.generate cells --root FOLDER --size 1", "size=1 is too small for cells"),
+    ),
+    *rows(
+        ("-m tools.compose ddp ddp", "names ddp twice"),
+        needs="train_ddp.py",
+    ),
+    *rows(
+        ("-m tools.compose ddp amp fsdp", "ddp does not combine with fsdp"),
+        needs="train_fsdp.py train_amp.py",
+    ),
 ]
 
 
@@ -86,9 +115,31 @@ def folder(tmp_path_factory) -> Path:
     make_photos(folder / "photos", 6)
     make_photos(folder / "wrap" / "set", 6)
     (folder / "a_file").touch()
-    (folder / "latin1.py").write_bytes(b"print('caf\xe9')\n")
-    (folder / "foreign.py").write_text("import torch\n")
     return folder
+
+
+@pytest.mark.parametrize(("line", "message"), KEYS)
+def test_a_wrong_key_or_value_is_told_with_the_fix(line: str, message: str) -> None:
+    with pytest.raises(Exception, match=r".*") as error:
+        make_config(*shlex.split(line))
+    text = explain(error.value)
+    assert text is not None
+    assert message in text
+    assert len(text.splitlines()) <= 3
+
+
+def run_commands(commands: list[list[str]], folder: Path) -> None:
+    """Run command lines one after another in this process; write exit codes and prints."""
+    codes: list[Any] = []
+    for number, command in enumerate(commands):
+        try:
+            command = [script_for(command[0]), *command[1:]]
+            run_as_main(command, ENVIRONMENT, folder / f"{number}.txt")
+            codes.append(0)
+        except SystemExit as end:
+            codes.append(end.code)
+        sys.stdout.flush()
+    (folder / "codes.json").write_text(json.dumps(codes))
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +149,12 @@ def told(folder: Path) -> dict[str, tuple[int | None, str]]:
     for number, command in enumerate(commands):
         if command[0].startswith("train") and "output_dir" not in TABLE[number][0]:
             command.append(f"output_dir={folder / 'runs' / str(number)}")
+    assert join([start_process(run_commands, commands, folder)]) == [0]
+    codes = json.loads((folder / "codes.json").read_text())
+    texts = [(folder / f"{number}.txt").read_text() for number in range(len(TABLE))]
     return {
         line: (code, text.replace(str(folder), "FOLDER"))
-        for (line, _), (code, text) in zip(TABLE, answers_to(commands, folder), strict=True)
+        for (line, _), code, text in zip(TABLE, codes, texts, strict=True)
     }
 
 
@@ -115,7 +169,7 @@ def test_a_mistake_ends_in_a_few_lines_with_the_fix(line: str, message: str, tol
 
 @pytest.mark.usefixtures("told")
 def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
-    begun = {"train.py resume=nowhere.pt", *rows_of("BEGUN")}
+    begun = {"train.py resume=nowhere.pt", "train_dp.py model.compile=true"}
     left = {TABLE[int(path.name)][0] for path in (folder / "runs").glob("*")}
     assert left <= begun
 
@@ -123,7 +177,6 @@ def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
 def test_what_a_model_does_not_take_ends_the_first_step_with_the_key(tmp_path) -> None:
     keys = {
         "model=torchvision model.arch=alexnet": "data.crop",
-        "model=timm model.arch=test_vit": "data.crop",
         "model.kwargs.width=8 global_batch_size=1 data.crop=2": "global_batch_size",
     }
     commands = [["train.py", *line.split(), f"output_dir={tmp_path}/run"] for line in keys]
@@ -131,3 +184,14 @@ def test_what_a_model_does_not_take_ends_the_first_step_with_the_key(tmp_path) -
         assert code == 2, text
         assert key in text.splitlines()[-1]
         assert "Traceback" not in text
+
+
+def test_a_bug_shows_its_traceback(tmp_path: Path) -> None:
+    for script in ("train.py", *rows("train_ddp.py")):
+        folder = folder_with(tmp_path / script, script)
+        replace(folder / script, "# data\n", 'raise ValueError("a bug")\n')
+        codes, prints = run_to_end(script, tmp_path / f"{script}-out", folder=folder)
+        text = "\n".join(prints)
+        assert set(codes) == {1}, text
+        assert "Traceback" in text  # a rank may have lost the other one before it came so far
+        assert "ValueError: a bug" in text

@@ -6,16 +6,12 @@ import torch
 from tests.model_contract import build, check_contract, check_learning
 
 
-def test_it_keeps_the_contract() -> None:
+def test_it_keeps_the_contract_for_images_of_any_size() -> None:
     wrong = [("width", 0), ("num_levels", 0)]
     check_contract("unet", "head", "width, num_levels, batch_norm", *wrong)
-
-
-@pytest.mark.parametrize("shape", [(3, 1, 1), (1, 5, 7), (5, 16, 16), (3, 33, 18)])
-@pytest.mark.parametrize("num_levels", [1, 2, 4])
-def test_it_takes_any_size(shape: tuple[int, ...], num_levels: int) -> None:
-    model = build("unet", shape[0], 5, width=4, num_levels=num_levels).eval()
-    assert model(torch.rand(2, *shape)).shape == (2, 5, *shape[1:])
+    for num_levels, shape in ((1, (1, 5, 7)), (4, (3, 1, 1)), (4, (3, 33, 18))):
+        model = build("unet", shape[0], 5, width=4, num_levels=num_levels).eval()
+        assert model(torch.rand(2, *shape)).shape == (2, 5, *shape[1:])
 
 
 @pytest.mark.parametrize("batch_norm", [True, False])

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
-from conf.errors import UserError
 from models import build_model
 from runtime import build_optimizer
-from tests.helpers import make_config
+from tests.helpers import make_config, refused
 
 STEPS_PER_EPOCH = 10
 
@@ -47,19 +46,15 @@ def test_schedules_are_pytorchs_own(name: str, warmup_steps: int) -> None:
         expected.step()
 
 
-def test_a_warmup_in_epochs_is_one_in_steps_up_to_the_last_step() -> None:
+def test_a_warmup_in_epochs_is_one_in_steps_and_ends_before_the_last_step() -> None:
     assert rates(20, "optimizer.warmup_epochs=0.5") == rates(20, "optimizer.warmup_steps=5")
-    for warmup in ("optimizer.warmup_epochs=1.96", "optimizer.warmup_steps=19"):
-        found = rates(20, warmup)
-        assert found[:19] == sorted(found[:19])
-    with pytest.raises(UserError, match="optimizer.warmup_steps=20 is not less than the 20 steps"):
+    with refused("optimizer.warmup_steps=20 is not less than the 20 steps"):
         rates(20, "optimizer.warmup_steps=20")
 
 
 @pytest.mark.parametrize(
     ("options", "name", "expected"),
     [
-        ("optimizer.name=adafactor", "Adafactor", {}),
         ("optimizer.name=RMSprop", "RMSprop", {}),
         ("+optimizer.kwargs.betas=[0.8,0.9]", "AdamW", {"betas": (0.8, 0.9), "fused": True}),
         ("optimizer=sgd optimizer.kwargs.momentum=0.5", "SGD", {"momentum": 0.5, "nesterov": True}),
@@ -74,19 +69,17 @@ def test_any_class_of_torch_gets_its_arguments(options: str, name: str, expected
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "shown"),
     [
-        ("optimizer.name=adamaxx", "optimizer.name=adamaxx .*did you mean adamax"),
+        ("optimizer.name=adamaxx", "did you mean adamax"),
         ("optimizer.name=lbfgs", "optimizer.name=lbfgs is unknown"),
         ("optimizer=sgd optimizer.kwargs.momentum=-1", "momentum': -1"),
-        ("+optimizer.kwargs.momentum=1", "optimizer.name=adamw .* argument 'momentum'"),
-        ("+optimizer.kwargs.lr=1", "optimizer.kwargs={'lr': 1}: .*multiple values"),
+        ("+optimizer.kwargs.momentum=1", "argument 'momentum'"),
         ("optimizer.name=rprop", "optimizer.weight_decay=0.01"),
-        ("optimizer.name=muon +optimizer.kwargs.algo=sgd", "optimizer.name=muon .*Invalid algo"),
     ],
 )
-def test_what_a_class_does_not_take_is_refused(options: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_what_a_class_does_not_take_is_refused(options: str, shown: str) -> None:
+    with refused(shown):
         build_optimizer(make_config(*options.split()), nn.Linear(2, 2), STEPS_PER_EPOCH)
 
 
@@ -99,15 +92,11 @@ def groups_of(model: nn.Module, *overrides: str) -> dict[str, dict[str, Any]]:
     return {name: groups[p] for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("scale", [1, 0.1])
-def test_norms_and_biases_can_do_without_weight_decay_and_a_backbone_has_its_own_rate(
-    scale: float,
-) -> None:
+def test_norms_and_biases_can_do_without_weight_decay_and_a_backbone_has_its_own_rate() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
     options = ["optimizer.weight_decay=0.5", "optimizer.decay_norms_and_biases=false"]
-    for name, group in groups_of(model, *options, f"optimizer.backbone_lr_scale={scale}").items():
-        rate = 0.2 if name.startswith("3.") else 0.2 * scale
-        assert group["initial_lr"] == pytest.approx(rate), name
+    for name, group in groups_of(model, *options, "optimizer.backbone_lr_scale=0.1").items():
+        assert group["initial_lr"] == pytest.approx(0.2 if name.startswith("3.") else 0.02), name
         assert group["weight_decay"] == (0.5 if name in ("0.weight", "3.weight") else 0), name
 
 
@@ -116,70 +105,53 @@ VIT = {
     **{f"encoder.layers.encoder_layer_{n}.mlp.0.weight": 12 - n for n in range(12)},
     **{"encoder.ln.weight": 0, "heads.head.weight": 0},
 }
-TIMM = {
-    **{"cls_token": 13, "patch_embed.proj.weight": 13, "pos_embed": 13},
-    **{f"blocks.{n}.attn.qkv.bias": 12 - n for n in range(12)},
-    **{"norm.weight": 1, "head.weight": 0},  # as timm does
-}
+TIMM = {"cls_token": 13, "blocks.0.attn.qkv.bias": 12, "blocks.11.attn.qkv.bias": 1}
+TIMM |= {"norm.weight": 1, "head.weight": 0}  # as timm does
 RESNET = {"conv1.weight": 12, "layer1.0.conv1.weight": 11, "layer3.5.bn3.weight": 4}
 RESNET |= {"layer4.0.conv1.weight": 3, "layer4.2.conv1.weight": 1, "fc.weight": 0}
 
 
 @pytest.mark.parametrize(
-    ("overrides", "depths", "scale"),
+    ("overrides", "depths"),
     [
-        (["model=torchvision", "model.arch=vit_b_16"], VIT, 1),
-        (["model=timm", "model.arch=vit_tiny_patch16_224"], TIMM, 1),
-        (["model=torchvision", "model.arch=resnet50"], RESNET, 1),
-        (["optimizer.decay_norms_and_biases=false"], {"features.0.1.bias": 4}, 1),
-        (["optimizer.name=muon"], {"features.0.0.weight": 4, "classifier.bias": 0}, 1),
-        (["optimizer.backbone_lr_scale=0.1"], {"classifier.weight": 0}, 1),
-        (["optimizer.backbone_lr_scale=0.1"], {"features.6.0.weight": 1}, 0.1),
+        (["model=torchvision", "model.arch=vit_b_16"], VIT),
+        (["model=timm", "model.arch=vit_tiny_patch16_224"], TIMM),
+        (["model=torchvision", "model.arch=resnet50"], RESNET),
+        (["optimizer.name=muon"], {"features.0.0.weight": 4, "classifier.bias": 0}),
     ],
 )
 def test_the_rates_of_layers_fall_from_the_head_down(
-    overrides: list[str], depths: dict[str, int], scale: float
+    overrides: list[str], depths: dict[str, int]
 ) -> None:
     with torch.device("meta"):
         model = build_model(make_config(*overrides).model, 3, 10)
     groups = groups_of(model, "optimizer.layer_decay=0.5", *overrides)
     for name, depth in depths.items():
-        assert groups[name]["initial_lr"] == pytest.approx(0.2 * scale * 0.5**depth), name
+        assert groups[name]["initial_lr"] == pytest.approx(0.2 * 0.5**depth), name
 
 
-@pytest.mark.parametrize("others", [[], ["optimizer.layer_decay=0.5"]])
-def test_the_head_learns_alone_in_its_epochs_and_then_all_follow_the_schedule(others) -> None:
+def test_the_head_learns_alone_in_its_epochs_and_then_all_follow_the_schedule() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-    found: dict[float, dict[str, list[float]]] = {}
-    for head_epochs in (0, 0.5):
-        cfg = make_config("epochs=2", f"optimizer.head_epochs={head_epochs}", *others)
-        optimizer, schedule = build_optimizer(cfg, model, STEPS_PER_EPOCH)
-        place = {p: n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        found[head_epochs] = {name: [] for name, _ in model.named_parameters()}
-        for _ in range(2 * STEPS_PER_EPOCH):
-            for name, parameter in model.named_parameters():
-                rate = float(schedule.get_last_lr()[place[parameter]])
-                found[head_epochs][name].append(rate)
-            optimizer.step()
-            schedule.step()
-    for name, rates in found[0].items():
-        expected = rates if name.startswith("1.") else [0.0] * 5 + rates[5:]
-        assert found[0.5][name] == expected, name
+    cfg = make_config("epochs=2", "optimizer.lr=0.3", "optimizer.head_epochs=0.5")
+    optimizer, schedule = build_optimizer(cfg, model, STEPS_PER_EPOCH)
+    names = {p: name for name, p in model.named_parameters()}
+    found: dict[str, list[float]] = {"0": [], "1": []}
+    for _ in range(20):
+        for group in optimizer.param_groups:
+            found[names[group["params"][0]][0]].append(group["lr"])
+        optimizer.step()
+        schedule.step()
+    assert found["1"] == rates(20)
+    assert found["0"] == [0.0] * 5 + rates(20)[5:]
 
 
-def test_the_rate_of_a_single_layer_is_the_whole_one() -> None:
-    groups = groups_of(nn.Linear(2, 2), "optimizer.layer_decay=0.5")
-    assert {group["initial_lr"] for group in groups.values()} == {0.2}
-
-
-@pytest.mark.parametrize("name", ["muon", "lamb", "Lion"])
+@pytest.mark.parametrize("name", ["muon", "Lion"])
 def test_an_optimizer_of_timm_trains_convolutions_biases_and_norms(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6, 5))
     before = [p.detach().clone() for p in model.parameters()]
     cfg = make_config(f"optimizer.name={name}", "optimizer.lr=0.01", "optimizer.warmup_epochs=0")
     optimizer, _ = build_optimizer(cfg, model, STEPS_PER_EPOCH)
     assert type(optimizer).__module__.startswith("timm.optim")
-    assert optimizer.defaults["lr"] == 0.01
     model(torch.randn(4, 3, 3, 3)).square().sum().backward()
     optimizer.step()
     for old, new in zip(before, model.parameters(), strict=True):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import export
 from loaders.batch import part
-from loaders.own_dataset import OwnData
+from loaders.own_data import OwnData
 from loaders.predict import build_test_loader
 from tasks import Task
 from tests.helpers import REPOSITORY, answers_to, make_config, refused, run_all
@@ -45,7 +45,8 @@ def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_datase
         assert (code, "data.root=" in text, "Traceback" in text) == (2, True, False)
 
 
-def test_inputs_of_any_nesting_are_exported(tmp_path) -> None:
+@pytest.mark.parametrize("form", export.FORMATS)
+def test_inputs_of_any_nesting_are_exported(form: str, tmp_path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -54,21 +55,18 @@ def test_inputs_of_any_nesting_are_exported(tmp_path) -> None:
         def forward(self, inputs: Any) -> Tensor:
             return self.layer(inputs["left"] + 2 * inputs["right"][0])
 
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
     given = {"left": torch.rand(5, 3), "right": (torch.rand(5, 3),)}
     exported = export.Exported(Model(), Task(make_config(), None)).eval()  # type: ignore[arg-type]
-    for form, file in FILES.items():
-        if form == "onnx":
-            pytest.importorskip("onnxscript")
-        compute = export.FORMATS[form](exported, given, {}, tmp_path / file)
-        torch.testing.assert_close(compute(given), exported(given))
-        torch.testing.assert_close(compute(part(given, 0, 1)), exported(given)[:1])
-    with refused("Task", "dict"):
-        Task(make_config(), None).predictions(given)  # type: ignore[arg-type]
+    compute = export.FORMATS[form](exported, given, {}, tmp_path / FILES[form])
+    torch.testing.assert_close(compute(given), exported(given))
+    torch.testing.assert_close(compute(part(given, 0, 1)), exported(given)[:1])
 
 
 def test_the_test_split_is_that_of_a_function_of_its_own(monkeypatch) -> None:
     cfg = make_config("data=own", "data.name=digits")
-    with refused("split test", "split=val"):
+    with refused("split=test", "split=val"):
         build_test_loader(cfg, None, torch.device("cpu"))
     items = [(torch.zeros(1, 28, 28), number % 3) for number in range(9)]
     monkeypatch.setattr("loaders.own.digits.digits", lambda data, split: OwnData(items))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaders.columns import Columns
 from loaders.index import Index, Source
 from loaders.order import random_permutation, stream_key
 from loaders.plan import Plan
@@ -23,7 +24,8 @@ def make_index(*sizes: tuple[int, int], times: int = 1) -> Index:
     labels = Labels(np.broadcast_to(np.int64(0), count), ("all",))
     every = np.broadcast_to(np.array(sizes), (count, 2))
     inputs = ImageSpec(3, "uint8")
-    return Index("made/train", every, labels, inputs, Source(), np.array(sizes), "")
+    columns = Columns(sizes=every, distinct_sizes=np.array(sizes))
+    return Index("made/train", labels, inputs, Source(columns), "")
 
 
 def planned(index: Index, *overrides: str, rank=0, ranks=1, train=True) -> Plan:
@@ -127,19 +129,6 @@ def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
     finally:
         tracemalloc.stop()
     assert len(set(places.tolist())) == len(places)
-
-
-def test_random_columns_are_uniform_and_independent() -> None:
-    count = 100_000
-    options = ["data.colour_jitter=[1,1,0.5]", "data.rotation=15", "data.random_erasing=1"]
-    rows = make_plan(make_index((8, 8), times=count), *options)
-    columns = [rows["brightness"] / 2, rows["contrast"] / 2, rows["saturation"] - 0.5]
-    columns += [rows["angle"] / 30 + 0.5, rows["erased_y"], rows["erased_x"]]
-    numbers = np.stack(columns, axis=1)
-    assert abs(np.histogram(numbers, bins=100, range=(0, 1))[0] / 6000 - 1).max() < 0.08
-    both = np.concatenate([numbers[1:], numbers[:-1]], axis=1)  # of a row and of the next one
-    correlations = np.corrcoef(both, rowvar=False) - np.eye(12)
-    assert abs(correlations).max() < 5 / math.sqrt(count)
 
 
 def rows_of_run(num_epochs: int, *options: str, resumed_after: int = 0) -> list[Any]:

@@ -1,33 +1,30 @@
 """`predict.py` uses what a run has trained; for every task, the exported file answers alike."""
 
 import csv
-import errno
 import json
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from loaders.predict import build_test_loader
-from predict import write_image
+from tasks.common import class_colours
 from tests.helpers import (
     REPOSITORY,
     answers_to,
     folder_with,
     has_ranks,
-    make_config,
-    refused,
     run_all,
     summary_of,
 )
-from tests.images import FOLDERS, Data, common, digit_folders, make_photos, photos_in, reading, save
-from tests.parts import Trained, rows_of
+from tests.images import FOLDERS, common, digit_folders, reading, save
+from tests.kinds import KINDS
+from tests.rows import rows
 from tests.test_bad_data import WAYS
+from tests.trained import TRAINED, Trained
 
 SHORT = ["log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 SMALL = [*SHORT, "model.kwargs.width=8"]
@@ -43,7 +40,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["train.py", *rows_of("PREDICTING")])
+@pytest.mark.parametrize("script", ["train.py", *rows("train_ddp_amp_ema.py")])
 def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_table_by_any_backend(
     script: str, tmp_path
 ) -> None:
@@ -94,12 +91,10 @@ def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_tabl
 
 
 CROP = (24, 32)
-CASES: list[Trained] = rows_of("TRAINED")
-KINDS: dict[str, Callable[[Path], Data]] = dict(rows_of("KINDS"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=[case.task for case in CASES])
+@pytest.mark.parametrize("case", TRAINED, ids=[case.task for case in TRAINED])
 def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
     case: Trained, tmp_path: Path
 ) -> None:
@@ -119,7 +114,7 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
         ["predict.py", f"run={run}", "split=val", f"out={val}"],
         ["predict.py", f"run={run}", f"data.root={photos}/below/..", f"out={some}"],
     ]
-    commands += [command.format(run=run).split() for command, _ in rows_of("EXPORTED")]
+    commands.append(["export.py", f"run={run}", "format=torch", f"out={run}.pt2"])
     trained, printed, *_ = run_all(commands, tmp_path)
     assert ("do not move with data.hflip:" in trained) == ("data.hflip=0.5" in options)
     assert metrics_in(printed) == summary_of(run)["best"]
@@ -130,6 +125,10 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
     again = {Path(row["path"]).name: [row[column] for column in case.columns] for row in others}
     assert len(again) == len(list(photos.rglob("*.*")))
 
+    extra = {"metadata.json": ""}
+    program: Any = torch.export.load(f"{run}.pt2", extra_files=extra).module()
+    assert '"in_channels": "3"' in extra["metadata.json"]
+
     def values(cells: list[str]) -> np.ndarray:
         return np.asarray(Image.open(cells[0]) if makes_images else cells, float)
 
@@ -138,14 +137,14 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
         image = np.asarray(Image.open(row["path"]).convert("RGB"))
         y, x = (image.shape[0] - CROP[0]) // 2, (image.shape[1] - CROP[1]) // 2
         shown = torch.tensor(image[None, y : y + CROP[0], x : x + CROP[1]])
-        exported = [case.values_of(answer_of(run, shown)) for _, answer_of in rows_of("EXPORTED")]
-        for answer in (values(same), *exported):
+        exported = case.values_of(program(shown)[0].detach().numpy())
+        for answer in (values(same), exported):
             is_other = abs(values(predicted) - answer) > case.tolerance
             assert is_other.mean() < 0.01
-        if case.palette:
+        if case.has_palette:
             colours = Image.open(predicted[0]).getpalette()
             assert colours is not None
-            assert colours[: len(case.palette)] == case.palette
+            assert colours[:9] == class_colours(3).flatten().tolist()
     if makes_images:
         assert again["more.jpg"] == [str(some / "below" / "more.jpg.png")]
         assert not (some / "broken.jpg.png").exists()
@@ -185,36 +184,12 @@ def test_the_test_split_is_evaluated_on_any_number_of_ranks(digits: Path, tmp_pa
     assert json.dumps(metrics) in printed
     assert test.read_text().count("/test/") == 4 * 50
     assert not any("test" in name for name in summary_of(digits / "run"))
-    for num_ranks in rows_of("NUMBERS_OF_RANKS"):
+    for num_ranks in rows(2, needs="runtime.distributed"):
         again = tmp_path / f"{num_ranks}.csv"
         run_all([[*use, "split=test", f"out={again}"]], tmp_path, num_ranks)
         of_ranks = json.loads(again.with_suffix(".metrics.json").read_text())
         assert of_ranks == pytest.approx(metrics, abs=1e-6)
         assert again.read_text() == test.read_text()
-
-
-def test_a_full_disk_keeps_the_picture_before_and_leaves_no_part_of_one(full_disk: Path) -> None:
-    grey, noise = full_disk / "grey.png", full_disk / "noise.png"
-    write_image(grey, np.full((8, 8, 3), 7, np.uint8), None)
-    before = grey.read_bytes()
-    too_large = np.random.default_rng(0).integers(0, 256, (100, 100, 3), np.uint8)
-    for file in (grey, noise):
-        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as error:
-            write_image(file, too_large, None)
-        assert str(file) in str(error.value)
-    assert grey.read_bytes() == before
-    assert sorted(path.name for path in full_disk.iterdir()) == ["filler", "grey.png"]
-
-
-def test_data_without_a_test_split_is_refused(tmp_path: Path) -> None:
-    for split, count in (("train", 9), ("val", 3), ("test", 6)):
-        make_photos(tmp_path / "photos" / split, count)
-    options, cpu = photos_in(tmp_path / "photos"), torch.device("cpu")
-    for more in (["data.root=http://host/photos"], *rows_of("WITHOUT_TEST_SPLIT")):
-        with refused("split=test", more[0].replace("loader=", "loader.name="), "loader=pytorch"):
-            build_test_loader(make_config(*options, *more), None, cpu)
-    with refused("split=test", "mnist_mini"):
-        build_test_loader(make_config(), None, cpu)
 
 
 MISTAKES = {  # what is wrong, and what the message names
@@ -224,14 +199,12 @@ MISTAKES = {  # what is wrong, and what the message names
     "predict.py split=val data.split_seed=1": "data.split_seed=1: split=val is that of the run",
     "predict.py": "out=",
     "predict.py device=cpu": "data.root=",
-    "predict.py split=val data.hflop=1": "data.hflop=1",
     "predict.py split=val model.kwargs.width=16": "model.kwargs",
     "predict.py data.root=data loader=synthetic": "loader=pytorch",
-    "predict.py data.root=runtime": "data.root=runtime",
     "predict.py split=val out=data": "out=data is a folder",
-    "predict.py out": "key=value",
     "predict.py split=val data.root=OTHERS": "output 0: digit 0 then, digit 1 now",
-    **dict(rows_of("MISTAKES_OF_USE")),
+    "export.py format=onyx": "format=onyx",
+    "export.py format=safetensors data.root=OTHERS": "output 0: digit 0 then, digit 1 now",
 }
 
 

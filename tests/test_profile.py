@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import has_ranks, summary_of, trace_of, train
-from tests.parts import rows_of
+from tests.rows import rows
 
 SMALL = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "global_batch_size=1000"]
 SMALL += ["log.images=0", "optimizer.warmup_epochs=0"]
@@ -16,7 +16,7 @@ def num_steps(run: Path, rank: int = 0) -> int:
     return sum(name.startswith("Optimizer.step") for name in trace_of(run, rank))
 
 
-@pytest.mark.parametrize("script", ["train.py", *rows_of("SCRIPTS")])
+@pytest.mark.parametrize("script", ["train.py", *rows("train_ddp.py")])
 def test_each_rank_writes_a_trace_of_the_steps_that_are_asked_for(script, tmp_path: Path) -> None:
     run, ranks = tmp_path / "run", range(1 + has_ranks(script))
     said = train(script, run, *SMALL, "max_steps=8", "profile.steps=[2,3]")

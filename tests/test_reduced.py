@@ -1,6 +1,5 @@
 """Images decoded in part: JPEGs give nearly the pixels of the whole ones, PNGs the same."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +7,8 @@ import pytest
 import torch
 
 from loaders.images import HEADER, decode_resized, read_header
-from loaders.index import BadFileError
-from tests.images import FOLDERS, PLAIN, index_of, loaders_of, reading, save, smooth, turned
-from tests.parts import rows_of
+from tests.images import FOLDERS, PLAIN, loaders_of, reading, save, smooth, turned
+from tests.kinds import OTHERS
 
 OPTIONS = [*FOLDERS, "data.val_fraction=0.25", "global_batch_size=4"]
 OPTIONS += [*PLAIN, "data.resize=64", "data.hflip=0.5"]
@@ -38,25 +36,13 @@ def test_reduced_decoding_changes_pixels_a_little(crops, mean, most, photos: Pat
     """Differences from whole decoding and from other backends, on average and at most, of 255."""
     found = []
     reduced, whole_images = ["data.reduced_decoding=true"], ["data.reduced_decoding=false"]
-    for other in (reduced, whole_images, *dict(rows_of("WAYS")).values()):
+    for other in (reduced, whole_images, *OTHERS.values()):
         splits = loaders_of(*OPTIONS, *reading(photos), *crops, *other)
         found.append(torch.cat([inputs.clone() for split in splits for inputs, _ in split]))
     for whole in found[1:]:
         difference = 255 * (found[0] - whole).abs()
         assert 0 < difference.mean() < mean
         assert difference.max() <= most
-
-
-@pytest.mark.parametrize("place", [0.4, 0.97])
-def test_damage_is_noticed_in_reduced_images_too(place: float, photos: Path, tmp_path) -> None:
-    root = shutil.copytree(photos, tmp_path / "photos")
-    for path in root.rglob("*.jpg"):
-        content = path.read_bytes()
-        path.write_bytes(content[: int(place * len(content))])
-    index = index_of(*OPTIONS, *reading(root))[0]
-    for sample, (height, width) in enumerate(index.sizes.tolist()):
-        with pytest.raises(BadFileError, match="truncated"):
-            index.source.read_part(sample, 0, index.inputs, (0, 0, height, width), (32, 32), True)
 
 
 def test_lines_of_a_png_are_right_or_its_damage_is_seen(tmp_path: Path) -> None:

@@ -1,51 +1,8 @@
 """Which rank the others wait for, by the time that each needs for its own part of the steps."""
 
 import socket
-from unittest.mock import Mock
 
-import torch
-from torch import nn
-
-from runtime.speed import Speed, slowest
-from runtime.timing import Timing
 from tests.helpers import folder_with, replace, run_to_end, scalars_of, summary_of
-
-CPU = torch.device("cpu")
-
-
-def test_the_slowest_rank_is_a_tenth_slower_than_the_median() -> None:
-    hosts = ("a", "a", "b", "b")
-    assert slowest(hosts, (10.0, 10.0, 10.9, 10.0)) is None
-    assert slowest(hosts, (10.0, 10.0, 12.5, 12.0)) == (2, "b", 0.25)
-    assert slowest(hosts[:2], (10.0, 15.0)) == (1, "a", 0.5)
-    assert slowest(hosts[:2], (1.0, 1.5)) is None  # of less than two seconds: noise
-
-
-def test_a_gpu_is_timed_by_events_that_are_read_at_log_points_only() -> None:
-    """It computes for 7 s, of which this rank's host launches kernels for 3 s."""
-    now, on_device = 0.0, 0.0
-    reads = Mock(side_effect=lambda seconds: 1000 * seconds)
-
-    def event(device: torch.device) -> Mock:
-        at = on_device
-        return Mock(at=at, elapsed_time=lambda end: reads(end.at - at))
-
-    timing = Timing(CPU, lambda: now, event)
-    timing.seconds["first_step"] = 1.0
-    group = Mock(world_size=2, **{"gather.side_effect": lambda value: [("b", 4.0, 0.0), value]})
-    speed, model = Speed(group, timing), nn.Linear(1, 1)
-    speed.open_run(model)
-    for launch_s, device_s in ((1.0, 5.0), (2.0, 2.0)):
-        speed.begin_step((torch.ones(1, 1), torch.ones(1)))
-        now += launch_s
-        on_device += device_s
-        model(torch.ones(1)).backward()
-    reads.assert_not_called()
-    group.gather.assert_not_called()
-    speed.exchange()
-    assert speed.slow == (1, socket.gethostname(), 0.75)
-    assert speed.values()["perf/slowest_rank"] == 1
-
 
 SLOW = """
     now = [0.0]

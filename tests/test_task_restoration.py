@@ -1,7 +1,5 @@
 """Images from images: losses follow their definitions, PSNR and SSIM are those of torchmetrics."""
 
-import unicodedata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from torch import Tensor
 
 from loaders.targets import TargetImages
 from tests.helpers import refused
-from tests.images import index_of, paths_in, reading, save, smooth
 from tests.task_contract import build, check_contract, check_refused, metrics_of
 
 
@@ -35,11 +32,7 @@ TORCHMETRICS_PSNR = [29.514734268188477, 14.78222370147705]
 @pytest.mark.parametrize(("loss", "low"), [("charbonnier", 0.0), ("l1", -1.0)])
 def test_it_keeps_the_contract(loss: str, low: float) -> None:
     check_contract(restoration(loss, value_range=[low, 1.0]), *batch())
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    check_refused(restoration, ("loss", "mse"), ("label_smoothing", 0.1))
-    check_refused(restoration, ("weights", "auto"))
+    check_refused(restoration, ("loss", "mse"), ("label_smoothing", 0.1), ("weights", "auto"))
 
 
 @pytest.mark.parametrize(("loss", "epsilon"), [("l1", 0.0), ("charbonnier", 0.001)])
@@ -47,9 +40,6 @@ def test_a_loss_follows_its_definition(loss: str, epsilon: float) -> None:
     task, (outputs, targets) = restoration(loss), batch()
     expected = ((outputs - targets).double() ** 2 + epsilon**2).sqrt().mean().item()
     assert task.loss(outputs, targets).item() == pytest.approx(expected, rel=1e-6)
-    equal = torch.full((1, 1, 6, 6), 0.5, requires_grad=True)
-    [gradient] = torch.autograd.grad(task.loss(equal, equal.detach()), equal)
-    assert torch.isfinite(gradient).all()
 
 
 def test_psnr_and_ssim_are_those_of_torchmetrics_in_any_value_range_also_under_autocast() -> None:
@@ -68,21 +58,5 @@ def test_psnr_and_ssim_are_those_of_torchmetrics_in_any_value_range_also_under_a
 
 
 def test_ssim_refuses_images_smaller_than_its_border() -> None:
-    smallest = torch.rand(1, 1, 6, 6)
-    assert torch.isfinite(restoration().sums(smallest, 1 - smallest)).all()
     with refused("5x9"):
         restoration().sums(torch.rand(1, 1, 5, 9), torch.rand(1, 1, 5, 9))
-
-
-def test_a_partner_is_found_in_another_unicode_normal_form(tmp_path: Path) -> None:
-    """As where one side was written by macOS."""
-    forms: Any = {"input": "NFC", "target": "NFD"}
-    for side, form in forms.items():
-        for number in range(3):
-            name = unicodedata.normalize(form, f"\u00e9 {number}.png")
-            save(tmp_path / "data" / side / name, smooth(number, 20, 20))
-    train, val = index_of("data=pairs", *reading(tmp_path / "data"), "data.val_count=1")
-    assert sorted([len(train), len(val)]) == [1, 2]
-    for index in (train, val):
-        for first, second in zip(paths_in(index), paths_in(index, 1), strict=True):
-            assert unicodedata.normalize("NFD", Path(first).name) == Path(second).name

@@ -8,31 +8,25 @@ import torch
 from torch import Tensor
 
 from loaders.targets import Masks
-from tests.helpers import refused
 from tests.task_contract import build, check_contract, check_weights, metrics_of, names, random
 
 
 def segmentation(num_classes: int = 4, **options: Any) -> Any:
     target = Masks(names(num_classes), ignore_index=255)
-    return build("segmentation", options.pop("loss", "cross_entropy"), target, **options)
+    return build("segmentation", "cross_entropy", target, **options)
 
 
-def batch(num_images: int = 6, num_classes: int = 4) -> tuple[Tensor, Tensor]:
+def batch() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    targets = torch.randint(num_classes, (num_images, 9, 7), generator=generator)
+    targets = torch.randint(4, (6, 9, 7), generator=generator)
     targets[torch.rand(targets.shape, generator=generator) < 0.2] = 255
     targets[-1] = 255  # an image without a pixel that counts
-    return 2 * random(num_images, num_classes, 9, 7), targets
+    return 2 * random(6, 4, 9, 7), targets
 
 
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"weights": [1.0, 2, 3, 4]}])
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_contract(segmentation(**options), *batch())
-
-
-def test_an_unknown_loss_is_refused() -> None:
-    with refused("task.loss=bce"):
-        segmentation(loss="bce")
 
 
 def test_a_weight_multiplies_the_loss_of_its_class_and_ignored_pixels_have_none() -> None:
@@ -52,9 +46,5 @@ def test_miou_and_accuracy_are_those_of_scikit_learn_without_classes_that_are_ab
     wide = torch.cat([outputs, torch.full_like(outputs[:, :2], -100)], dim=1)
     six = metrics_of(segmentation(6), wide, targets)
     assert six["miou"] == pytest.approx(metrics["miou"], rel=1e-12)
-
-
-def test_the_metrics_are_undefined_without_a_pixel_that_counts() -> None:
-    outputs, targets = batch()
-    metrics = metrics_of(segmentation(), outputs, torch.full_like(targets, 255))
-    assert all(map(math.isnan, metrics.values()))
+    undefined = metrics_of(segmentation(), outputs, torch.full_like(targets, 255))
+    assert all(map(math.isnan, undefined.values()))

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from conf.cli import load_config, user_errors
+from conf.cli import load_config, parse_options, user_errors
 from conf.errors import UserError
-from conf.options import parse_options
 from conf.schema import Config
 from loaders import build_loaders
 from models import build_model

@@ -26,9 +26,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 
-from conf.cli import user_errors
+from conf.cli import parse_options, user_errors
 from conf.errors import UserError, counted
-from conf.options import parse_options
 from loaders.batch import num_samples, tensors_of
 
 SETTINGS = ["deterministic=true", "fp32_precision=ieee", "model.compile=false", "log.images=0"]

@@ -28,7 +28,6 @@ BASELINE = "train.py"
 MARKER = "# new #: "
 COMBINES = re.compile(r"^Combines with every technique(?: but ([^,.]*))?[,.]", re.MULTILINE)
 COMPOSED = re.compile(r"^Written by `python -m tools\.compose ([\w ]+)`", re.MULTILINE)
-START = re.compile(r"^(Start with|Written by) .*\n", re.MULTILINE)
 HEAD = re.compile(r'\A(?:#.*\n)*[rR]?"""(.*?)"""\n', re.DOTALL)
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?"
@@ -50,30 +49,20 @@ def title_of(head: str) -> str:
 
 
 def read(path: Path) -> tuple[str, str]:
-    """Read a script's head and its code.
-
-    Raises:
-        UserError: the script holds conflicts, or is no text.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: {error}; correct it") from error
+    """Read a script's head and its code; raise UserError if it holds conflicts."""
+    text = path.read_text()
     refuse_conflicts(path.name, text)
     return split(text)
 
 
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
-    """Return the names of a folder's techniques, each with those that it does not combine with."""
-    excluded = {}
+    """Return a folder's techniques by name, each with those that it says it excludes."""
+    techniques = {}
     for path in sorted(folder.glob("train_*.py")):
         name = path.stem.removeprefix("train_")
         if "_" not in name and (line := COMBINES.search(read(path)[0])):
-            excluded[name] = set(re.findall(r"`(\w+)`", line[1] or ""))
-    return {
-        name: others | {other for other in excluded if name in excluded[other]}
-        for name, others in excluded.items()
-    }
+            techniques[name] = set(re.findall(r"`(\w+)`", line[1] or ""))
+    return techniques
 
 
 def unmarked_lines(baseline: str, script: str) -> list[str]:
@@ -91,10 +80,7 @@ def unmarked_lines(baseline: str, script: str) -> list[str]:
 def git(folder: Path, *arguments: str) -> str:
     """Run git and return what it prints; UserError if it cannot answer."""
     command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise UserError("scripts are merged by git, which is not installed") from error
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise UserError(
             f"git {arguments[0]}: {done.stderr.strip().splitlines()[0]}\n"
@@ -114,23 +100,21 @@ def find_baseline(scripts: dict[str, str], folder: Path) -> str:
         UserError: they fit no committed `train.py`, nor, if they were edited since, that on disk.
     """
     commits = git(folder, "log", "--format=%H", "--", *scripts).split()
-    if not commits:
-        raise UserError(f"{', '.join(scripts)}: not in git; commit them with {BASELINE}")
     texts: Iterable[str] = (git(folder, "show", f"{commit}:./{BASELINE}") for commit in commits)
     if git(folder, "status", "--porcelain", "--", *scripts):
-        on_disk = (folder / BASELINE).read_text(encoding="utf-8")
-        texts = itertools.chain([on_disk], texts)
+        texts = itertools.chain([(folder / BASELINE).read_text()], texts)
+    unmarked: list[str] = []
     for text in texts:
         _, baseline = split(text)
-        if not any(unmarked_lines(baseline, code) for code in scripts.values()):
+        changes = {name: unmarked_lines(baseline, code) for name, code in scripts.items()}
+        unfit = [name for name, lines in changes.items() if lines]
+        if not unfit:
             return baseline
-    _, baseline = split(git(folder, "show", f"{commits[0]}:./{BASELINE}"))
-    changes = {name: unmarked_lines(baseline, code) for name, code in scripts.items()}
-    name = next(name for name, lines in changes.items() if lines)
+        unmarked = unmarked or [f"{unfit[0]} has an unmarked difference from", *changes[unfit[0]]]
+    what, *lines = unmarked or [f"{', '.join(scripts)} fit no"]
     raise UserError(
-        f"{name} has an unmarked difference from {BASELINE} in git; commit both after each "
-        f"--update, and put a comment `{MARKER.strip()} why` above a change:\n"
-        + "\n".join(changes[name])
+        f"{what} {BASELINE} in git; commit both after each --update, and put a comment "
+        f"`{MARKER.strip()} why` above a change:\n" + "\n".join(lines)
     )
 
 
@@ -141,7 +125,8 @@ def compose(
 
     Args:
         names: names of the techniques; their order only changes the docstring.
-        onto: script that was made from `train.py` and gets the techniques in its place.
+        onto: script that was made from `train.py` and gets the techniques in its place; it keeps
+            its docstring.
         output: file name in the docstring's command; default: train_<names>.py.
         folder: where `train.py` and the scripts of the techniques lie.
 
@@ -149,43 +134,32 @@ def compose(
         Text of the script, with conflict markers if the techniques and `onto` edit the same lines.
 
     Raises:
-        UserError: the techniques do not combine, or `onto` is another script.
+        UserError: the techniques do not combine.
     """
-    excluded = find_techniques(folder)
+    techniques = find_techniques(folder)
     for name in names:
-        if name not in excluded:
-            known = ", ".join(excluded)
+        if name not in techniques:
+            known = ", ".join(techniques)
             raise UserError(f"unknown technique {name}; use some of {known}: no train_{name}.py")
         if names.count(name) > 1:
             raise UserError(f"{' '.join(names)} names {name} twice; name each technique once")
-        if others := excluded[name] & set(names):
+        if others := techniques[name] & set(names):
             raise UserError(f"{name} does not combine with {', '.join(others)}; leave one out")
-    onto_path = onto or folder / BASELINE
-    head, merged = read(onto_path)
-    if "\n@entry_point\n" not in merged:
-        raise UserError(
-            f"--onto {onto_path}: it has no @entry_point, and so is not made from {BASELINE}; "
-            f"start with a copy of {BASELINE}, and move your code into it"
-        )
-    files = [f"train_{name}.py" for name in sorted(names)]
-    scripts = {file: read(folder / file) for file in files}
-    baseline = find_baseline({name: code for name, (_, code) in scripts.items()}, folder)
-    titles = []
-    launcher = "python "
-    for name, (own_head, code) in scripts.items():
-        merged = merge(baseline, merged, code, onto_path.name, name)
-        titles.append(title_of(own_head))
-        if "torchrun" in own_head:
-            launcher = "torchrun --standalone --nproc_per_node=2 "
-    command = [*names, "--onto", onto.name] if onto else names
-    file = output or f"train_{'_'.join(names)}.py"
-    if onto and head:
-        opening = START.sub("", head).removesuffix('"""\n').rstrip()
-    else:
-        opening = '"""' + "\n".join(titles)
-    start = f"Start with `{launcher}{file}`."
-    written = f"Written by `python -m tools.compose {' '.join(command)}`."
-    return f'{opening}\n\n{start}\n{written}\n"""\n{merged}'
+    scripts = {f"train_{name}.py": read(folder / f"train_{name}.py") for name in sorted(names)}
+    baseline = find_baseline({file: code for file, (_, code) in scripts.items()}, folder)
+    path = onto or folder / BASELINE
+    head, merged = read(path)
+    for file, (_, code) in scripts.items():
+        merged = merge(baseline, merged, code, path.name, file)
+    if onto:
+        return head + merged
+    heads = [own_head for own_head, _ in scripts.values()]
+    titles = "\n".join(map(title_of, heads))
+    has_ranks = any("torchrun" in own_head for own_head in heads)
+    launcher = "torchrun --standalone --nproc_per_node=2" if has_ranks else "python"
+    start = f"Start with `{launcher} {output or '_'.join(['train', *names]) + '.py'}`."
+    written = f"Written by `python -m tools.compose {' '.join(names)}`."
+    return f'"""{titles}\n\n{start}\n{written}\n"""\n{merged}'
 
 
 def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> str:
@@ -228,14 +202,10 @@ def update(folder: Path = HERE) -> None:
     """
     techniques = find_techniques(folder)
     scripts = {}
-    composed = {}
     for path in sorted(folder.glob("train_*.py")):
         head, code = read(path)
-        if written := COMPOSED.search(head):
-            composed[path.name] = written[1].split()
-        if written or path.stem.removeprefix("train_") in techniques:
+        if COMPOSED.search(head) or path.stem.removeprefix("train_") in techniques:
             scripts[path.name] = head, code
-
     base = find_baseline({name: code for name, (_, code) in scripts.items()}, folder)
     _, baseline = read(folder / BASELINE)
     conflicts = []
@@ -243,16 +213,18 @@ def update(folder: Path = HERE) -> None:
         new = merge(base, baseline, code, "as edited", name)
         if new != code:
             print(f"{name} follows {BASELINE}; commit them together")
-            (folder / name).write_text(head + new, encoding="utf-8")
+            (folder / name).write_text(head + new)
         if CONFLICT.search(new):
             conflicts.append(name)
     if conflicts:
         raise UserError(
             f"{', '.join(conflicts)}: both sides edit the same lines; edit between the markers"
         )
-    for name, names in composed.items():
-        if not compose(names, folder=folder).endswith(read(folder / name)[1]):
-            command = f"python -m tools.compose {' '.join(names)} -o {name} --force"
+    for name in scripts:
+        head, code = read(folder / name)
+        written = COMPOSED.search(head)
+        if written and not compose(written[1].split(), folder=folder).endswith(code):
+            command = f"python -m tools.compose {written[1]} -o {name} --force"
             print(f"{name} is not what its techniques give; to write it again: {command}")
 
 
@@ -283,7 +255,7 @@ def main() -> None:
                 lines = old.read_text().splitlines(), script.splitlines()
                 print(*difflib.unified_diff(*lines, old.name, "merged", lineterm=""), sep="\n")
             if output:
-                output.write_text(script, encoding="utf-8")
+                output.write_text(script)
             elif not options.diff:
                 print(script, end="")
             refuse_conflicts(str(output or "the printed script"), script)

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -28,13 +28,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 
-from conf.cli import user_errors
-from conf.credentials import masked
+from conf.cli import parse_options, user_errors
 from conf.errors import UserError, counted
-from conf.options import parse_options
 from tools import runs
 
 NUM_LOG_LINES = 12
@@ -48,11 +47,8 @@ class Trial(NamedTuple):
     """Its place in the grid, or Optuna's number."""
     overrides: list[str]
     folder: Path
-
-    @property
-    def log(self) -> Path:
-        """File next to the folder that gets the output."""
-        return self.folder.with_name(f"{self.folder.name}.log")
+    log: Path
+    """File next to the folder that gets the output."""
 
     def has_ended(self) -> bool:
         return (self.folder / "summary.json").exists()
@@ -74,41 +70,43 @@ class Sweep:
         for key, least in {"ranks": 0, "jobs": 1, "trials": 0}.items():
             if not given[key].isdecimal() or int(given[key]) < least:
                 raise UserError(f"{key}={given[key]} is not valid; use {least} or more")
-        self.ranks, self.jobs = int(given["ranks"]), int(given["jobs"])  # 0 ranks: no torchrun
         if any(text.startswith("output_dir=") for text in texts):
             raise UserError("output_dir= would be the same for all runs; use out=FOLDER")
+        self.ranks, self.jobs = int(given["ranks"]), int(given["jobs"])  # 0 ranks: no torchrun
         self.environments = environments(self.jobs, max(1, self.ranks), "device=cpu" in texts)
+
         name = self.checksum(texts)
         default = Path("outputs", "sweep", f"{self.script.stem}-{name}")
         self.out = Path(given["out"] or default).expanduser()
-        self.overrides = OverridesParser.create().parse_overrides(texts)
         self.out.mkdir(parents=True, exist_ok=True)
+        overrides = OverridesParser.create().parse_overrides(texts)
+        self.fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
+        swept = {each.get_key_element(): each for each in overrides if each.is_sweep_override()}
         self.study: Any = None
-        known: Iterable[tuple[int, dict[str, Any]]]
         if int(given["trials"]):
-            self.study = import_module("tools.sweep_optuna").Study(self.out, name, self.overrides)
+            self.study = import_module("tools.sweep_optuna").Study(self.out, name, swept)
             known = self.study.chosen()
         else:
-            known = enumerate(combinations(self.overrides))
-        self.trials = [self.make_trial(number, values) for number, values in known]
+            known = dict(enumerate(combinations(swept)))
+        self.trials = [self.make_trial(number, values) for number, values in known.items()]
         self.num_trials = int(given["trials"]) or len(self.trials)
         self.waiting = self.trials_in_turn()
         self.choosing, self.stopping = threading.Lock(), threading.Event()
         self.running: set[subprocess.Popen[bytes]] = set()
 
     def checksum(self, overrides: list[str]) -> str:
-        content = " ".join([str(self.script), *sorted(masked(overrides))])
+        content = " ".join([str(self.script), *sorted(overrides)])
         return f"{crc32(content.encode()):08x}"
 
     def make_trial(self, number: int, values: dict[str, Any]) -> Trial:
         """Combine fixed overrides with these values of the swept ones."""
         chosen = [f"{key}={value}" for key, value in values.items()]
-        fixed = [str(each.input_line) for each in self.overrides if not each.is_sweep_override()]
+        overrides = self.fixed + chosen
         parts = [str(number), *chosen] if self.study else chosen
         # Without = and commas, which Hydra would read in output_dir=.
-        name = re.sub(r"[^\w.+-]", "_", "-".join(masked(parts)))[:MAX_NAME_LENGTH]
-        name = f"{name}-{self.checksum(fixed + chosen)}".lstrip("-")
-        return Trial(number, fixed + chosen, self.out / name)
+        name = re.sub(r"[^\w.+-]", "_", "-".join(parts))[:MAX_NAME_LENGTH]
+        name = f"{name}-{self.checksum(overrides)}".lstrip("-")
+        return Trial(number, overrides, self.out / name, self.out / f"{name}.log")
 
     def trials_in_turn(self) -> Iterator[Trial]:
         """Yield the trials that have not ended: those that are known, then those that Optuna
@@ -126,16 +124,15 @@ class Sweep:
                 row = runs.read_run(trial.folder, self.out)
                 self.study.tell(trial.number, row.score(row.metric))
 
-    def next_trial(self) -> Trial | None:
-        """Return the trial to train next; None at the end, and after a signal."""
-        with self.choosing:
-            return None if self.stopping.is_set() else next(self.waiting, None)
-
     def train(self, env: dict[str, str]) -> bool:
-        """Train one trial after another with these environment variables; return False if one
-        failed."""
+        """Train one trial after another with these environment variables, until none is left or a
+        signal has come; return False if one failed."""
         failed = False
-        while trial := self.next_trial():
+        while not self.stopping.is_set():
+            with self.choosing:
+                trial = next(self.waiting, None)
+            if trial is None:
+                break
             print(f"{trial.folder.name}: starts", flush=True)
             code = self.run(trial, env)
             if trial.has_ended():
@@ -177,12 +174,12 @@ class Sweep:
 
 def environments(jobs: int, num_ranks: int, on_cpu: bool) -> list[dict[str, str]]:
     """Return the environment variables of the runs in each of the `jobs` places."""
-    every = [str(n) for n, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(every)).split(",")
+    every = ",".join(map(str, range(torch.cuda.device_count())))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
     gpus = [gpu for gpu in visible if gpu not in ("", "-1")]
     if not gpus or on_cpu:
-        num_threads = len(os.sched_getaffinity(0)) // (jobs * num_ranks)
-        return [{"OMP_NUM_THREADS": str(max(1, num_threads)), **os.environ}] * jobs
+        num_threads = max(1, len(os.sched_getaffinity(0)) // (jobs * num_ranks))
+        return [{"OMP_NUM_THREADS": str(num_threads), **os.environ}] * jobs
     if len(gpus) < jobs * num_ranks:
         raise UserError(
             f"jobs={jobs} of {counted(num_ranks, 'rank')} needs {jobs * num_ranks} GPUs, "
@@ -192,17 +189,15 @@ def environments(jobs: int, num_ranks: int, on_cpu: bool) -> list[dict[str, str]
     return [{**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(place)} for place in places]
 
 
-def combinations(overrides: list[Override]) -> list[dict[str, str]]:
+def combinations(swept: dict[str, Override]) -> list[dict[str, str]]:
     """Return the values of the swept keys, one dictionary for each run."""
-    swept = [override for override in overrides if override.is_sweep_override()]
-    for override in swept:
+    for override in swept.values():
         if not override.is_discrete_sweep():
             raise UserError(
                 f"{override.input_line} has infinitely many values; use trials=NUMBER, or a list"
             )
-    keys = [override.get_key_element() for override in swept]
-    values = [list(override.sweep_string_iterator()) for override in swept]
-    return [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*values)]
+    values = [override.sweep_string_iterator() for override in swept.values()]
+    return [dict(zip(swept, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -217,7 +212,7 @@ def main(arguments: Sequence[str]) -> None:
         succeeded = all(list(pool.map(sweep.train, sweep.environments)))
     if sweep.study:
         sweep.report()
-    print(runs.listing(runs.read_runs([t.folder for t in sweep.trials], sweep.out), "best"))
+    print(runs.listing([runs.read_run(t.folder, sweep.out) for t in sweep.trials], "best"))
     if sweep.stopping.is_set():
         print(f"stopped by a signal; the same command again continues {sweep.out}")
         sys.exit(os.EX_TEMPFAIL)  # as a run that a signal has stopped

@@ -35,7 +35,7 @@ def test_packages_that_are_not_installed_are_named_with_the_command_that_install
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mnist", "pairs", "cells"])
+@pytest.mark.parametrize("name", ["pairs"])
 def test_loaders_are_compared(name: str, tmp_path: Path) -> None:
     path = tmp_path / "cpu.csv"
     compare(path, tmp_path / "data", [name], repeats=1, window_s=0.01, warmup_s=0)
@@ -68,11 +68,11 @@ def test_a_table_of_loaders_has_ratios_within_rounds_the_fastest_first(tmp_path:
     loaders: dict[str, list[float]] = {"PIL": [50, 40, 50], "ours": [100, 100, 100]}
     write(path, "compare", SPEED, **loaders, limit=[125, 125, 125], pack=[400, 400, 400], none=[])
     assert tables.loader_table("JPEGs", read(path)) == [
-        ["JPEGs", "speed (images/s)", "against PIL", "share of the limit"],
-        ["loader=packed", "400", "8x (8 to 10)", ""],
-        ["limit: decoding alone", "125", "2.5x (2.5 to 3.12)", "100 %"],
-        ["ours", "100", "2x (2 to 2.5)", "80 %"],
-        ["PIL", "50 (40 to 50)", "1x", "40 %"],
+        ["JPEGs", "speed (images/s)", "against PIL"],
+        ["loader=packed", "400", "8x (8 to 10)"],
+        ["limit: decoding alone", "125", "2.5x (2.5 to 3.12)"],
+        ["ours", "100", "2x (2 to 2.5)"],
+        ["PIL", "50", "1x"],
     ]
 
 
@@ -81,8 +81,8 @@ def test_a_table_of_loops_has_what_they_cost_beside_the_first(tmp_path: Path) ->
     write(path, "loop_overhead", STEP_TIME, bare=[10, 8, 10], train=[10.1, 8, 10.2], none=[])
     assert tables.loop_table("digits", read(path)) == [
         ["digits", "time per step (ms)", "over bare (%)"],
-        ["bare", "10 (8 to 10)", ""],
-        ["train", "10.1 (8 to 10.2)", "1 (0 to 2)"],
+        ["bare", "10", ""],
+        ["train", "10.1", "1 (0 to 2)"],
     ]
 
 

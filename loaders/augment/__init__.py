@@ -1,21 +1,20 @@
 """Random changes of training samples: one object per augmentation, all of them in `AUGMENTATIONS`.
 
 An augmentation names the columns that it adds to a row of the plan, with neutral values that leave
-the image unchanged, and draws them. Every backend executes the rectangle and the flips; all other
-augmentations act on finished batches on the device, whatever the backend: `apply` on images in
-[0, 1], `apply_to_both` on inputs and targets as the model sees them.
+the image unchanged, and draws them. Every backend cuts out the rectangle; all else is done with
+batches on the device, whatever the backend: flips, `apply` on images in [0, 1], and `apply_to_both`
+on inputs and targets as the model sees them.
 """
 
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device, parts, to_device
-from loaders.augment.colour import ColourJitter, RandAugment
-from loaders.augment.crops import Flips, RandomCrop, RandomResizedCrop
+from loaders.augment.base import Augmentation, Random, on_device, to_device
+from loaders.augment.colour import OPERATIONS, ColourJitter, RandAugment
+from loaders.augment.crops import Flips, RandomCrop
 from loaders.augment.mixing import Mixing
 from loaders.augment.spatial import Affine, RandomErasing
 
 AUGMENTATIONS: tuple[Augmentation, ...] = (
     RandomCrop(),
-    RandomResizedCrop(),
     Flips(),
     ColourJitter(),
     RandAugment(),

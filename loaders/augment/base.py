@@ -1,4 +1,4 @@
-"""The base class of augmentations, on which the plan and `backends/transform.py` rely."""
+"""The base class of augmentations, on which the plan and the transform rely."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,6 @@ from torch import Tensor
 
 from conf.schema import DataConfig
 from loaders.targets import Target
-
-PART_BYTES = 4 << 20
 
 Random = Callable[[str, int], np.ndarray]
 """(rows, n) float64 in [0, 1) from a column's name and n. Each name has its own random numbers, so
@@ -40,7 +38,7 @@ class Augmentation:
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
         """Change inputs or target images, (B, C, H, W) float32 in [0, 1], as their rows say.
 
-        The images may be changed in place, and may be a part of a batch. Masks are never passed.
+        The images may be changed in place. Masks are never passed.
         """
         return images
 
@@ -49,12 +47,12 @@ class Augmentation:
     ) -> tuple[Tensor, Tensor]:
         """Change inputs and targets as the model sees them, after all of `apply`.
 
-        Both may be changed in place, and are the whole batch of this rank.
+        Both may be changed in place.
 
         Args:
             inputs: (B, C, H, W) float32 on the device, normalised.
             targets: targets of the kind `target`, on the device.
-            rows: rows of the B samples.
+            rows: rows of the B samples of this rank.
             target: kind of the targets.
         """
         return inputs, targets
@@ -92,15 +90,3 @@ def on_device(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
     widths = [column.shape[1] for column in columns]
     together = torch.from_numpy(np.concatenate(columns, axis=1).astype(np.float32))
     return list(to_device(together, device).split(widths, dim=1))
-
-
-def parts(images: Tensor) -> list[slice]:
-    """Return the slices that make up a batch.
-
-    On a GPU it is one slice. On a CPU each has few enough images that intermediate results stay in
-    the cache and below 32 MB, from which on malloc asks the system for memory each time.
-    """
-    size = len(images)
-    if images.is_cpu:
-        size = max(1, PART_BYTES * size // images.nbytes)
-    return [slice(start, start + size) for start in range(0, len(images), size)]

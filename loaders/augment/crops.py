@@ -1,4 +1,6 @@
-"""Random crops and flips, which every backend executes itself."""
+"""Random crops, which every backend cuts out itself, and flips."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -7,38 +9,33 @@ from loaders.augment.base import Augmentation, Random
 
 
 class RandomCrop(Augmentation):
-    """A rectangle of the crop's size anywhere in the image."""
+    """A rectangle anywhere in the image, all places equally likely.
 
-    keys = ("random_crop",)
+    It has the crop's size or, with `data.random_resized_crop`, a random area and aspect ratio
+    (Szegedy et al. 2015, "Going deeper with convolutions", section 6): the first of ten tries that
+    fits, else the largest square.
+    """
 
-    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        _place(rows, sizes, random)
-
-
-class RandomResizedCrop(Augmentation):
-    """A rectangle of random position, area and aspect ratio (Szegedy et al. 2015, "Going deeper
-    with convolutions", section 6): the first of ten tries that fits, else the largest square."""
-
-    keys = ("random_resized_crop",)
+    keys = ("random_crop", "random_resized_crop")
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        low, high = data.random_resized_crop
-        shares, ratios = np.split(random("height, width", 20), 2, axis=1)
-        area = sizes.prod(axis=1)[:, None] * (low + (high - low) * shares)
-        ratio = np.exp(np.log(4 / 3) * (2 * ratios - 1))
-        shapes = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(int)
-        fits = ((shapes > 0) & (shapes <= sizes[:, None])).all(axis=2)
-        first = shapes[np.arange(len(rows)), fits.argmax(axis=1)]
-        square = sizes.min(axis=1, keepdims=True)
-        chosen = np.where(fits.any(axis=1, keepdims=True), first, square)
-        rows["height"], rows["width"] = chosen.T
-        _place(rows, sizes, random)
+        if data.random_resized_crop is not None:
+            shapes = random_shapes(sizes, data.random_resized_crop, random("height, width", 20))
+            rows["height"], rows["width"] = shapes.T
+        for start, length, whole in [("y", "height", sizes[:, 0]), ("x", "width", sizes[:, 1])]:
+            rows[start] = random(start, 1)[:, 0] * (whole - rows[length] + 1)
 
 
-def _place(rows: np.ndarray, sizes: np.ndarray, random: Random) -> None:
-    """Move the rows' rectangles to random positions, all equally likely."""
-    for start, length, whole in [("y", "height", sizes[:, 0]), ("x", "width", sizes[:, 1])]:
-        rows[start] = random(start, 1)[:, 0] * (whole - rows[length] + 1)
+def random_shapes(sizes: np.ndarray, share: Sequence[float], numbers: np.ndarray) -> np.ndarray:
+    """Return (N, 2) heights and widths of shares of images of these sizes, by uniform (N, 20)."""
+    low, high = share
+    shares, ratios = np.split(numbers, 2, axis=1)
+    area = sizes.prod(axis=1)[:, None] * (low + (high - low) * shares)
+    ratio = np.exp(np.log(4 / 3) * (2 * ratios - 1))
+    shapes = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(int)
+    fits = ((shapes > 0) & (shapes <= sizes[:, None])).all(axis=2)
+    first = shapes[np.arange(len(sizes)), fits.argmax(axis=1)]
+    return np.where(fits.any(axis=1)[:, None], first, sizes.min(axis=1)[:, None])
 
 
 class Flips(Augmentation):

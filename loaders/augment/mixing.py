@@ -6,7 +6,7 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device, parts
+from loaders.augment.base import Augmentation, Random, on_device
 from loaders.augment.spatial import inside
 from loaders.targets import Target
 
@@ -75,15 +75,7 @@ class Mixing(Augmentation):
             if rows["cut_share"].any():
                 factor = images.shape[2] // height
                 own = own * ~inside(factor * boxes, *images.shape[2:])
-            one, other = images.split(half)
-            of_one, of_other = own.split(half)
-            for part in parts(one):
-                both = (
-                    torch.lerp(other[part], one[part], of_one[part]),
-                    torch.lerp(one[part], other[part], of_other[part]),
-                )
-                one[part], other[part] = both
-            return images
+            return torch.lerp(torch.cat([images[half:], images[:half]]), images, own)
 
         if target.interpolation == "linear":
             targets = mixed(targets)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device, parts
+from loaders.augment.base import Augmentation, Random, on_device
 from loaders.targets import Target
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
@@ -35,11 +35,8 @@ class Affine(Augmentation):
         [matrices] = on_device(inputs.device, np.stack(lines, axis=1))
 
         def moved(images: Tensor, mode: str) -> Tensor:
-            for part in parts(images):
-                size, theta = list(images[part].shape), matrices[part].view(-1, 2, 3)
-                grid = F.affine_grid(theta, size, align_corners=False)
-                images[part] = F.grid_sample(images[part], grid, mode, align_corners=False)
-            return images
+            grid = F.affine_grid(matrices.view(-1, 2, 3), list(images.shape), align_corners=False)
+            return images.copy_(F.grid_sample(images, grid, mode, align_corners=False))
 
         inputs = moved(inputs, "bilinear")
         if target.interpolation == "linear":

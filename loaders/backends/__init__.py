@@ -16,9 +16,8 @@ from conf.names import find
 from conf.schema import Config
 from loaders.describe import describe, warn
 from loaders.index import Index
-from loaders.limits import limits_explained
 from loaders.loader import Loader
-from loaders.open_index import holds_shards, open_index
+from loaders.open_index import open_index
 from loaders.plan import Plan
 from loaders.rectangles import Rectangles
 
@@ -27,34 +26,20 @@ def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, Loader]:
     """Build the loaders of images; see `loaders.build_loaders()`."""
-    with limits_explained():
-        train_index, val_index = open_splits(cfg)
-    train_loader, val_loader = (
-        image_loader(index, cfg, device, rank, world_size, train=index is train_index)
-        for index in (train_index, val_index)
+    if cfg.loader.name == "packed":
+        indexes = import_module("loaders.pack").open_pack(cfg)
+    else:
+        indexes = open_index(cfg.data)
+    train, val = indexes["train"], indexes["val"]
+    train_loader = image_loader(train, cfg, device, rank, world_size, train=True)
+    val_loader = image_loader(val, cfg, device, rank, world_size, train=False)
+    train_loader.info.description = (
+        *describe(cfg.data, train, val),
+        *train_loader.info.description,
     )
-    lines = describe(cfg.data, train_index, val_index)
-    train_loader.info.description = lines + train_loader.info.description
     if rank == 0:
-        warn(cfg.data, (train_index, val_index))
+        warn((train, val))
     return train_loader, val_loader
-
-
-def open_splits(cfg: Config) -> tuple[Index, Index]:
-    """Open the index of the training and of the validation split, of the pack `loader.pack` with
-    `loader=packed`.
-
-    Raises:
-        UserError: see `open_index`.
-    """
-    is_packed = cfg.loader.name == "packed"
-    if cfg.data.shuffle == "window" and (is_packed or not holds_shards(cfg.data)):
-        raise UserError("data.shuffle=window needs data in shards; use data.shuffle=full")
-    if is_packed:
-        train, val = import_module("loaders.pack").open_pack(cfg)
-        return train, val
-    indexes = open_index(cfg.data)
-    return indexes["train"], indexes["val"]
 
 
 def image_loader(

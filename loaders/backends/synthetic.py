@@ -30,7 +30,7 @@ def synthetic_loader(plan: Plan, cfg: Config, device: torch.device) -> Loader:
             high = len(info.classes)
         images.append(torch.from_numpy(random.integers(high, size=shape, dtype=side.dtype)))
     batch = transform(Batch(rows, tuple(images)))
-    return Loader(plan, Repeated(plan, batch), _on_device, info, device)
+    return Loader(plan, Repeated(plan, batch), lambda batch: batch.content, info, device)
 
 
 @dataclass
@@ -43,8 +43,3 @@ class Repeated(Iterable[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         for rows in self.plan:
             yield Batch(rows, part(self.batch, 0, len(rows)))
-
-
-def _on_device(batch: Batch) -> tuple[Any, Any]:
-    inputs, targets = batch.content
-    return inputs, targets

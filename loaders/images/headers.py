@@ -5,23 +5,29 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-import simplejpeg
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    PHOTOMETRIC_INTERPRETATION,
+    PLANAR_CONFIGURATION,
+    SAMPLEFORMAT,
+    SAMPLESPERPIXEL,
+)
 
-JPEG_START, JPEG_TAGS, JPEG_END = b"\xff\xd8\xff", b"\xff\xe1", b"\xff\xd9"
+JPEG_START = b"\xff\xd8\xff"
 PNG_START = b"\x89PNG\r\n\x1a\n"
-JPEG_2000_START, JPEG_2000_BITS = b"\xff\x4f\xff\x51", 42  # place of the bits behind it
-BMP_BITS = slice(28, 29)  # place in the file
-PNG_PALETTE = 3  # kind of colours
+PNG_BITS, PNG_COLOURS, PALETTE = 24, 25, 3  # places in a PNG, and a kind of colours
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
 """Formats that Pillow may read, whatever a file's name; for EPS it would start Ghostscript."""
+DALI_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF")
+DALI_COMPRESSIONS = ("raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate", "tiff_deflate")  # of TIFFs
+TIFF_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I;16B")
+UNSIGNED, PLANES = 1, 2  # a sample format and a planar configuration of TIFFs
 
 ORIENTATION = 0x0112  # the EXIF tag
-HEADER_BYTES = 1 << 14  # enough for most
 WHITE = 0xFFFFFF
 
 
@@ -42,8 +48,8 @@ class Header(NamedTuple):
     raw_offset: int = -1
     """First byte of the pixels if they are uncompressed, interleaved and in one piece, else -1."""
     dali: int = 0
-    """What `fn.decoders.image` of DALI 2.4 did with such files on a CPU. 0: it cannot read them;
-    1: it gave other pixels than Pillow, or those of a part of the file; 2: the same within 1."""
+    """What `fn.decoders.image` of DALI 2.4 did with such files on a CPU. 0: it cannot read them, or
+    shows what is transparent; 1: it gave other pixels than Pillow; 2: the same within 1."""
     highest: int = -1
     """Masks: the highest index but for `data.ignore_index`."""
     num_bytes: int = -1
@@ -64,80 +70,55 @@ HEADER = np.dtype([(name, kind) for name, kind in Header.__annotations__.items()
 Image.MAX_IMAGE_PIXELS = None
 
 
-def read_ends(path: str) -> tuple[bytes, bytes]:
-    """Return the first bytes of a file, and the last two.
+def read_start(path: str) -> bytes:
+    """Return the first bytes of a file.
 
     Raises:
         OSError: it cannot be read, is empty, or is none: opening a pipe would wait for ever.
     """
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError("it is a folder, pipe, socket or device")
-    if found.st_size < len(JPEG_END):
-        raise OSError("empty file")
     with open(path, "rb", buffering=0) as file:
-        start = file.read(HEADER_BYTES)
-        file.seek(-len(JPEG_END), os.SEEK_END)
-        return start, file.read()
+        start = file.read(64)
+    if not start:
+        raise OSError("empty file")
+    return start
 
 
-def read_pillow_header(path: str, start: bytes, end: bytes, background: int) -> Header:
-    """Read the header of an image that is no TIFF; see `read_header`.
-
-    Args:
-        path, background: see there.
-        start, end: what `read_ends` returns of the file.
-    """
-    header = None
-    if start.startswith(JPEG_START) and JPEG_TAGS not in start:  # which may hold an orientation
-        with suppress(ValueError, KeyError):  # damaged or longer than what was read
-            height, width, *_ = simplejpeg.decode_jpeg_header(start, strict=False)
-            header = Header(height, width, 3, 8, dali=2)
-    header = header or _opened_header(path, start, background)  # takes four times as long
-    if start.startswith(JPEG_START) and end != JPEG_END:
-        return header._replace(dali=1)  # it may be cut short: DALI may decode what there is
-    return header
-
-
-def _opened_header(path: str, start: bytes, background: int) -> Header:
+def read_pillow_header(path: str, start: bytes, background: int) -> Header:
+    """Read the header of an image that begins with `start`; see `read_header`."""
     with open(path, "rb") as file, Image.open(file, formats=FORMATS) as image:
-        chunks = png_chunks(file) if image.format == "PNG" else {}
-        _check_pixels(image, start, chunks)
+        is_transparent = image.has_transparency_data
+        if image.mode == "F" and image.format != "TIFF":
+            raise ValueError("has floats as pixels; save it with 8 or 16 bits")
+        if image.format == "PNG" and is_transparent:
+            # Which Pillow compares with pixels of 8 bits.
+            has_clear_colour = "transparency" in image.info and start[PNG_COLOURS] != PALETTE
+            if has_clear_colour and start[PNG_BITS] != 8:
+                raise ValueError(
+                    f"has a transparent colour of {start[PNG_BITS]} bits; save it with 8 bits"
+                )
+        if image.format == "TIFF":
+            _check_tiff(image)
         # The base class's method: that of PNG decodes the image to find tags behind the pixels.
-        tags, tags_for_dali = Image.Image.getexif(image), Image.Exif()
-        if chunks and ORIENTATION not in tags:
-            tags.load(chunks.get(b"eXIf", b""))
-        tags_for_dali.load(image.info.get("exif", b""))  # not those of XMP, for example
-        is_alike = orientation_in(tags) == orientation_in(tags_for_dali)
-        if image.has_transparency_data:
-            is_alike = False
-        else:
-            background = -1
-        is_readable = {
-            "JPEG": True,
-            "MPO": True,
-            "PNG": b"IEND" in chunks,
-            "BMP": start[BMP_BITS] != b"\x10",
-            "WEBP": "exif" not in image.info,
-        }.get(str(image.format), False)
-        stored = Header(image.height, image.width, 3, 8, background=background)
-        if is_readable:
-            stored = stored._replace(dali=2 if is_alike else 1)
-        return stored.turned(orientation_in(tags))
-
-
-def _check_pixels(image: Image.Image, start: bytes, chunks: dict[bytes, bytes]) -> None:
-    """Raise ValueError for an image that Pillow would decode to wrong pixels."""
-    if image.mode == "F":
-        raise ValueError("has floats as pixels; save it with 8 or 16 bits")
-    if image.format == "JPEG2000":
-        at = start.find(JPEG_2000_START)
-        if at < 0 or start[at + JPEG_2000_BITS] > 7:  # one less, and 128 more if signed
-            raise ValueError("is a JPEG 2000 of more than 8 bits; save it as a PNG")
-    if b"tRNS" in chunks:
-        bits, colours = chunks[b"IHDR"][8:10]
-        if bits != 8 and colours != PNG_PALETTE:
-            raise ValueError(f"has a transparent colour of {bits} bits; save it with 8 bits")
+        tags = Image.Image.getexif(image)
+        if image.format == "PNG" and ORIENTATION not in tags:
+            tags.load(_png_tags(file))
+        orientation = orientation_in(tags)
+        is_known = image.format in DALI_FORMATS and not is_transparent
+        if image.format == "WEBP":
+            is_known = is_known and orientation == 1
+        if image.format == "TIFF":
+            is_known = is_known and image.info["compression"] in DALI_COMPRESSIONS
+        header = Header(image.height, image.width, 3, 8)
+        if is_transparent:
+            header = header._replace(background=background)
+        if is_known:  # DALI does not look for tags in XMP
+            is_alike = orientation == 1 or image.format == "TIFF" or "exif" in image.info
+            header = header._replace(dali=2 if is_alike else 1)
+        if image.format == "TIFF":  # whose size is that of the upright image
+            return header._replace(orientation=orientation)
+        return header.turned(orientation)
 
 
 def orientation_in(tags: Mapping[int, Any]) -> int:
@@ -146,15 +127,35 @@ def orientation_in(tags: Mapping[int, Any]) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
-    """Return the names of all chunks of a PNG, with the content of the header and the EXIF tags."""
-    found = {}
+def _check_tiff(image: Any) -> None:
+    """Raise ValueError for a `TiffImageFile` that Pillow would decode to other pixels."""
+    tags, num_pages = image.tag_v2, image.n_frames
+    if num_pages != 1:
+        raise ValueError(f"has {num_pages} pages, not 1; split it into files of one page")
+    bits, is_inverted = tags.get(BITSPERSAMPLE, (1,))[0], tags[PHOTOMETRIC_INTERPRETATION] == 0
+    if (
+        image.mode not in TIFF_MODES
+        or bits not in (1, 2, 4, 8, 16)
+        or tags.get(SAMPLESPERPIXEL, 1) != len(image.getbands())
+        or tags.get(SAMPLEFORMAT, (UNSIGNED,))[0] != UNSIGNED
+        or (bits == 16 and (is_inverted or tags.get(PLANAR_CONFIGURATION) == PLANES))
+        or (image.mode == "YCbCr" and image.info["compression"] != "jpeg")
+    ):
+        raise ValueError(
+            f"is a TIFF of {bits} bits and mode {image.mode}, which does not become 8-bit RGB; "
+            "data=cells reads any channels of 8 or 16 bits"
+        )
+
+
+def _png_tags(file: BinaryIO) -> bytes:
+    """Return the EXIF tags of a PNG, which may lie behind its pixels."""
     file.seek(len(PNG_START))
     while len(start := file.read(8)) == 8:
         length, name = struct.unpack(">I4s", start)
-        found[name] = file.read(length) if name in (b"IHDR", b"eXIf") else b""
-        file.seek(length * (not found[name]) + 4, os.SEEK_CUR)  # to behind the checksum
-    return found
+        if name == b"eXIf":
+            return file.read(length)
+        file.seek(length + 4, os.SEEK_CUR)  # to behind the checksum
+    return b""
 
 
 def reason_of(error: Exception, path: str) -> str:
@@ -167,7 +168,7 @@ def reason_of(error: Exception, path: str) -> str:
     if isinstance(error, MemoryError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise error
     if isinstance(error, UnidentifiedImageError):
-        return "not an image"
+        return "not an image, or a TIFF that data=cells reads"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).replace(path, "").split()) or type(error).__name__

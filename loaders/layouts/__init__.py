@@ -7,6 +7,7 @@ split; those of `train` and `val`, always. For data that stream, a class `Scenes
 """
 
 from collections.abc import Collection
+from dataclasses import fields
 from typing import Any
 
 from conf.errors import UserError
@@ -15,7 +16,10 @@ from conf.schema import DataConfig
 from loaders.index import Index
 
 SPLITS = ("train", "val")
-SETTINGS = ("layout", "val_fraction", "val_count", "split_seed", "background", "exif")
+SETTINGS = (
+    *("layout", "val_fraction", "val_count", "split_seed", "fold", "num_folds"),
+    *("background", "exif"),
+)
 """Keys of all `data` that decide which samples there are, besides those that only a layout has."""
 
 
@@ -40,9 +44,12 @@ def index_by_layout(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[
 def settings_of(data: DataConfig, *more: str) -> dict[str, Any]:
     """Return the keys of `data` that decide which samples there are and what their targets are, and
     further ones, with their values."""
-    of_layout = vars(data).keys() - vars(DataConfig()).keys()
-    keys = (*SETTINGS, "fold", "num_folds", *more)
-    return {key: value for key, value in vars(data).items() if key in of_layout or key in keys}
+    keys = {*SETTINGS, *more}
+    for field in fields(data):
+        conditions = field.metadata.get("of", ())
+        if any(condition.startswith("data=") for condition in conditions):
+            keys.add(field.name)
+    return {key: value for key, value in vars(data).items() if key in keys}
 
 
 def check_settings(stored: dict[str, Any], data: DataConfig, where: str, fix: str) -> None:

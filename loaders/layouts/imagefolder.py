@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.errors import UserError, check_utf8, counted, first_few
+from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
 from loaders.file_index import index_splits
 from loaders.folders import IMAGE_ENDINGS, folders_in, images_below
@@ -38,7 +38,7 @@ def class_folders(
     images = {split: _images_of(folder, others, data.root) for split, folder in folders.items()}
     classes = sorted(images["train"])
     for split, folder in folders.items():
-        if unknown := sorted(images[split].keys() - images["train"].keys()):
+        if unknown := sorted(images[split].keys() - {*classes}):
             raise UserError(
                 f"{folder} has classes that {folders['train']} does not have: "
                 f"{first_few(unknown)}; remove them or add training images"
@@ -51,48 +51,37 @@ def class_folders(
     if len(classes) < 2:
         found = f"{counted(len(classes), 'class')} ({', '.join(classes)})"
         raise UserError(f"{root} has {found}; use 2 or more")
-    in_order = {split: [below.get(name, []) for name in classes] for split, below in images.items()}
-    labels = {
-        split: np.repeat(np.arange(len(classes)), [len(found) for found in by_class])
-        for split, by_class in in_order.items()
-    }
-    files = [path for by_class in in_order.values() for found in by_class for path in found]
-    values = np.concatenate([*labels.values()])
-    return index_splits(
-        root.name,
-        data,
-        splits,
-        (read_headers(files, data, content, others),),
-        Labels(values, tuple(classes)),
-        {split: len(numbers) for split, numbers in labels.items()},
-        values,
-    )
+    files: list[str] = []
+    labels: list[int] = []
+    counts: dict[str, int] = {}
+    for split, by_class in images.items():
+        for label, name in enumerate(classes):
+            found_here = by_class.get(name, [])
+            files += found_here
+            labels += [label] * len(found_here)
+        counts[split] = len(files) - sum(counts.values())
+    values = np.array(labels)
+    target = Labels(values, tuple(classes))
+    sides = (read_headers(files, data, content, others),)
+    return index_splits(root.name, data, splits, sides, target, counts, values)
 
 
 def _images_of(split: Path, others: Counter[str], root: str) -> dict[str, list[str]]:
-    """Return the paths of the images of each class; see `images_below` for `others` and `root`."""
-    names = sorted(folders_in(split))
-    below = {name: images_below(split / name, others, root) for name in names}
-    if not below:
-        raise UserError(f"{split} has no class folders; expected {split}/<class>/<image>")
-    _check_level(split, below)
+    """Return the paths of the images of each class; see `images_below` for `others` and `root`.
+
+    Raises:
+        UserError: there are no class folders, or some hold folders of images alone: they may be
+            the sets or classes.
+    """
     images: dict[str, list[str]] = {}
-    for name, found in below.items():
-        check_utf8(f"the name of a class folder in {split},", name)
+    for name in sorted(folders_in(split)):
+        found = images_below(split / name, others, root)
+        if found and not any(os.path.dirname(path) == str(split / name) for path in found):
+            raise UserError(
+                f"{split / name} holds no images but folders of them; set data.root to the folder "
+                "of the classes, or move the images up"
+            )
         images.setdefault(unicodedata.normalize("NFC", name), []).extend(found)
+    if not images:
+        raise UserError(f"{split} has no class folders; expected {split}/<class>/<image>")
     return images
-
-
-def _check_level(split: Path, below: dict[str, list[str]]) -> None:
-    """Raise UserError if the images of some of these folders are all in folders below it."""
-    above = [
-        split / name
-        for name, found in below.items()
-        if found and not any(os.path.dirname(path) == str(split / name) for path in found)
-    ]
-    if above:
-        root = f"={above[0]}" if len(below) == 1 else " to the folder of the classes"
-        raise UserError(
-            f"{len(above)} of {len(below)} class folders in {split} hold no images but folders: "
-            f"{first_few(path.name for path in above)}; set data.root{root}, or move the images up"
-        )

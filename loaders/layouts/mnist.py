@@ -1,67 +1,55 @@
-"""All of MNIST, in memory; and how any such data set of torchvision becomes an index."""
+"""Data sets of torchvision that lie in memory: MNIST here, others under their own names."""
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.headers import one_process_at_a_time
+from loaders.columns import one_process_at_a_time
 from loaders.images import reason_of
 from loaders.index import Index
 from loaders.pixels import in_memory
 from loaders.splits import check_no_split
 
-UNPACKED = (
-    "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
-    "t10k-labels-idx1-ubyte, unpacked"
-)
+DATASETS = {
+    "mnist": ("MNIST", "MNIST/raw/train-images-idx3-ubyte and its like, unpacked"),
+    "fashion": ("FashionMNIST", "FashionMNIST/raw/train-images-idx3-ubyte and its like, unpacked"),
+    "cifar10": ("CIFAR10", "cifar-10-python.tar.gz"),
+}
+"""Layout -> class of torchvision, and where it looks for files below `data.root`."""
 
 
 def mnist(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
-    """Return the index of each of these splits that there is."""
-    from torchvision.datasets import MNIST
+    """Return the index of each split of the data set that `data.layout` names.
 
-    return downloaded(data, MNIST, "MNIST/raw", UNPACKED, tuple("0123456789"))
-
-
-def downloaded(
-    data: DataConfig, dataset: Any, folder: str, files: str, classes: tuple[str, ...] = ()
-) -> dict[str, Index]:
-    """Read a data set of torchvision that lies in memory, and download it first if it is missing.
-
-    torchvision checks the hash of each file; a download that was stopped goes on with the first
-    file that is not complete.
-
-    Args:
-        data: `data.root` holds the data set.
-        dataset: class of torchvision, whose `train=False` is the split for validation.
-        folder: where its files lie below `data.root`, for the error.
-        files: names of these files, for the error.
-        classes: names of the classes; by default, those that torchvision has.
+    torchvision downloads it first if it is missing, and checks the hash of each file; a download
+    that was stopped goes on with the first file that is not complete.
 
     Raises:
         UserError: the files are damaged, or could not be downloaded.
     """
+    import torchvision
+
     check_no_split(data)
-    place = str(Path(data.root, folder))
+    name, files = DATASETS[data.layout]
+    dataset = getattr(torchvision.datasets, name)
     try:
         try:
             both = [dataset(data.root, train=train) for train in (True, False)]
-        except RuntimeError:  # they are missing
+        except RuntimeError:  # files are missing
             with one_process_at_a_time(Path(data.root) / "download"):
-                dataset(data.root, download=True)
-            both = [dataset(data.root, train=train) for train in (True, False)]
+                both = [dataset(data.root, train=train, download=True) for train in (True, False)]
     except Exception as error:  # damaged bytes make torchvision raise errors of any type
         raise UserError(
-            f"{data.layout}: {place} cannot be read or downloaded ({reason_of(error, place)}); "
-            f"remove what is damaged, put {files} there, or use data=mnist_mini, which needs no "
-            "download"
+            f"{data.layout} cannot be read or downloaded ({reason_of(error, data.root)}); remove "
+            f"what is damaged, bring {data.root}/{files}, or use data=mnist_mini"
         ) from error
-    names = classes or tuple(both[0].classes)
+    classes = tuple(name.partition(" - ")[0] for name in both[0].classes)  # of `3 - three`
     return {
-        split: in_memory(f"{data.layout}/{split}", np.asarray(x.data), np.asarray(x.targets), names)
+        split: in_memory(
+            f"{data.layout}/{split}", np.asarray(x.data), np.asarray(x.targets), classes
+        )
         for split, x in zip(("train", "val"), both, strict=True)
     }

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from conf.schema import DataConfig
-from loaders.own_dataset import OwnData
+from loaders.own_data import OwnData
 from loaders.targets import Labels
 
 FILE = Path(__file__).parents[2] / "data" / "mnist_mini.npz"

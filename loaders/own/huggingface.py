@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from conf.errors import UserError, told
 from conf.schema import DataConfig
-from loaders.own_dataset import OwnData
+from loaders.own_data import OwnData
 from loaders.splits import check_no_split, split_by_seed
 from loaders.targets import Labels
 

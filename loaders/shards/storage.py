@@ -1,43 +1,43 @@
 """Files under one root, a folder, a web server or a bucket, through obstore, which retries requests
-that fail."""
+that fail; and copies of remote shards."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError
+import obstore
+from obstore import exceptions
+from obstore.store import LocalStore, from_url
 
-try:
-    import obstore
-    from obstore import exceptions
-    from obstore.store import LocalStore, from_url
-except ModuleNotFoundError:
-    raise UserError("shards need the package obstore; pip install obstore") from None
+from conf.errors import UserError
+from loaders.columns import one_process_at_a_time
+from loaders.index import ReadError
 
 AUTHORIZATION = "HTTP_AUTHORIZATION"
-"""Environment variable with the header that web servers get, such as `Bearer TOKEN`."""
-WITH_LOGIN = f"set {AUTHORIZATION} to 'Bearer TOKEN', or to 'Basic' and the base64 of USER:PASSWORD"
-CREDENTIALS = {
-    "http": WITH_LOGIN,
-    "https": WITH_LOGIN,
-    "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true: a public bucket)",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS (GOOGLE_SKIP_SIGNATURE=true: a public bucket)",
-}
-"""How to set credentials, by scheme."""
+"""Environment variable with the header that web servers get."""
 
-STATUS = r"status code: (\d{3}[\w -]*\w)"
-NO_CREDENTIALS = r"status code: 40[13]|169\.254\.169\.254|metadata\.google"
-"""The addresses are of the clouds' servers that obstore asks if it has found none elsewhere."""
-FIXES = {
-    "configured region": "set AWS_REGION to the region of the bucket",
-    r"status code: 4(?!08|29)|builder error": "check data.root",
+CREDENTIALS = {
+    "http": AUTHORIZATION,
+    "https": AUTHORIZATION,
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, or AWS_SKIP_SIGNATURE=true",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true",
 }
-"""What an error's text says that retries cannot solve -> what the user can do."""
+"""What to set, by scheme."""
+
+COPIES_AT_ONCE = 8
+"""Number of shards that a process copies in advance at once."""
+
+# What no retry can solve: an answer of 4xx but for time-outs and too many requests, a wrong
+# address, or no credentials, for which obstore asks the clouds' own servers at last.
+DENIED = (
+    r"status code: 4(?!08|29)|builder error|configured region|169\.254\.169\.254|metadata\.google"
+)
 
 
 class StorageError(Exception):
@@ -47,38 +47,30 @@ class StorageError(Exception):
     """
 
 
-class MissingError(UserError):
-    """There is no file of this name."""
-
-
 class Storage:
     """Files under a root, for any number of threads and processes.
 
     Names are relative to the root, with `/` between their parts. All methods raise `StorageError`
-    if the storage fails for `retry_s`, and `UserError` if it denies the request.
+    if the storage fails for `retry_s`, and `UserError` if it has no such file or denies it.
 
     Args:
         root: a folder, or an `http://`, `https://`, `s3://` or `gs://` address. Credentials are in
             the environment.
         retry_s: seconds for which a failing request is retried.
         stall_s: seconds without a byte after which an attempt fails and the next one begins.
-
-    Raises:
-        UserError: `root` has another scheme, or holds credentials.
     """
 
     def __init__(self, root: str, retry_s: float, stall_s: float = 10.0) -> None:
         self.root, self.retry_s, self.stall_s = root, retry_s, stall_s
         self.scheme = root.partition("://")[0] if "://" in root else ""
-        if self.scheme and self.scheme not in CREDENTIALS:
+        if self.scheme not in ("", *CREDENTIALS):
             raise UserError(
-                f"{self.scheme}:// is not supported; set data.root to a folder or one of "
-                + ", ".join(f"{scheme}://" for scheme in CREDENTIALS)
+                f"{self.scheme}:// is not supported; use one of {', '.join(CREDENTIALS)}"
             )
         if self.scheme and ("@" in root or "?" in root):
             raise UserError(
                 f"data.root={self.scheme}://*** holds a user, password or query, which runs would "
-                f"store; leave them out, and {CREDENTIALS[self.scheme]}"
+                f"store; leave them out, and set {CREDENTIALS[self.scheme]}"
             )
 
     def place_of(self, name: str) -> str:
@@ -86,13 +78,12 @@ class Storage:
         return f"{self.root.rstrip('/')}/{name}"
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file. Raises `MissingError` if there is none."""
+        """Return the content of a file."""
         with self._errors_of(name):
             return bytes(obstore.get(self._store, name).bytes())
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file to a local path. Raises `MissingError` if there is none, and OSError if the
-        copy cannot be written."""
+        """Copy a file to a local path; raise OSError if the copy cannot be written."""
         with path.open("wb") as file, self._errors_of(name):
             for chunk in obstore.get(self._store, name).stream():
                 file.write(chunk)
@@ -105,27 +96,30 @@ class Storage:
 
     def exists(self, name: str) -> bool:
         """Return True if there is a file of this name."""
-        try:
-            with self._errors_of(name):
+        with self._errors_of(name):
+            try:
                 obstore.head(self._store, name)
-        except MissingError:
-            return False
+            except FileNotFoundError:
+                return False
         return True
 
     @contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:
-        """Turn obstore's errors into those of this file."""
+        """Turn obstore's errors, which fill pages, into those of this file."""
         try:
             yield
-        except (FileNotFoundError, exceptions.BaseError, ValueError, TimeoutError) as error:
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.place_of(name)} is missing; check data.root, or pack the data"
+            ) from None
+        except (exceptions.BaseError, ValueError, TimeoutError) as error:
             text = str(error)
-            what = f"{self.place_of(name)}: {_summary(text)}"
-            if isinstance(error, FileNotFoundError):
-                raise MissingError(f"{what}; set data.root to the place that holds it") from None
-            fixes = {NO_CREDENTIALS: CREDENTIALS.get(self.scheme, "")} | FIXES
-            for sign, fix in fixes.items():
-                if re.search(sign, text):
-                    raise UserError(f"{what}; {fix}") from None
+            status = re.search(r"status code: (\d{3}[\w -]*\w)", text)
+            reason = status[1] if status else text.partition("\n")[0].rpartition(" - ")[2]
+            what = f"{self.place_of(name)}: {reason}"
+            if re.search(DENIED, text):
+                variables = CREDENTIALS.get(self.scheme, "its permissions")
+                raise UserError(f"{what}; check data.root, or set {variables}") from None
             raise StorageError(
                 f"{what}, for data.retry_s={self.retry_s:g}; check that the server answers, or "
                 "increase data.retry_s"
@@ -136,17 +130,16 @@ class Storage:
         if not self.scheme:
             Path(self.root).mkdir(parents=True, exist_ok=True)
             return LocalStore(self.root)
-        options: Any = {}
+        options: Any = {
+            "allow_http": self.scheme != "https",  # for s3 and gs, the environment decides
+            "read_timeout": timedelta(seconds=self.stall_s),
+            "timeout": timedelta(days=1),  # of a file whose bytes keep arriving
+        }
         if self.scheme.startswith("http") and AUTHORIZATION in os.environ:
             options["default_headers"] = {"authorization": os.environ[AUTHORIZATION]}
         return from_url(
             self.root.rstrip("/"),
-            client_options={
-                **options,
-                "allow_http": self.scheme != "https",  # for s3 and gs, the environment decides
-                "read_timeout": timedelta(seconds=self.stall_s),
-                "timeout": timedelta(days=1),  # of a file whose bytes keep arriving
-            },
+            client_options=options,
             retry_config={
                 "max_retries": 1 << 30,
                 "retry_timeout": timedelta(seconds=self.retry_s),
@@ -154,9 +147,64 @@ class Storage:
         )
 
 
-def _summary(text: str) -> str:
-    """Return the cause of an error in a few words."""
-    status, code = re.search(STATUS, text), re.search(r"<Code>(\w+)</Code>", text)
-    if status:
-        return status[1] + (f" ({code[1]})" if code else "")
-    return text.partition("\n")[0].rpartition(" - ")[2]
+class Copies:
+    """The tar files of a split on this machine, by number: where they lie, or copies of remote ones
+    in the folder `cache`. One process of the machine copies a file, the others wait for it."""
+
+    def __init__(self, storage: Storage, split: str, cache: Path) -> None:
+        self.storage, self.split, self.cache = storage, split, cache
+        self.is_remote = bool(storage.scheme)
+        self.folder = Path(cache if self.is_remote else storage.root, split)
+        self._pool = ThreadPoolExecutor(COPIES_AT_ONCE, "copy")
+        self._running: dict[int, Future[None]] = {}
+
+    def __reduce__(self) -> Any:
+        return Copies, (self.storage, self.split, self.cache)
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.tar"
+
+    def read(self, number: int, start: int, length: int) -> bytes:
+        """Read bytes of a tar file, which is copied first if it is not here."""
+        self._copy(number)
+        path = self.path(number)
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(start)
+                return file.read(length)
+        except OSError as error:
+            raise ReadError(
+                f"{path} cannot be read ({error.strerror}); bring it back, or pack the data again"
+            ) from error
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Begin to copy files, the first one first, until there are `COPIES_AT_ONCE`: a queue would
+        delay the end of the process. What fails is tried again when it is needed."""
+        self._running = {n: future for n, future in self._running.items() if not future.done()}
+        for number in numbers:
+            is_new = number not in self._running and not self.path(number).exists()
+            if is_new and len(self._running) < COPIES_AT_ONCE:
+                self._running[number] = self._pool.submit(self._copy, number)
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Remove all other copies."""
+        kept = {self.path(number) for number in numbers}
+        for path in self.folder.glob("*.tar"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
+
+    def _copy(self, number: int) -> None:
+        path = self.path(number)
+        partial = path.with_suffix(".partial")
+        if not self.is_remote or path.exists():
+            return
+        try:
+            with one_process_at_a_time(path):
+                if not path.exists():
+                    self.storage.fetch(f"{self.split}/{path.name}", partial)
+                    partial.rename(path)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be written ({error.strerror or error}); free some space, use "
+                "another data.cache_dir, or a smaller data.shuffle_window"
+            ) from error

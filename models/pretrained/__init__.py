@@ -11,6 +11,8 @@ from models.pretrained.checkpoints import (
     map_named,
     newest_first,
     read_state,
+    read_weights,
+    weights_in,
     with_shards,
 )
 from models.pretrained.finetune import (
@@ -22,4 +24,3 @@ from models.pretrained.finetune import (
     is_in,
     zeros_for_head,
 )
-from models.pretrained.weights import read_weights, weights_in

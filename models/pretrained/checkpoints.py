@@ -1,21 +1,24 @@
-"""Reading the checkpoints of runs: folders `step-00000120`, verified by their manifest.
+"""Reading weights: from files of any library, and from the checkpoints of runs.
 
-A folder holds `state.pt` and, of a run of `train_fsdp.py`, one `shard-*.pt` of each rank. Both are
-files of `torch.save` with tensors and plain values alone; `manifest.json` has their sizes and
-checksums. An empty file `best` says that no earlier checkpoint of the run was better.
+A checkpoint is a folder `step-00000120`. It holds `state.pt` and, of a run of `train_fsdp.py`, one
+`shard-*.pt` of each rank. Both are files of `torch.save` with tensors and plain values alone;
+`manifest.json` has their sizes and checksums. An empty file `best` says that no earlier checkpoint
+of the run was better.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
+from conf.errors import UserError
 from conf.files import checksum
 
 FORMAT = 2
@@ -25,6 +28,9 @@ STATE, MANIFEST, BEST = "state.pt", "manifest.json", "best"
 
 NAME = re.compile(r"\.?step-(\d+)(\.old)?")
 """A folder that one of the same step is about to replace is hidden, and ends with `.old`."""
+
+WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+")
+"""Names that DDP and torch.compile leave in front of those of tensors."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,9 @@ class Shards:
 
 def newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, that of the last step first."""
-    paths = [path for path in folder.glob("*") if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(paths, key=lambda path: (step_of(path), path.name), reverse=True)
-
-
-def step_of(path: Path) -> int:
-    """Return the number of steps before a checkpoint."""
-    return int(NAME.fullmatch(path.name)[1])  # type: ignore[index]
+    steps = {path: NAME.fullmatch(path.name) for path in folder.glob("*") if path.is_dir()}
+    found = [(int(match[1]), path.name, path) for path, match in steps.items() if match]
+    return [path for *_, path in sorted(found, reverse=True)]
 
 
 def best_of(paths: list[Path]) -> Path | None:
@@ -89,20 +91,14 @@ def read_state(folder: Path) -> dict[str, Any]:
     state = load_tensors(folder / STATE)
     if missing := {STATE, *state["shards"]} - files.keys():
         raise ValueError(f"its manifest lacks {', '.join(sorted(missing))}")
-    for _ in opened_shards(state, folder):  # that they hold nothing else
-        pass
+    with_shards(state, folder)  # they can be read
     return state
-
-
-def opened_shards(state: dict[str, Any], folder: Path) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors in the file of each rank by name, such as `/model/conv.weight`."""
-    for name in state["shards"]:
-        yield load_tensors(folder / name, mmap=True)
 
 
 def with_shards(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the state of a checkpoint with `Shards` of each tensor that it holds in shards."""
-    ranks = list(opened_shards(state, folder))
+    # Each rank's tensors by name, such as `/model/conv.weight`
+    ranks = [load_tensors(folder / name, mmap=True) for name in state["shards"]]
     names = ranks[0].keys() if ranks else ()
 
     def filled(name: str, value: Any) -> Any:
@@ -117,8 +113,7 @@ def map_named(function: Callable[[str, Any], Any], tree: Any, name: str = "") ->
     if isinstance(tree, dict):
         return {key: map_named(function, value, f"{name}/{key}") for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        values = [map_named(function, value, f"{name}/{n}") for n, value in enumerate(tree)]
-        return values if isinstance(tree, list) else tuple(values)
+        return type(tree)(map_named(function, x, f"{name}/{n}") for n, x in enumerate(tree))
     return function(name, tree)
 
 
@@ -136,3 +131,62 @@ def load_tensors(path: Path, mmap: bool = False) -> Any:
             raise
         # PyTorch advises to run whatever is in the file.
         raise ValueError("damaged, or more than tensors and plain values") from error
+
+
+def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read tensors by name from a `.safetensors` or `.pt` file, a checkpoint, or the folder of a
+    run.
+
+    Returns:
+        The tensors, and the facts about its data that a run wrote with them; {} for any other file.
+
+    Raises:
+        UserError: there is no such file, or it holds no weights.
+    """
+    path = weights_in(Path(source)) if Path(source).is_dir() else Path(source)
+    facts: dict[str, Any] = {}
+    try:
+        if path.is_dir():
+            state = with_shards(read_state(path), path)
+            saved, facts = state.get("weights", state["model"]), state["facts"]
+        elif path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+        else:
+            saved = dict(load_tensors(path))
+    except Exception as error:  # damaged bytes and foreign classes raise errors of any type
+        reason = str(error).partition("\n")[0] or repr(error)
+        raise UserError(
+            f"model.weights={source}: {path} cannot be read ({reason}); give imagenet, a "
+            ".safetensors or .pt file that holds tensors by name, or the folder of a run"
+        ) from error
+    for key in ("model", "state_dict", "model_state_dict", "net"):  # of any library
+        if isinstance(saved.get(key), dict):
+            saved = saved[key]
+    weights = {}
+    for name, value in saved.items():
+        tensor = value.whole() if isinstance(value, Shards) else value
+        if isinstance(tensor, Tensor):
+            weights[WRAPPERS.sub("", name)] = tensor
+    return weights, facts
+
+
+def weights_in(run: Path) -> Path:
+    """Find the best weights in the folder of a run, or else its newest checkpoint, which it may be.
+
+    Raises:
+        UserError: there are none.
+    """
+    if (run / MANIFEST).exists():
+        return run
+    for folder in (run / "checkpoints", run):
+        published, checkpoints = folder / "model.safetensors", newest_first(folder)
+        if published.is_file():
+            return published
+        if checkpoints:
+            return best_of(checkpoints) or checkpoints[0]
+    raise UserError(
+        f"{run} has no weights; expected {run}/checkpoints/model.safetensors, which a run writes "
+        "at the end of its first epoch"
+    )

@@ -11,27 +11,41 @@ from torch import Tensor, nn
 from conf.errors import UserError, first_few, unknown_name
 from conf.names import file_of
 from conf.schema import ModelConfig
-from models.pretrained.weights import read_weights
+from models.pretrained.checkpoints import read_weights
 
 log = logging.getLogger(__name__)
+
+
+def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `cfg.weights` names, as `read_weights()`, or load `imagenet` weights of the model;
+    raise UserError if there are none, or they could not be downloaded."""
+    if cfg.weights != "imagenet":
+        return read_weights(str(cfg.weights))
+    model = file_of("models", cfg.name, "model.name")
+    if not hasattr(model, "imagenet_weights"):
+        raise UserError(
+            f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file "
+            "or the folder of a run, or use model=torchvision or model=timm"
+        )
+    try:
+        return model.imagenet_weights(cfg, in_channels), {}
+    except Exception as error:  # of a connection, its library and its cache: of many types
+        reason = str(error).partition("\n")[0] or repr(error)
+        raise UserError(
+            f"model.weights=imagenet: those of model.arch={cfg.arch} could not be loaded "
+            f"({reason}); start once with a network, copy the cache of a machine with one "
+            "(TORCH_HOME, HF_HOME), or give a file"
+        ) from error
 
 
 def fitting_weights(
     model: nn.Module, cfg: ModelConfig, saved: dict[str, Tensor], with_head: bool = True
 ) -> dict[str, Tensor]:
-    """Return the tensors of `saved` that fit the model; log the parameters with and without one.
+    """Return the tensors of `saved` that fit the model, without the head's if that is for other
+    outputs; log which parameters have one. Raise UserError if nothing fits.
 
     A first convolution that differs only in its input channels gets the mean over the file's
     channels: the response to an image whose channels are equal stays the same.
-
-    Args:
-        model: model on any device.
-        cfg: configuration of the model, for messages.
-        saved: tensors by name.
-        with_head: False where the file's head is for other outputs.
-
-    Raises:
-        UserError: nothing fits.
     """
     own, head = model.state_dict(), () if with_head else head_of(model)
     parameters = {name: own[name] for name, _ in model.named_parameters()}
@@ -58,34 +72,17 @@ def fitting_weights(
     return fitting
 
 
-def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `cfg.weights` names, as `read_weights()`, or load `imagenet` weights of the model.
-
-    Raises:
-        UserError: as `read_weights()`, or such weights do not exist or could not be downloaded.
-    """
-    if cfg.weights != "imagenet":
-        return read_weights(str(cfg.weights))
-    model = file_of("models", cfg.name, "model.name")
-    if hasattr(model, "imagenet_weights"):
-        return model.imagenet_weights(cfg, in_channels), {}
-    raise UserError(
-        f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file or "
-        "the folder of a run, or use model=torchvision or model=timm"
-    )
-
-
 def zeros_for_head(model: nn.Module, fitting: Iterable[str]) -> dict[str, Tensor]:
     """Return zeros for the head's last layer, unless it is among the names of fitting weights.
 
     The outputs are then equal for all classes at first, and no gradients of a random head reach the
     layers below (Kolesnikov et al. 2020, "Big Transfer", section 3.3).
     """
-    modules = head_of(model)
-    head = {name: p.detach() for name, p in model.named_parameters() if is_in(name, modules)}
-    last = [name.rpartition(".")[0] for name in [*head][-1:]]
+    parameters = dict(model.named_parameters())
+    head = [name for name in parameters if is_in(name, head_of(model))]
+    last = [name.rpartition(".")[0] for name in head[-1:]]
     fresh = [name for name in head if is_in(name, last) and name not in fitting]
-    return {name: torch.zeros_like(head[name]) for name in fresh}
+    return {name: torch.zeros_like(parameters[name]).detach() for name in fresh}
 
 
 def head_of(model: nn.Module) -> tuple[str, ...]:
@@ -109,10 +106,8 @@ def first_convolution(model: nn.Module) -> str:
 
 
 def freeze_as(cfg: ModelConfig, model: nn.Module) -> None:
-    """Keep all layers but the head in evaluation mode, in which BatchNorm keeps its statistics and
-    dropout does nothing, if `cfg.freeze` is `statistics` or `backbone`; with `backbone`, they get
-    no gradients. Raise UserError for other names.
-    """
+    """Keep all layers but the head in evaluation mode if `cfg.freeze` is `statistics` or
+    `backbone`; with `backbone`, they get no gradients. Raise UserError for other names."""
     if cfg.freeze is None:
         return
     if cfg.freeze not in ("backbone", "statistics"):
@@ -120,11 +115,6 @@ def freeze_as(cfg: ModelConfig, model: nn.Module) -> None:
     head = head_of(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(cfg.freeze == "statistics" or is_in(name, head))
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(
-            f"model.freeze=backbone leaves nothing to train: model={cfg.name} has no layer with "
-            "weights that is its head; use model.freeze=null"
-        )
     # The modules around the head keep the mode: a model may ask for it, as `self.training`.
     frozen = {
         name

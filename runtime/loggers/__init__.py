@@ -34,9 +34,8 @@ class Logger:
         """Log values by name, such as `train/loss`, after `step` optimizer steps.
 
         A float is a number to plot, a tensor of shape (N, 1 or 3, H, W) in [0, 1] holds images.
-        What is in files is to be written at once: a log that reaches less far than the checkpoint
-        of a run that was killed has a gap. If it raises an error, the run warns and continues
-        without the logger.
+        Files are to be written at once: a log that ends before the checkpoint of a run that was
+        killed has a gap. After an error, the run warns and continues without the logger.
         """
         raise NotImplementedError
 
@@ -45,47 +44,53 @@ class Logger:
 
 
 class Loggers:
-    """Loggers of a run. One that raises an error is left out until `open()`.
-
-    Raises:
-        UserError: there is no logger of a name, or its package is not installed.
-    """
+    """Loggers of a run, by name. One that raises an error is left out from then on: training goes
+    on."""
 
     def __init__(self, names: Sequence[str], run_dir: Path) -> None:
         self.classes: dict[str, type[Logger]] = {
             name: find("runtime.loggers", name, "log.to", "{}Logger") for name in names
         }
         self.run_dir, self.loggers = run_dir, dict[str, Logger]()
-        self.names: list[str] = []  # of those that are not left out
+        self.settings: Settings | None = None
 
     def open(self, settings: Settings, step: int) -> None:
-        """Let loggers that are not open begin with the next value; arguments as for `Logger`.
-
-        A run that fails before its first step has thus no log.
-        """
-        self.names, self.settings, self.step = [*self.classes], settings, step
+        """Let loggers begin with the next value: a run that fails before its first one has no log.
+        Without this call, as on all ranks but 0, nothing is logged."""
+        self.settings, self.step = settings, step
 
     def log(self, values: Values, step: int) -> None:
-        for name in [*self.names]:
-            with self._leave_out(name):
+        if self.settings is None:
+            return
+        for name, new in [*self.classes.items()]:
+            with self._left_out_on_error(name):
                 if name not in self.loggers:
-                    self.loggers[name] = self.classes[name](self.run_dir, self.settings, self.step)
+                    self.loggers[name] = new(self.run_dir, self.settings, self.step)
                 self.loggers[name].log(values, step)
 
     def close(self) -> None:
         for name, logger in [*self.loggers.items()]:
-            with self._leave_out(name):
+            with self._left_out_on_error(name):
                 logger.close()
 
     @contextmanager
-    def _leave_out(self, name: str) -> Iterator[None]:
-        """Leave out a logger that raises an error: the training goes on."""
+    def _left_out_on_error(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # a service's own type, or a bug
-            log.warning("log.to=%s: values are lost until the next epoch: %s", name, told(error))
+            log.warning("log.to=%s: values are lost from here on: %s", name, told(error))
             self.loggers.pop(name, None)
-            self.names.remove(name)
+            self.classes.pop(name)
+
+
+def numbers_of(values: Values) -> dict[str, float]:
+    """Return the values that are no images."""
+    return {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+
+
+def images_of(values: Values) -> dict[str, Tensor]:
+    """Return the values that are images."""
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def kept_id(path: Path, create: Callable[[], str]) -> str:

@@ -3,10 +3,8 @@
 import csv
 from pathlib import Path
 
-from torch import Tensor
-
 from conf.files import write_atomically
-from runtime.loggers import Logger, Settings, Values
+from runtime.loggers import Logger, Settings, Values, numbers_of
 
 
 class CSVLogger(Logger):
@@ -27,8 +25,7 @@ class CSVLogger(Logger):
         self.writer = csv.writer(self.file)
 
     def log(self, values: Values, step: int) -> None:
-        numbers = {name: v for name, v in values.items() if not isinstance(v, Tensor)}
-        self.writer.writerows([step, *item] for item in numbers.items())
+        self.writer.writerows([step, *item] for item in numbers_of(values).items())
 
     def close(self) -> None:
         self.file.close()

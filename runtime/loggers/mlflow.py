@@ -6,9 +6,8 @@ from pathlib import Path
 
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
-from torch import Tensor
 
-from runtime.loggers import Logger, Settings, Values, kept_id
+from runtime.loggers import Logger, Settings, Values, images_of, kept_id, numbers_of
 
 
 class MLflowLogger(Logger):
@@ -28,12 +27,11 @@ class MLflowLogger(Logger):
         self.client.update_run(self.run_id, "RUNNING")
 
     def log(self, values: Values, step: int) -> None:
-        numbers = {name: v for name, v in values.items() if not isinstance(v, Tensor)}
         now = int(1000 * time.time())
-        metrics = [Metric(name, value, now, step) for name, value in numbers.items()]
+        metrics = [Metric(name, value, now, step) for name, value in numbers_of(values).items()]
         self.client.log_batch(self.run_id, metrics=metrics)
-        for name in values.keys() - numbers.keys():
-            for number, image in enumerate(values[name]):  # type: ignore[arg-type]
+        for name, images in images_of(values).items():
+            for number, image in enumerate(images):
                 pixels = image.permute(1, 2, 0).cpu().numpy()
                 self.client.log_image(self.run_id, pixels, key=f"{name}/{number}", step=step)
 

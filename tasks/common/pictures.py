@@ -1,6 +1,7 @@
 """Drawing of images, classes and charts for the loggers."""
 
 import colorsys
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -10,8 +11,8 @@ from torch.nn import functional as F
 
 LINE = 12  # pixels of a line of text
 MIN_WIDTH = 96  # of an image with text
-# Pixels of a confusion matrix: all cells, largest cell, smallest cell with a number, names.
-CHART, MAX_CELL, MIN_CELL, NAMES = 480, 48, 24, 120
+# Pixels of a confusion matrix: all cells, largest cell, names.
+CHART, MAX_CELL, NAMES = 480, 48, 120
 
 
 def as_pictures(images: Tensor) -> Tensor:
@@ -20,8 +21,8 @@ def as_pictures(images: Tensor) -> Tensor:
     return images if images.shape[1] in (1, 3) else images[:, :1]
 
 
-def with_text(pictures: Tensor, texts: list[str]) -> Tensor:
-    """Draw a text of one or more lines below each picture, which is enlarged if small.
+def with_answers(pictures: Tensor, true: Iterable[str], predicted: Iterable[str]) -> Tensor:
+    """Draw the true and the predicted answer below each picture, which is enlarged if small.
 
     Returns:
         (N, 3, H, W) in [0, 1].
@@ -29,11 +30,12 @@ def with_text(pictures: Tensor, texts: list[str]) -> Tensor:
     factor = -(-MIN_WIDTH // pictures.shape[-1])
     pictures = F.interpolate(as_pictures(pictures), scale_factor=float(factor))
     height = pictures.shape[-2]
-    num_lines = 1 + max(text.count("\n") for text in texts)
+    pictures = F.pad(pictures, (0, 0, 0, 3 * LINE)).expand(-1, 3, -1, -1)
     drawn = []
-    for picture, text in zip(F.pad(pictures, (0, 0, 0, LINE * num_lines)), texts, strict=True):
-        image = Image.fromarray(_bytes(picture))
-        _write(image, (2, height), text)
+    pixels = (255 * pictures).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+    for array, answer, guess in zip(pixels, true, predicted, strict=True):
+        image = Image.fromarray(array)
+        _write(image, (2, height), f"true {answer}\npred {guess}")
         drawn.append(np.array(image))
     return _floats(np.stack(drawn))
 
@@ -60,7 +62,7 @@ def coloured(indices: Tensor, colours: np.ndarray, ignore_index: int = -1) -> Te
 def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
     """Draw the share of predicted classes (columns) in true classes (rows), 1 dark; (1, 3, H, W).
 
-    Up to 40 classes have their names, up to 20 also the shares in percent.
+    Up to 40 classes have their names.
     """
     shares = (counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).cpu().numpy()
     cell = max(1, min(MAX_CELL, CHART // len(names)))
@@ -68,38 +70,25 @@ def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
     white, dark = np.array([255.0, 255.0, 255.0]), np.array([8.0, 48.0, 107.0])
     colours = (white + shares[..., None] * (dark - white)).astype(np.uint8)
     cells = Image.fromarray(colours).resize((size, size), Image.Resampling.NEAREST)
-    image, columns = Image.new("RGB", (NAMES + size, NAMES + size)), Image.new("RGB", (NAMES, size))
-    for line, name in enumerate(names if cell >= LINE else ()):
-        middle = line * cell + cell // 2
-        _write(image, (NAMES - 4, NAMES + middle), name[:18], anchor="rm")
-        _write(columns, (4, middle), name[:18], anchor="lm")
-        for column in range(len(names)) if cell >= MIN_CELL else ():
-            share = shares[line, column]
-            colour = "white" if share > 0.5 else "black"
-            if share > 0:
-                place = (column * cell + cell // 2, middle)
-                _write(cells, place, f"{100 * share:.0f}", colour, "mm")
+    image = Image.new("RGB", (NAMES + size, NAMES + size))
+    columns = Image.new("RGB", (NAMES, size))
+    if cell >= LINE:
+        for number, name in enumerate(names):
+            middle = number * cell + cell // 2
+            _write(image, (NAMES - 4, NAMES + middle), name[:18], anchor="rm")
+            _write(columns, (4, middle), name[:18], anchor="lm")
     image.paste(cells, (NAMES, NAMES))
     image.paste(columns.rotate(90, expand=True), (NAMES, 0))
-    _write(image, (4, 4), "columns: predicted\nrows: true, in %")
+    _write(image, (4, 4), "columns: predicted\nrows: true")
     return _floats(np.array(image)[None])
 
 
 def _write(
-    image: Image.Image,
-    place: tuple[int, int],
-    text: str,
-    colour: str = "white",
-    anchor: str | None = None,
+    image: Image.Image, place: tuple[int, int], text: str, anchor: str | None = None
 ) -> None:
     # Pillow's own font may lack other letters.
     text = text.encode("latin-1", "replace").decode("latin-1")
-    ImageDraw.Draw(image).text(place, text, colour, anchor=anchor)
-
-
-def _bytes(picture: Tensor) -> np.ndarray:
-    """Convert a picture to (H, W, 3) uint8."""
-    return (255 * picture.expand(3, -1, -1)).round().byte().permute(1, 2, 0).cpu().numpy()
+    ImageDraw.Draw(image).text(place, text, "white", anchor=anchor)
 
 
 def _floats(pictures: np.ndarray) -> Tensor:

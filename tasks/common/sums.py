@@ -25,32 +25,6 @@ def count_of_each(indices: Tensor, size: int, weights: Tensor | None = None) -> 
     return counts.index_add_(0, indices.flatten(), ones.flatten())
 
 
-def metrics_by_class(
-    classes: tuple[str, ...], right: Tensor, predicted: Tensor, true: Tensor
-) -> dict[str, dict[str, float | None]]:
-    """Return precision, recall, F1 and number of samples (`support`) of each class; waits for the
-    device.
-
-    None stands for a value that is not defined: the precision of a class that is never predicted,
-    the recall of one that no sample has, and the F1 of one for which both hold.
-
-    Args:
-        classes: K names.
-        right, predicted, true: (K,) samples of which the class is predicted and true, predicted,
-            and true.
-    """
-    metrics: dict[str, dict[str, float | None]] = {}
-    counts = torch.stack([right, predicted, true]).T.tolist()
-    for name, (hits, guesses, support) in zip(classes, counts, strict=True):
-        metrics[name] = {
-            "precision": hits / guesses if guesses else None,
-            "recall": hits / support if support else None,
-            "f1": 2 * hits / (guesses + support) if guesses + support else None,
-            "support": int(support),
-        }
-    return metrics
-
-
 def divide_by_count(names: tuple[str, ...], totals: Tensor) -> dict[str, float]:
     """Return the means of `[count, *sums, ...]`, one for each name; waits for the device."""
     count, *sums = totals[: 1 + len(names)].tolist()

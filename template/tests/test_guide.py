@@ -1,4 +1,4 @@
-"""GUIDE.md and the pages on own data do what they say."""
+"""GUIDE.md and the examples of own data do what they say."""
 
 import csv
 import json
@@ -7,12 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from shutil import copytree, ignore_patterns
+from shutil import copytree
 from textwrap import dedent
 
 import pytest
 
-from conf.cli import load_config
 from template.tests.test_project import clone_template, made
 from tests.helpers import (
     ENVIRONMENT,
@@ -23,24 +22,18 @@ from tests.helpers import (
     summary_of,
     values_of,
 )
-from tests.test_architecture import rows_of
-from tests.test_side_by_side import allowed_sets
 
 GUIDE = (REPOSITORY / "GUIDE.md").read_text()
-PAGES = {path.stem: path.read_text() for path in (REPOSITORY / "docs/own_data").glob("*.md")}
+EXAMPLES = REPOSITORY / "examples"
+OWN_DATA = (REPOSITORY / "docs" / "own_data.md").read_text()
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"`([a-z/]+/\w+\.py)` (?:adds|defines|generates|reads) ")
+FILE = re.compile(r"`([a-z/]+/\w+\.py)` (?:adds|defines) ")
 
 pytestmark = pytest.mark.timeout(600)
 
 
 def blocks_of(page: str, language: str) -> list[str]:
     return [dedent(code) for name, code in BLOCK.findall(page) if name == language]
-
-
-def files_of(page: str) -> dict[str, str]:
-    """A page's Python, by the file that it is for."""
-    return dict(zip(FILE.findall(page), blocks_of(page, "python"), strict=True))
 
 
 def run(commands: str, project: Path) -> str:
@@ -60,43 +53,12 @@ def table_of(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with the models, tasks and data of the guide and of the pages on own data."""
+    """A project with the model and the task of the guide."""
     folder = tmp_path_factory.mktemp("guide")
     made(clone_template(folder / "template"), folder / "mine")
-    for page in (GUIDE, *PAGES.values()):
-        for name, text in files_of(page).items():
-            (folder / "mine" / name).write_text(text)
+    for name, text in zip(FILE.findall(GUIDE), blocks_of(GUIDE, "python"), strict=True):
+        (folder / "mine" / name).write_text(text)
     return folder / "mine"
-
-
-def test_readme_says_how_many_sets_of_techniques_merge() -> None:
-    assert f"all {len(allowed_sets())} sets" in (REPOSITORY / "README.md").read_text()
-
-
-def test_what_the_page_for_users_of_other_frameworks_names_exists() -> None:
-    page = (REPOSITORY / "docs" / "coming_from.md").read_text()
-    shown = [*REPOSITORY.glob("train*.py"), *(REPOSITORY / "tasks").rglob("*.py")]
-    shown += [REPOSITORY / "runtime/checkpoint.py"]
-    code = "".join(path.read_text() for path in shown)
-    rows = rows_of(page, "Coming from Lightning, accelerate or timm")
-    named = [name for *_, here in rows for name in re.findall("`(.*?)`", here)]
-    assert len(named) > len(rows) > 20
-    for name in named:
-        if re.match(r"[\w.]+=", name):
-            load_config([name])
-        else:
-            command = name.removeprefix("python ")
-            if command.startswith("-m "):
-                command = command.removeprefix("-m ").replace(".", "/", 1).replace(" ", ".py ", 1)
-            path = REPOSITORY / command.partition(" ")[0]
-            assert path.exists() or name.removesuffix(")") in code, name
-
-
-def test_a_model_and_a_task_are_two_files_and_40_lines_with_own_data_three_and_100() -> None:
-    for page, count, num_lines in [(GUIDE, 2, 40), *((page, 3, 100) for page in PAGES.values())]:
-        files = files_of(page)
-        assert len(files) == count
-        assert sum(len(text.splitlines()) for text in files.values()) <= num_lines
 
 
 @pytest.mark.slow
@@ -124,9 +86,18 @@ def test_the_guides_path_leads_from_photos_to_predictions(project: Path) -> None
     assert (project / "outputs" / "mine.onnx").exists()
 
 
+def command_of(example: str, project: Path) -> str:
+    """The command of docs/own_data.md that trains an example, whose files the project gets."""
+    [block] = [x for x in blocks_of(OWN_DATA, "bash") if f"examples/{example}/" in x]
+    copying, _, command = block.partition("\n")
+    assert copying.startswith(f"cp -r examples/{example}/* . ")
+    copytree(EXAMPLES / example, project, dirs_exist_ok=True)
+    return command
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "metric", "low", "high"),
+    ("example", "metric", "low", "high"),
     [
         ("text", "perplexity", 1, 40),
         ("keypoints", "error_px", 0, 2),
@@ -134,9 +105,9 @@ def test_the_guides_path_leads_from_photos_to_predictions(project: Path) -> None
     ],
 )
 def test_own_data_trains_alike_on_two_ranks_and_is_predicted(
-    page: str, metric: str, low: float, high: float, project: Path
+    example: str, metric: str, low: float, high: float, project: Path
 ) -> None:
-    [command] = blocks_of(PAGES[page], "bash")
+    command = command_of(example, project)
     folder = command.split("output_dir=")[1].strip()
     ranks = "torchrun --standalone --nproc_per_node=2 train_ddp.py"
     several = command.replace("python train.py", ranks).strip() + "_ddp\n"
@@ -147,14 +118,14 @@ def test_own_data_trains_alike_on_two_ranks_and_is_predicted(
     metrics = json.loads((project / f"{folder}.metrics.json").read_text())
     assert metrics == pytest.approx(one["best"], rel=1e-4)
     assert len(table_of(project / f"{folder}.csv")) > 20
-    if page == "detection":
+    if example == "detection":
         printed = run(f"python -m examples.average_precision {folder}.csv shapes", project)
         assert 0.4 < json.loads(printed.splitlines()[-1])["map_50"] < 1
 
 
 @pytest.mark.slow
 def test_nested_batches_run_in_every_script(project: Path) -> None:
-    [command] = blocks_of(PAGES["detection"], "bash")
+    command = command_of("detection", project)
     options = command.replace("\\\n", " ").split()[2:-1]
     for num_ranks in (1, 2):
         commands = [
@@ -167,18 +138,3 @@ def test_nested_batches_run_in_every_script(project: Path) -> None:
     for script in SCRIPTS:
         found = values_of(project / "outputs" / script, "train/loss")
         assert found == pytest.approx(expected, rel=0.02 if "amp" in script else 1e-4), script
-
-
-@pytest.mark.slow
-def test_the_projects_tests_pass_after_the_guide_and_without_a_model_and_a_task(
-    project: Path, tmp_path: Path
-) -> None:
-    """Which are deleted as docs/recipes.md says."""
-    smaller = copytree(project, tmp_path / "mine", ignore=ignore_patterns("outputs"))
-    for kind, name in (("model", "unet"), ("task", "multilabel")):
-        for path in (f"{kind}s/{name}.py", f"conf/{kind}/{name}.yaml"):
-            (smaller / path).unlink()
-        (smaller / f"tests/test_{kind}_{name}.py").unlink()
-    tests = " ".join(f"tests/test_{name}.py" for name in ("tasks", "config", "documents"))
-    options = "-q -x -p no:cacheprovider -m 'not slow' -k 'not batch'"
-    run(f"python -m conf.reference; python -m pytest {options} {tests}", smaller)

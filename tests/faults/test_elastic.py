@@ -1,7 +1,6 @@
-"""Machines that come and go, by the command of `docs/elastic.md`."""
+"""Machines that come and go, by the command of docs/machines.md."""
 
 import json
-import re
 from contextlib import ExitStack
 
 import psutil
@@ -10,7 +9,6 @@ import pytest
 from tests.faults import recording
 from tests.helpers import (
     ENVIRONMENT,
-    REPOSITORY,
     free_port,
     scalars_of,
     train,
@@ -24,30 +22,24 @@ HELD = ["from runtime import preemption", "is_free = preemption.is_requested"]
 HELD += ["while not (is_free() or os.path.exists(str(run.group.world_size))): time.sleep(0.05)"]
 """Ranks wait in a step until the test lets a group of their size go on, or a signal ends it."""
 
-
-def documented(**values: str) -> tuple[dict[str, str], list[str]]:
-    """Variables and options of torchrun of the command on the page, with these values."""
-    page = (REPOSITORY / "docs" / "elastic.md").read_text()
-    command = re.search(r"^(\w+)=(\S+) torchrun (.*?)train_ddp.py", page, re.MULTILINE | re.DOTALL)
-    assert command is not None
-    options = dict(word.split("=") for word in command[3].replace("\\", "").split())
-    given = {f"--{name}": value for name, value in values.items()}
-    assert given.keys() <= options.keys()
-    return {command[1]: command[2]}, [f"{name}={x}" for name, x in (options | given).items()]
+RENDEZVOUS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=6"
 
 
-def test_a_machine_leaves_and_comes_back_but_no_step_does(options, tmp_path) -> None:
-    """A run of one process has the same losses and weights: what was lost with a machine is trained
-    again. The other machine is lost once, and leaves once by a signal; the first one has the
-    rendezvous."""
+def test_a_machine_is_lost_and_another_comes_but_no_step_goes(options, tmp_path) -> None:
+    """A run of one process has the same losses and weights: what was lost with the machine is
+    trained again. The machine that stays has the rendezvous."""
     run, whole = tmp_path / "run", tmp_path / "whole"
-    options = [*options, "model.kwargs.batch_norm=false"]  # which depends on the number of ranks
+    # Batch normalisation depends on the number of ranks; bfloat16 rounds each rank's part.
+    options = [*options, "model.kwargs.batch_norm=false", "amp.dtype=float32"]
     train("train.py", whole, *options)
-    script = recording(tmp_path / "s", "train_ddp.py", "time.sleep(0.5)", *HELD)
+    script = recording(tmp_path / "s", "train_ddp.py", *HELD)
     (seen := script / "seen.txt").touch()
     place = f"127.0.0.1:{free_port()}"
-    variables, launcher = documented(nnodes="1:2", nproc_per_node="1", rdzv_endpoint=place)
-    launcher += ["--local_addr=127.0.0.1", "--rdzv_conf=last_call_timeout=1,keep_alive_interval=1"]
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    launcher = ["--nnodes=1:2", "--nproc_per_node=1", "--max-restarts=3"]
+    launcher += ["--rdzv_backend=c10d", f"--rdzv_endpoint={place}", "--rdzv_id=mine"]
+    # On a busy machine, one that stays may be silent for some seconds.
+    launcher += ["--local_addr=127.0.0.1", f"--rdzv_conf={RENDEZVOUS}"]
     command = [*launcher, "train_ddp.py", f"output_dir={run}", *options, "resume=auto"]
     command += ["checkpoint.every_steps=1"]
 
@@ -59,13 +51,9 @@ def test_a_machine_leaves_and_comes_back_but_no_step_does(options, tmp_path) -> 
     def wait_for_ranks(count: int) -> None:
         """Until so many ranks have begun a step more, in which they wait then."""
         before = steps_of(count)
-        let_go(count)
+        (script / str(count)).touch()
         wait_for(lambda: steps_of(count) > before, f"a step of {count} ranks")
         (script / str(count)).unlink()
-
-    def let_go(*counts: int) -> None:
-        for count in counts:
-            (script / str(count)).touch()
 
     with ExitStack() as stack:
 
@@ -76,22 +64,17 @@ def test_a_machine_leaves_and_comes_back_but_no_step_does(options, tmp_path) -> 
 
         first, other = machine("first"), machine("other")
         wait_for_ranks(2)
-        let_go(2)  # a rank that waits in its step does not notice that another has gone
         lost = psutil.Process(other.agent.pid)
-        for process in (lost, *lost.children(recursive=True)):  # as when its machine is lost
+        for process in (lost, *lost.children(recursive=True)):
             process.kill()
+        (script / "2").touch()  # a rank that waits in its step does not notice that another is gone
         wait_for_ranks(1)
         another = machine("another")
         wait_for_ranks(2)
-        let_go(2)
-        another.agent.terminate()
-        wait_for_ranks(1)
-        third = machine("third")
-        wait_for_ranks(2)
-        let_go(1, 2)
+        for count in (1, 2):
+            (script / str(count)).touch()
         assert first.wait() == 0, first.text()
-        assert third.wait() == 0, third.text()
-        assert another.wait() != 0
+        assert another.wait() == 0, another.text()
     for tag in ("train/loss", "val/loss"):
         expected = [(step, pytest.approx(loss, abs=1e-4)) for step, loss in scalars_of(whole, tag)]
         assert scalars_of(run, tag) == expected

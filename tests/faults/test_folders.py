@@ -31,7 +31,6 @@ REFUSED = {
     "optimizer.kwargs.amsgrad: None then": [*LONGER, "+optimizer.kwargs.amsgrad=true"],
     "resume with model.kwargs.width=": [*LONGER, "model.kwargs.width=16"],
     "model.freeze: None then, backbone now": [*LONGER, "model.freeze=backbone"],
-    "optimizer.head_epochs: 0.0 then, 1.0 now": [*LONGER, "optimizer.head_epochs=1"],
     "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)": INPUTS,
 }
 """Options of runs that do not fit the folder of a finished one, by what their messages name."""
@@ -134,9 +133,9 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
 
 def test_a_read_only_folder_is_named(options, small_disk, tmp_path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    place = f"output_dir={small_disk / 'run'}"
-    [(code, text)] = answers_to([["train.py", *options, place]], tmp_path)
+    place = small_disk / "run"
+    [(code, text)] = answers_to([["train.py", *options, f"output_dir={place}"]], tmp_path)
     assert code == 2, text
     [line] = text.splitlines()
-    assert line.startswith(place)
+    assert str(place) in line
     assert os.strerror(errno.EROFS) in line

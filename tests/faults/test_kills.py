@@ -12,7 +12,7 @@ from models.pretrained import newest_first
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from tests.faults import assert_same_state
 from tests.helpers import LIMIT_S, fork, join, make_config, start_process, train
-from tests.parts import rows_of
+from tests.rows import rows
 
 NUM_WRITES = 150
 
@@ -77,7 +77,9 @@ def test_writes_that_are_killed_anywhere_leave_a_checkpoint_to_go_on_from(tmp_pa
     assert num_inside >= 2
 
 
-@pytest.mark.parametrize(("script", "num_kills"), [("train.py", 5), *rows_of("KILLED")])
+@pytest.mark.parametrize(
+    ("script", "num_kills"), [("train.py", 5), *rows(("train_ddp.py", 2), ("train_fsdp.py", 3))]
+)
 def test_a_chain_of_runs_that_are_killed_while_they_save_ends_with_the_bits_of_one(
     script: str, num_kills: int, options, tmp_path
 ) -> None:

@@ -5,10 +5,11 @@ import torch
 
 from tests.faults import assert_same_state, script_with, steps_saved
 from tests.helpers import answers_to, checkpoint_of, folder_with, replace, run_to_end
-from tests.parts import rows_of
+from tests.rows import rows
 
 NAN = "float('nan')"
 RUNNING_MEAN = "next(model.buffers())"
+SHARD = "next(model.parameters()).to_local()"
 MOMENT = "next(iter(optimizer.state.values()))['exp_avg_sq']"
 
 
@@ -52,7 +53,11 @@ def test_a_batch_that_spoils_the_weights_ends_the_run_which_goes_on_from_before_
         ("train.py", f"{RUNNING_MEAN}.fill_(float('inf'))", "running_mean"),
         # So do the losses and the weights: Adam divides by it.
         ("train.py", f"{MOMENT}.fill_(float('inf'))", "exp_avg_sq"),
-        *rows_of("NOT_FINITE"),
+        *rows(
+            ("train_ddp.py", "if rank == 1: inputs.fill_(float('nan'))", "rank 0"),
+            ("train_ddp.py", f"if rank == 1: next(model.buffers()).fill_({NAN})", "rank 1"),
+            ("train_fsdp.py", f"if rank == 1: {SHARD}.fill_(float('inf'))", "/"),
+        ),
     ],
 )
 def test_no_state_is_saved_of_which_a_part_is_not_finite(

@@ -1,4 +1,4 @@
-"""Checkpoints in shards, written by all ranks while they train; precision of gathered weights."""
+"""Checkpoints in shards, written by all ranks while they train."""
 
 import json
 import shutil
@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from models.pretrained import MANIFEST, fingerprint, read_state
-from runtime.fsdp import shard
 from tests.faults import (
     NUM_STEPS,
     assert_same,
@@ -149,23 +147,3 @@ def test_shards_with_code_or_of_other_runs_are_not_read(options, tmp_path) -> No
     codes, [text, _] = run_to_end(SCRIPT, run, *options, "resume=auto")
     assert codes == [2, 2], text
     assert f"{folder} is damaged" in text
-
-
-def test_weights_are_gathered_in_autocasts_dtype_except_those_beside_batchnorm() -> None:
-    """Autocast would keep a copy of all gathered weights until backward has used them."""
-    norm = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
-    model, seen = nn.Sequential(norm, nn.Linear(8, 8), nn.Linear(8, 8)), []
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        shard(model, torch.device("cpu"), torch.bfloat16)
-        for block in model:
-            block.register_forward_pre_hook(lambda x, _: seen.append(next(x.parameters()).dtype))
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(torch.rand(4, 1, 3, 3)).float().square().mean()
-        loss.backward()
-    finally:
-        dist.destroy_process_group()
-    assert seen == [torch.float32, torch.bfloat16, torch.bfloat16]
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.dtype == parameter.dtype == torch.float32

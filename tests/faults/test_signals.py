@@ -77,7 +77,7 @@ def test_a_closed_terminal_is_ignored_under_nohup(options, tmp_path) -> None:
     assert not (tmp_path / "run" / REQUEUE_MARKER).exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_before_the_first_step_asks_for_another_start(number, options, tmp_path) -> None:
     """While Hydra has not named the folder yet, while data is indexed, and in the first step, which
     is killed."""

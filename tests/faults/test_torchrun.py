@@ -81,7 +81,7 @@ def test_killed_and_signalled_processes_end_together_and_go_on(options, tmp_path
     assert not (run / REQUEUE_MARKER).exists()
 
 
-@pytest.mark.parametrize("signalled", ["torchrun", "rank"])
+@pytest.mark.parametrize("signalled", ["rank", "torchrun"])
 def test_ranks_that_wait_for_one_that_indexes_ask_for_another_start(
     signalled, options, tmp_path
 ) -> None:
@@ -124,7 +124,6 @@ def test_a_run_goes_on_in_mid_epoch_with_other_batches_on_more_ranks(options, tm
 
 UNDER_TORCHRUN = [
     ("train_ddp.py data.hflop=1", "did you mean data.hflip?", 1),
-    ("train_ddp.py resume=nowhere.pt", "resume=nowhere.pt: there is no checkpoint", 0),
     ("train_ddp.py hydra.mode=MULTIRUN seed=1,2", "multirun", 0),
 ]
 
@@ -139,27 +138,4 @@ def test_under_torchrun_a_mistake_is_told_once_in_each_attempt(line, message, re
     said, _, summary = text.partition("Root Cause")
     assert said.count(message) == 1 + restarts, text
     assert "exitcode  : 2" in summary
-    assert message in summary.splitlines()[-3]
-
-
-LATE = "    import os, time\n    time.sleep(4 * (os.environ['RANK'] == '0'))\n"
-SIGNALLED = """\
-    import os, time
-    from runtime import preemption
-    listen = preemption.listen
-    preemption.listen = lambda: (listen(), time.sleep(4 * (os.environ['RANK'] == '1')))
-"""
-
-
-@pytest.mark.parametrize("lines", [LATE, SIGNALLED], ids=["rank 0 is late", "rank 1 is late"])
-def test_a_mistake_is_the_one_failure_of_torchruns_summary(lines: str, tmp_path) -> None:
-    """The other rank waits by then, or torchrun ends it before it finds the mistake, too."""
-    folder = folder_with(tmp_path / "s", SCRIPT)
-    replace(folder / SCRIPT, "    run_main(main)", f"{lines}    run_main(main)")
-    command = [*TWO_RANKS, SCRIPT, "epoch=1", f"output_dir={tmp_path / 'run'}"]
-    with Torchrun(command, folder, tmp_path / "prints", is_forked=False) as torchrun:
-        assert torchrun.wait() == 1
-        text = torchrun.text()
-    assert text.count("did you mean epochs?") == 2
-    assert text.count("exitcode  : ") == 1
-    assert "exitcode  : 2" in text
+    assert message in summary

@@ -1,26 +1,23 @@
 """Mixed precision."""
 
-from functools import partial
+import logging
 
 import pytest
+import torch
 
+from runtime.amp import amp_dtype
 from tests.faults import script_with, steps_saved
 from tests.helpers import (
-    REPOSITORY,
     cpu_with,
     folder_with,
     replace,
-    run_all,
     run_to_end,
-    summary_of,
     train,
 )
-from tests.parts import rows_of
+from tests.rows import rows
 from tests.techniques import FLOAT16, PLAIN
 
 pytestmark = pytest.mark.slow
-
-AVX512 = {"avx2": True, "avx512_f": True, "avx512_bf16": False}
 
 
 def test_a_scale_that_every_step_overflows_ends_the_run_once_it_is_below_1(data, tmp_path) -> None:
@@ -40,25 +37,22 @@ def test_a_scale_that_every_step_overflows_ends_the_run_once_it_is_below_1(data,
 @pytest.mark.parametrize(
     ("features", "given", "expected"),
     [
-        (AVX512, "auto", "float32"),
-        (AVX512, "bfloat16", "bfloat16"),
-        (AVX512 | {"avx512_bf16": True}, "auto", "bfloat16"),
-        ({"neon": True, "bf16": True}, "auto", "bfloat16"),
-        ({"neon": True, "bf16": False}, "auto", "float32"),
+        ({"avx512_f": True, "avx512_bf16": False}, "auto", torch.float32),
+        ({"avx512_f": True, "avx512_bf16": False}, "bfloat16", torch.bfloat16),
+        ({"avx512_f": True, "avx512_bf16": True}, "auto", torch.bfloat16),
+        ({"neon": True, "bf16": True}, "auto", torch.bfloat16),
     ],
 )
 def test_bfloat16_is_for_cpus_that_compute_it_and_for_whoever_asks(
-    features, given, expected, data, tmp_path
+    features, given, expected, caplog
 ) -> None:
-    options = [*data, f"amp.dtype={given}", "max_steps=1", f"output_dir={tmp_path / 'run'}"]
-    watch = partial(cpu_with, features)
-    [text] = run_all([["train_amp.py", *options]], tmp_path, 1, REPOSITORY, watch)
-    assert summary_of(tmp_path / "run")["precision"] == expected
-    assert f" parameters; {expected} on cpu" in text
-    assert text.count("amp.dtype=bfloat16") == (expected == "float32")  # how to insist
+    with cpu_with(features, "train_amp.py"), caplog.at_level(logging.INFO):
+        assert amp_dtype(given, torch.device("cpu")) == expected
+    how_to_insist = "amp.dtype=bfloat16" in caplog.text
+    assert how_to_insist == (expected == torch.float32)
 
 
-@pytest.mark.parametrize("script", ["train_amp.py", *rows_of("MIXED")])
+@pytest.mark.parametrize("script", ["train_amp.py", *rows("train_ddp_amp.py")])
 def test_a_run_validates_in_the_precision_of_its_training(script: str, data, tmp_path) -> None:
     folder = folder_with(tmp_path / "s", script)
     place = "    # your own: loggers, callbacks\n"

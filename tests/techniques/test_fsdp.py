@@ -39,5 +39,5 @@ def test_no_rank_holds_more_than_its_shards_and_a_block_when_a_model_is_sharded(
 def test_a_weight_of_two_blocks_which_fsdp_cannot_divide_is_named() -> None:
     tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     tied[2].weight = tied[0].weight
-    with refused("0.weight, 2.weight", "train_ddp.py"):
+    with refused("2.weight", "train_ddp.py"):
         shard(tied, torch.device("cpu"))

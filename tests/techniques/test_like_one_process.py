@@ -1,5 +1,7 @@
 """Ranks and micro-batches train like one process on whole batches."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,15 +15,32 @@ from tests.helpers import (
     values_of,
     weights_differ_by,
 )
-from tests.parts import rows_of
+from tests.rows import rows
 from tests.techniques import OPTIMIZERS, TEN
 
-pytestmark = pytest.mark.slow
+# script, optimizer, more options, and the largest differences of weights and of other values
+QUICK: list[Any] = rows(
+    ("train_ddp.py", "sgd", [], 1e-5, 1e-4),
+    ("train_ddp_amp.py", "sgd", ["loader=dali"], 1e-5, 1e-4),
+)
+# Muon computes in bfloat16; the norms of gradients differ most.
+MORE: list[Any] = rows(
+    ("train_dp.py", "sgd", [], 1e-12, 1e-12),
+    ("train_fsdp.py", "sgd", ["model.channels_last=true"], 1e-5, 1e-4),
+    ("train_fsdp.py", "adamw", [], 1e-3, 1e-4),
+    ("train_fsdp.py", "muon", [], 1e-3, 1e-3),
+    ("train_amp.py", "sgd", ["amp.dtype=bfloat16"], 2e-2, 0.1),
+    ("train_amp.py", "sgd", ["amp.dtype=float16", "amp.init_scale=256"], 2e-2, 0.1),
+    ("train_ddp_amp.py", "sgd", ["loader=dali", "amp.dtype=bfloat16"], 2e-2, 0.1),
+    ("train_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+    ("train_ddp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+    ("train_fsdp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
+)
 
 
 @pytest.mark.parametrize(
     ("script", "optimizer", "options", "of_weights", "of_values"),
-    rows_of("LIKE_ONE_PROCESS"),
+    [*QUICK, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)],
 )
 def test_ranks_and_parts_of_a_batch_train_like_one_process_on_the_whole(
     script, optimizer, options, of_weights, of_values, baselines, data, tmp_path
@@ -37,15 +56,13 @@ def test_ranks_and_parts_of_a_batch_train_like_one_process_on_the_whole(
     assert summary_of(other)["world_size"] == 1 + has_ranks(script)
 
 
+@pytest.mark.slow
 def test_the_layout_of_the_weights_may_change_when_a_run_goes_on(baselines, data, tmp_path) -> None:
     """The optimizer's values stay with the weights that they belong to."""
-    commands = []
-    for name, first, then in (("sgd", "true", "false"), ("adamw", "false", "true")):
-        options = ["train.py", *data, *TEN, *OPTIMIZERS[name], f"output_dir={tmp_path / name}"]
-        commands.append([*options, f"model.channels_last={first}", "max_steps=7"])
-        commands.append([*options, f"model.channels_last={then}", "resume=auto"])
-    run_all(commands, tmp_path)
-    for name in ("sgd", "adamw"):
-        assert weights_differ_by(tmp_path / name, baselines / name) < 1e-5
-        states = (checkpoint_of(run / name)["optimizer"]["state"] for run in (tmp_path, baselines))
-        torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
+    one, other = baselines / "adamw", tmp_path / "run"
+    options = ["train.py", *data, *TEN, *OPTIMIZERS["adamw"], f"output_dir={other}"]
+    before = [*options, "model.channels_last=true", "max_steps=7"]
+    run_all([before, [*options, "resume=auto"]], tmp_path)
+    assert weights_differ_by(other, one) < 1e-5
+    states = (checkpoint_of(run)["optimizer"]["state"] for run in (other, one))
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)

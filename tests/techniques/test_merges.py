@@ -1,29 +1,12 @@
-"""Merges of FSDP, accumulation and mixed precision."""
-
-from collections import Counter
+"""A merge of FSDP and mixed precision."""
 
 import pytest
 
 from tests.faults import assert_same
-from tests.helpers import checkpoint_of, folder_with, replace, trace_of, train
+from tests.helpers import checkpoint_of, folder_with, replace, train
 from tests.techniques import FLOAT16, PLAIN
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("script", ["train_ddp_accumulate.py", "train_fsdp_accumulate.py"])
-def test_gradients_travel_once_in_each_optimizer_step(script: str, data, tmp_path) -> None:
-    folder, options = folder_with(tmp_path / "s", script), [*data, *PLAIN, "max_steps=3"]
-    collectives = []
-    for number in (1, 4):
-        run, parts = tmp_path / f"{number}", f"accumulate_steps={number}"
-        train(script, run, *options, parts, "profile.steps=[1,2]", folder=folder)
-        collectives.append(Counter(trace_of(run)))
-    one, four = collectives
-    gradients = "c10d::_reduce_scatter_base_" if "fsdp" in script else "c10d::allreduce_"
-    assert one[gradients] >= 2
-    for name in (gradients, "c10d::allreduce_"):
-        assert four[name] == one[name]
 
 
 def test_an_overflow_in_one_ranks_part_skips_the_step_on_all(data, tmp_path) -> None:

@@ -1,3 +1,0 @@
-"""FSDP: models whose parameters are divided among the ranks."""
-
-from runtime.fsdp.models import shard

@@ -1,0 +1,66 @@
+"""What tasks with classes share: their weights in the loss (`loss.weights`), and their metrics."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conf.errors import UserError
+from conf.ranges import are_numbers
+from conf.schema import Config
+from loaders import Loader
+
+
+def class_weights(cfg: Config, loader: Loader, against_rest: bool = False) -> Tensor | None:
+    """Return the weights of classes, (K,) float32 on the loader's device; None: all weigh the same.
+
+    `auto` gives each class the same sum of weights over the training labels, with a mean of 1. A
+    class without any label weighs 1.
+
+    Args:
+        cfg: the configuration.
+        loader: the training loader.
+        against_rest: a weight is that of the images that have the class, relative to those that do
+            not; `auto` gives both groups the same sum, unless one is empty.
+    """
+    weights, info = cfg.loss.weights, loader.info
+    if weights is None:
+        return None
+    if weights == "auto":
+        counts = info.class_counts()
+        if counts is None:
+            raise UserError(
+                "loss.weights=auto needs data that counts its classes; use null or numbers"
+            )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = counts.sum() / (counts > 0).sum()
+            weights = (info.num_samples - counts if against_rest else share) / counts
+        weights = np.where(np.isfinite(weights) & (weights > 0), weights, 1.0).tolist()
+    elif not are_numbers(weights, len(info.classes)) or min(weights) < 0:
+        raise UserError(
+            f"loss.weights={weights} is not for {len(info.classes)} classes; use null, auto "
+            "or a list of one number of 0 or more for each class"
+        )
+    return torch.tensor(weights, dtype=torch.float32, device=loader.device)
+
+
+def metrics_by_class(
+    classes: tuple[str, ...], right: Tensor, predicted: Tensor, true: Tensor
+) -> dict[str, dict[str, float | None]]:
+    """Return precision, recall, F1 and number of samples (`support`) of each of K classes; None
+    where one is not defined. Waits for the device.
+
+    Args:
+        classes: K names.
+        right, predicted, true: (K,) samples of which the class is predicted and true, predicted,
+            and true.
+    """
+    metrics: dict[str, dict[str, float | None]] = {}
+    counts = torch.stack([right, predicted, true]).T.tolist()
+    for name, (hits, guesses, support) in zip(classes, counts, strict=True):
+        metrics[name] = {
+            "precision": hits / guesses if guesses else None,
+            "recall": hits / support if support else None,
+            "f1": 2 * hits / (guesses + support) if guesses + support else None,
+            "support": int(support),
+        }
+    return metrics

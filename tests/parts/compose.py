@@ -1,3 +1,0 @@
-"""Scripts merged by `tools.compose`."""
-
-MISTAKES = [("-m tools.compose tpu", "unknown technique tpu; use some of ")]
