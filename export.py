@@ -82,6 +82,8 @@ def main() -> None:
     options, overrides = parse_options(__doc__, sys.argv[1:], run=None, format=None, out=None)
     if options["format"] not in FORMATS:
         raise UserError(f"format={options['format']} is unknown; use one of {', '.join(FORMATS)}")
+    if options["format"] == "torch" and not options["out"].endswith(".pt2"):
+        raise UserError(f"out={options['out']}: torch.export.load needs a name that ends in .pt2")
     # On the CPU and not compiled, as it is going to be exported.
     as_exported = ["model.compile=false", "model.channels_last=false", "loss.weights=null"]
     as_exported += ["loader.channels_last=false", "loader.num_workers=0"]

@@ -24,7 +24,9 @@ from conf.schema import Config
 
 EXIT_CODE = 2
 MAX_LINES = 3
-OWN_PACKAGES = ("conf", "loaders", "models", "runtime", "tasks")
+HYDRA_OPTIONS = {"help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun"}
+HYDRA_OPTIONS |= {"shell-completion", "config-path", "config-name", "config-dir", "info"}
+HYDRA_OPTIONS |= {"experimental-rerun", ""}
 
 
 def with_home(argument: str) -> str:
@@ -33,11 +35,14 @@ def with_home(argument: str) -> str:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UserError for a key with dashes, such as `--epochs`; Hydra would print its usage."""
+    """Raise UserError for a key with dashes, such as `--lr`; Hydra would print its usage."""
     for argument in arguments:
         key = argument.lstrip("-").partition("=")[0]
-        if argument.startswith("-") and key in _keys_and_groups():
-            raise UserError(f"{argument}: keys have no dashes; write {key}=VALUE")
+        is_key = argument.startswith("-") and key in _keys_and_groups()
+        is_unknown = argument.startswith("--") and key not in HYDRA_OPTIONS
+        if is_key or is_unknown:
+            near = "" if is_key else nearest(key, _keys_and_groups())
+            raise UserError(f"{argument}: keys have no dashes; write {key}=VALUE{near}")
 
 
 def parse_options(

@@ -123,8 +123,8 @@ def missing_package(name: str) -> str | None:
     """Return the line that tells how to install a package; None if it is there without the module
     `name`, which is a bug."""
     package = name.partition(".")[0]
+    if extra := EXTRAS.get(package):  # of nvidia, other libraries bring other modules
+        return f"the package {name} is not installed; install it with make setup EXTRAS={extra}"
     if find_spec(package) is not None:
         return None
-    extra = EXTRAS.get(package)
-    command = f"make setup EXTRAS={extra}" if extra else f"pip install {package}"
-    return f"the package {package} is not installed; install it with {command}"
+    return f"the package {package} is not installed; install it with pip install {package}"

@@ -88,7 +88,7 @@ class DataConfig:
     leave_out: str | None = key(None, of=IMAGES)
     """File with paths of images to leave out, as `loaders.check ... out=FILE` writes it."""
 
-    background: list[int] = key([255, 255, 255])
+    background: list[int] = key([255, 255, 255], ranges.COLOUR)
     """Colour [red, green, blue] behind transparent pixels, 0 to 255 each."""
 
     exif: bool | None = None
@@ -142,7 +142,7 @@ class DataConfig:
     mean: list[float] | None = None
     """Mean per channel, in units of `value_range`, that is subtracted from the inputs; null: 0."""
 
-    std: list[float] | None = None
+    std: list[float] | None = key(None, ranges.ALL_ABOVE_0)
     """Standard deviation per channel, in units of `value_range`, that divides inputs; null: 1."""
 
 

@@ -50,6 +50,7 @@ ABOVE_0 = Allowed("a number above 0", lambda x: x > 0)
 SHARE = Allowed("a number in [0, 1]", lambda x: 0 <= x <= 1)
 BELOW_1 = Allowed("a number in [0, 1)", lambda x: 0 <= x < 1)
 BETWEEN_0_AND_1 = Allowed("a number in (0, 1)", lambda x: 0 < x < 1)
+ALL_ABOVE_0 = Allowed("numbers above 0", lambda x: all(value > 0 for value in x))
 UP_TO_1 = Allowed("a number in (0, 1]", lambda x: 0 < x <= 1)
 
 SIZE = Allowed("an int or [height, width] in pixels", is_size)
@@ -58,6 +59,7 @@ SHARES = Allowed(
 )
 SCALES = Allowed("[low, high] above 0", lambda x: are_numbers(x, 2, 0) and 0 < x[0] <= x[1])
 LOW_HIGH = Allowed("[low, high] with low < high", lambda x: are_numbers(x, 2) and x[0] < x[1])
+COLOUR = Allowed("three ints from 0 to 255", lambda x: are_numbers(x, 3, 0, 255))
 STRENGTHS = Allowed("three numbers in [0, 1]", lambda x: are_numbers(x, 3, 0, 1))
 RANDAUGMENT = Allowed("[operations, magnitude], such as [2, 9]", lambda x: are_numbers(x, 2, 0, 30))
 DEVICE = Allowed(

@@ -50,7 +50,6 @@ def cut(photo: Image.Image, resize: int | list[int] | None, crop: list[int]) -> 
     height, width = np.rint(crop * np.array(scale)).astype(int)
     top, left = (sides - [height, width]) // 2
     photo = photo.crop((left, top, left + width, top + height))
-    photo = photo.resize((width, crop[0]), Image.Resampling.BILINEAR)
     photo = photo.resize((crop[1], crop[0]), Image.Resampling.BILINEAR)
     return np.array(photo).reshape(*crop, -1)
 

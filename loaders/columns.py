@@ -30,6 +30,8 @@ class Columns(dict[str, np.ndarray]):
     """Arrays by name. Those in a `folder` are pickled as its path."""
 
     folder: Path | None = None
+    facts: dict[str, Any]
+    """What else was written to the folder."""
 
     def __reduce__(self) -> Any:
         if self.folder is None:
@@ -41,18 +43,35 @@ class Columns(dict[str, np.ndarray]):
         return [self[key] for key in (f"{name}-0", f"{name}-1") if key in self]
 
 
-def write_columns(columns: Columns, folder: Path) -> None:
-    """Write each column to a file of its own; `write_facts` comes after it."""
+def write_columns(columns: Columns, facts: dict[str, Any], folder: Path) -> None:
+    """Write columns, beside those that are in the folder already, and the facts about them, with
+    which it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, column in columns.items():
         np.save(folder / f"{name}.npy", column)
-
-
-def write_facts(facts: dict[str, Any], folder: Path) -> None:
-    """Write the facts about the columns in a folder, which is complete with them."""
     names = sorted(path.stem for path in folder.glob("*.npy"))
     text = json.dumps(facts | {"format": FORMAT, "columns": names}, indent=2)
     (folder / FACTS).write_text(text + "\n")
+
+
+def replace_columns(columns: Columns, facts: dict[str, Any], folder: Path) -> None:
+    """Write columns in place of a folder in `data.cache_dir`, whole or not at all. Processes that
+    have mapped those of the old folder keep them.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    unfinished = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    try:
+        write_columns(columns, facts, unfinished)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error}); use another data.cache_dir"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def open_columns(folder: Path) -> Columns:
@@ -62,8 +81,8 @@ def open_columns(folder: Path) -> Columns:
         UserError: a file is missing, damaged or of another version.
     """
     columns = Columns()
-    columns.folder = folder
-    for name in read_facts(folder / FACTS, FIX)["columns"]:
+    columns.folder, columns.facts = folder, read_facts(folder / FACTS, FIX)
+    for name in columns.facts["columns"]:
         path = folder / f"{name}.npy"
         try:
             # Unlike np.load, this opens no pickles. Copy-on-write, because torch warns of arrays
@@ -92,28 +111,6 @@ def parse_facts(content: bytes, where: str, fix: str) -> dict[str, Any]:
     if facts.get("format") != FORMAT:
         raise UserError(f"{where} was written by another version; {fix}")
     return facts
-
-
-@contextmanager
-def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to write to; at the end of the block it replaces `folder`, a folder in
-    `data.cache_dir`. Processes that have mapped columns of the old folder keep them.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    unfinished = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
-    try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({error}); use another data.cache_dir"
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager

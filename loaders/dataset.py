@@ -45,15 +45,13 @@ class ImageDataset(Dataset[Batch]):
 
     def _copied(self, rows: np.ndarray) -> Batch | None:
         """Copy a batch whose images need neither decoding nor resizing; None: it is another one, or
-        has a bad sample to skip."""
+        has a bad sample, which `_read` names or skips."""
         height, width = self.sizes[0]
         if (rows["height"] != height).any() or (rows["width"] != width).any():
             return None
         try:
             whole = self.source.read_batch(rows["sample"])
         except BadFileError:
-            if not self.rectangles.skips:
-                raise
             return None
         if whole is None:
             return None

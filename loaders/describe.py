@@ -5,9 +5,8 @@ import logging
 import numpy as np
 
 from conf.errors import counted, first_few
-from conf.schema import DataConfig
 from loaders.index import Index
-from loaders.rectangles import crop_shapes, output_size
+from loaders.rectangles import Rectangles
 
 log = logging.getLogger(__name__)
 
@@ -15,17 +14,18 @@ GEOMETRY = ("random_crop", "random_resized_crop", "hflip", "vflip", "rotation", 
 """Keys of `data` that move what an image shows, at random."""
 
 
-def describe(data: DataConfig, train_index: Index, val_index: Index) -> tuple[str, ...]:
+def describe(train: Rectangles, val_index: Index) -> tuple[str, ...]:
     """Describe the data, such as `photos: 900 training and 100 validation samples, labels of 2
     classes (cat, dog)`, the inputs, such as `inputs: 224x224, 3 channels, 73.5% of images of
     60-64x80`, and what may be wrong."""
-    height, width = output_size(data, train_index)
+    data, train_index = train.data, train.index
+    height, width = train.output_size
     inputs = f"inputs: {height}x{width}, {counted(train_index.inputs.channels, 'channel')}"
     if train_index.inputs.dtype == "uint16":
         inputs += " of 16 bits"
     sizes = train_index.distinct_sizes
     # Of an image's area, what the crop of evaluation shows.
-    share = np.median(crop_shapes(train_index, data, sizes).prod(axis=1) / sizes.prod(axis=1))
+    share = np.median(train.crop_shapes(sizes).prod(axis=1) / sizes.prod(axis=1))
     if share < 1 or (sizes != (height, width)).any():
         inputs += f", {share:.1%} of images of {_range(sizes)}"
     lines = [

@@ -30,10 +30,7 @@ def folders_in(folder: Path) -> Iterator[str]:
 
 
 def images_below(
-    folder: Path,
-    others: Counter[str] | None = None,
-    root: str | None = None,
-    above: tuple[str, ...] = (),
+    folder: Path, others: Counter[str], root: str, above: tuple[str, ...] = ()
 ) -> list[str]:
     """Return the sorted paths of all images below a folder, without those of `is_system`.
 
@@ -48,7 +45,6 @@ def images_below(
         OSError: a folder cannot be read.
     """
     found: list[str] = []
-    others = Counter() if others is None else others
     here = os.path.realpath(folder)
     if here in above:
         raise UserError(f"{folder} is {here} again, by a link; remove this link")
@@ -65,7 +61,7 @@ def images_below(
                     links.append(os.path.realpath(entry.path))
             else:
                 others[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
-    if root is not None and links:
+    if links:
         inside = os.path.join(os.path.realpath(root), "")
         others[OUTSIDE] += sum(not link.startswith(inside) for link in links)
     return sorted(found)

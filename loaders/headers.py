@@ -17,14 +17,7 @@ from tqdm import tqdm
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
-from loaders.columns import (
-    Columns,
-    one_process_at_a_time,
-    open_columns,
-    replaced_folder,
-    write_columns,
-    write_facts,
-)
+from loaders.columns import Columns, one_process_at_a_time, open_columns, replace_columns
 from loaders.files import names_below
 from loaders.images import HEADER, Header, decode, read_header, reason_of
 
@@ -120,9 +113,7 @@ def _cached_or_read(
             names=np.concatenate([cached["names"][is_other], names[is_good]]),
             headers=np.concatenate([cached["headers"][is_other], headers[is_good]]),
         )
-        with replaced_folder(cache) as unfinished:
-            write_columns(found, unfinished)
-            write_facts({}, unfinished)
+        replace_columns(found, {}, cache)
     return headers, broken
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,16 +13,11 @@ import numpy as np
 from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.columns import (
-    FACTS,
-    FIX,
     FORMAT,
     Columns,
     one_process_at_a_time,
     open_columns,
-    read_facts,
-    replaced_folder,
-    write_columns,
-    write_facts,
+    replace_columns,
 )
 from loaders.order import ORDER, shuffled
 from loaders.targets import ImageSpec, Target, describe_target, target_of
@@ -145,7 +140,7 @@ class Index:
 
     def __getstate__(self) -> dict[str, Any]:
         """Worker processes get no targets, of which there may be many."""
-        return vars(self) | {"target": self.target.without_values()}
+        return vars(self) | {"target": self.target.take(np.zeros(0, np.int64))}
 
     @property
     def sizes(self) -> np.ndarray:
@@ -206,12 +201,10 @@ def new_index(
 
 def read_index(source: Source) -> Index:
     """Read the index that was written with the columns of a source, which are in a folder."""
-    columns = source.columns
-    assert columns.folder is not None
-    facts = read_facts(columns.folder / FACTS, FIX)
+    facts = source.columns.facts
     return Index(
         facts["name"],
-        target_of(facts["target"], columns.get("values")),
+        target_of(facts["target"], source.columns.get("values")),
         ImageSpec(**facts["inputs"]),
         source,
         facts["fingerprint"],
@@ -219,6 +212,16 @@ def read_index(source: Source) -> Index:
         facts["left_out"],
         tuple(facts["notes"]),
     )
+
+
+def stored(folder: Path, new: Callable[[], Index]) -> Columns:
+    """Return the columns in a folder in `data.cache_dir`, which are those of `new()` if there is no
+    such folder yet."""
+    with one_process_at_a_time(folder):
+        if not folder.is_dir():
+            index = new()
+            replace_columns(index.source.columns, index.facts(), folder)
+    return open_columns(folder)
 
 
 def share(index: Index, data: DataConfig) -> None:
@@ -232,10 +235,5 @@ def share(index: Index, data: DataConfig) -> None:
         content = zlib.crc32(column.tobytes(), content)
     name = f"{index.name.replace('/', '-')}-{index.fingerprint}-{content:08x}-{FORMAT}"
     folder = Path(data.cache_dir, name).absolute()
-    with one_process_at_a_time(folder):
-        if not folder.is_dir():
-            with replaced_folder(folder) as unfinished:
-                write_columns(columns, unfinished)
-                write_facts(index.facts(), unfinished)
-    columns.update(open_columns(folder))
+    columns.update(stored(folder, lambda: index))
     columns.folder = folder

@@ -20,15 +20,7 @@ import numpy as np
 from conf.cli import load_config, parse_options, user_errors
 from conf.errors import UserError
 from conf.schema import Config, DataConfig
-from loaders.columns import (
-    FACTS,
-    FORMAT,
-    Columns,
-    open_columns,
-    read_facts,
-    write_columns,
-    write_facts,
-)
+from loaders.columns import FACTS, FORMAT, Columns, open_columns, read_facts, write_columns
 from loaders.headers import in_threads
 from loaders.index import Index, read_index
 from loaders.layouts import SPLITS, check_settings, settings_of
@@ -110,7 +102,7 @@ def _pack_split(data: DataConfig, index: Index, folder: Path) -> None:
     columns = Columns(sizes=sizes, distinct_sizes=distinct_sizes, offsets=offsets)
     if index.target.has_values:
         columns["values"] = index.target.values
-    write_columns(columns, folder)
+    folder.mkdir(exist_ok=True)
     files = [
         np.lib.format.open_memmap(
             *(folder / f"pixels-{number}.npy", "w+", side.dtype),
@@ -130,7 +122,7 @@ def _pack_split(data: DataConfig, index: Index, folder: Path) -> None:
             file[start : start + image.size] = image.ravel()
 
     in_threads(write, range(len(index)), f"packing {index.name}")
-    write_facts(index.facts() | {"is_resized": True}, folder)
+    write_columns(columns, index.facts() | {"is_resized": True}, folder)
 
 
 def main() -> None:

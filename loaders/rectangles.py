@@ -37,24 +37,6 @@ def neutral_rows(samples: np.ndarray) -> np.ndarray:
     return rows
 
 
-def output_size(data: DataConfig, index: Index) -> tuple[int, int]:
-    """Return (height, width) in pixels of every image after its crop and resize.
-
-    Raises:
-        UserError: `data.crop` and `data.resize` leave the size open and the images differ in size.
-    """
-    if data.crop is not None:
-        return (data.crop, data.crop) if isinstance(data.crop, int) else tuple(data.crop)
-    sizes = index.distinct_sizes
-    sizes = np.unique(sizes if index.is_resized else resized_sizes(data, sizes), axis=0)
-    if len(sizes) > 1:
-        raise UserError(
-            f"the images of {index.name} have different sizes, from {sizes.min(axis=0).tolist()} "
-            f"to {sizes.max(axis=0).tolist()} (height, width); set data.crop or data.resize=[H,W]"
-        )
-    return int(sizes[0, 0]), int(sizes[0, 1])
-
-
 def resized_sizes(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
     """Return (N, 2) heights and widths in pixels of images of these sizes after `data.resize`."""
     if data.resize is None:
@@ -63,39 +45,6 @@ def resized_sizes(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
         return np.tile(np.array(data.resize, sizes.dtype), (len(sizes), 1))
     factor = data.resize / sizes.min(axis=1, keepdims=True)
     return np.maximum(1, np.rint(sizes * factor)).astype(sizes.dtype)
-
-
-def crop_shapes(index: Index, data: DataConfig, sizes: np.ndarray) -> np.ndarray:
-    """Return the height and width of the rectangle that becomes the crop when the whole image is
-    resized, (N, 2) in pixels of source images of these sizes."""
-    if data.crop is None:
-        return sizes
-    if data.resize is None or index.is_resized:
-        factor = np.ones((1, 2))
-    elif isinstance(data.resize, int):
-        factor = sizes.min(axis=1, keepdims=True) / data.resize
-    else:
-        factor = sizes / np.array(data.resize)
-    crop = np.array(output_size(data, index))
-    return np.maximum(1, np.rint(np.broadcast_to(crop * factor, sizes.shape))).astype(int)
-
-
-def distinct_shapes(index: Index, data: DataConfig) -> np.ndarray:
-    """Return `crop_shapes` of `index.distinct_sizes`, (M, 2).
-
-    Raises:
-        UserError: images are smaller than the crop.
-    """
-    sizes = index.distinct_sizes
-    shapes = crop_shapes(index, data, sizes)
-    for size, needed in zip(sizes.tolist(), shapes.tolist(), strict=True):
-        if needed[0] > size[0] or needed[1] > size[1]:
-            raise UserError(
-                f"images of {index.name} are smaller than the crop: one is {size[0]}x{size[1]} but "
-                f"data.crop needs {needed[0]}x{needed[1]} of it (height x width); use a smaller "
-                "data.crop or a larger data.resize"
-            )
-    return shapes
 
 
 class Rectangles(Samples):
@@ -117,8 +66,8 @@ class Rectangles(Samples):
             `index.distinct_sizes`; None: they are random.
 
     Raises:
-        UserError: images are smaller than the crop, or an augmentation does not fit targets or
-            batches.
+        UserError: images are smaller than the crop, or have several sizes without one; or an
+            augmentation does not fit targets or batches.
     """
 
     def __init__(self, index: Index, cfg: Config, world_size: int, train: bool) -> None:
@@ -127,13 +76,54 @@ class Rectangles(Samples):
         self.augmentations = active_augmentations(cfg.data) if train else ()
         for augmentation in self.augmentations:
             augmentation.check(cfg.data, index.target, cfg.global_batch_size, world_size)
-        self.read_size = self.output_size = output_size(cfg.data, index)
-        is_random = train and cfg.data.random_resized_crop is not None
-        self.distinct_shapes = None if is_random else distinct_shapes(index, cfg.data)
-        shapes = self.distinct_shapes
-        has_one = shapes is not None and bool((shapes == shapes[:1]).all())
-        if shapes is not None and has_one and (shapes <= self.output_size).all():
-            self.read_size = int(shapes[0, 0]), int(shapes[0, 1])
+        self.read_size = self.output_size = self._output_size()
+        self.distinct_shapes: np.ndarray | None = None
+        if not train or cfg.data.random_resized_crop is None:
+            shapes = self.distinct_shapes = self.crop_shapes(index.distinct_sizes)
+            self._check_shapes(shapes)
+            if (shapes == shapes[:1]).all() and (shapes <= self.output_size).all():
+                self.read_size = int(shapes[0, 0]), int(shapes[0, 1])
+
+    def _output_size(self) -> tuple[int, int]:
+        data, index = self.data, self.index
+        if data.crop is not None:
+            return (data.crop, data.crop) if isinstance(data.crop, int) else tuple(data.crop)
+        sizes = index.distinct_sizes
+        sizes = np.unique(sizes if index.is_resized else resized_sizes(data, sizes), axis=0)
+        if len(sizes) > 1:
+            raise UserError(
+                f"the images of {index.name} have different sizes, from "
+                f"{sizes.min(axis=0).tolist()} to {sizes.max(axis=0).tolist()} (height, width); "
+                "set data.crop or data.resize=[H,W]"
+            )
+        return int(sizes[0, 0]), int(sizes[0, 1])
+
+    def crop_shapes(self, sizes: np.ndarray) -> np.ndarray:
+        """Return the height and width of the rectangle that becomes the crop when the whole image
+        is resized, (N, 2) in pixels of source images of these sizes."""
+        resize = self.data.resize
+        if self.data.crop is None:
+            return sizes
+        if resize is None or self.index.is_resized:
+            factor = np.ones((1, 2))
+        elif isinstance(resize, int):
+            factor = sizes.min(axis=1, keepdims=True) / resize
+        else:
+            factor = sizes / np.array(resize)
+        crop = np.array(self.output_size)
+        return np.maximum(1, np.rint(np.broadcast_to(crop * factor, sizes.shape))).astype(int)
+
+    def _check_shapes(self, shapes: np.ndarray) -> None:
+        """Raise UserError if images are smaller than their rectangles."""
+        sizes = self.index.distinct_sizes
+        small = (shapes > sizes).any(axis=1)
+        if small.any():
+            size, needed = (f"{pair[0]}x{pair[1]}" for pair in (sizes[small][0], shapes[small][0]))
+            raise UserError(
+                f"images of {self.name} are smaller than the crop: one is {size} but data.crop "
+                f"needs {needed} of it (height x width); use a smaller data.crop or a larger "
+                "data.resize"
+            )
 
     def __len__(self) -> int:
         return len(self.index)
@@ -163,7 +153,7 @@ class Rectangles(Samples):
         rows["position"], rows["epoch"] = positions, epoch
         sizes = self.index.sizes[samples]
         if self.distinct_shapes is not None:
-            shapes = crop_shapes(self.index, self.data, sizes)
+            shapes = self.crop_shapes(sizes)
             rows["height"], rows["width"] = shapes.T
             rows["y"], rows["x"] = (sizes - shapes).T // 2
         for augmentation in self.augmentations:

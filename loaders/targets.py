@@ -65,10 +65,6 @@ class Target:
         """Return the targets of some samples, given as their positions."""
         return replace(self, values=self.values[samples]) if self.has_values else self
 
-    def without_values(self) -> Self:
-        """Return the same kind of targets, of no samples."""
-        return self.take(np.zeros(0, np.int64))
-
     def class_counts(self) -> np.ndarray | None:
         """Count the samples of each class, (K,) float64; None without labels."""
         return None

@@ -112,6 +112,8 @@ class ImageTransform:
             batch.mul_(scale / full_intensity).add_(shift)
         factor = self.index.sides[side].size_factor
         height, width = (factor * length for length in self.output_size)
+        # In whole batches: if a backend did it image by image, 5-channel TIFFs of 50x50 enlarged to
+        # 220x220 would have 0.3 times the speed.
         if batch.shape[2:] != (height, width):
             enlarged = self._empty(len(batch), batch.shape[1], height, width)
             # interpolate(mode="bilinear"), which has no `out`

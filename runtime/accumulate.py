@@ -3,7 +3,9 @@
 import copy
 import gc
 import logging
+import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,12 +30,19 @@ class MicroBatches:
     """
 
     def __init__(self, run: Run, model: nn.Module, task: Task) -> None:
-        """Take the number that is configured. With FSDP, `auto` raises a UserError: its ranks
-        compute together and cannot try alone."""
+        """Take the number that is configured or that a checkpoint has for `auto`, of this script,
+        share of a batch and kind of GPU. With FSDP, `auto` raises a UserError: its ranks compute
+        together and cannot try alone."""
         self.run, self.model, self.task = run, model, task
         self.is_last = True
+        self.share = run.cfg.global_batch_size // run.group.world_size
+        on_gpu = run.device.type == "cuda"
+        name = torch.cuda.get_device_name(run.device) if on_gpu else "cpu"
+        place = f"{Path(sys.argv[0]).name}: {self.share} samples on {name}"
+        self.place = run.group.broadcast_from_rank0(lambda: place)
         is_auto = run.cfg.accumulate_steps == "auto"
-        self.number = run.num_micro_batches if is_auto else run.cfg.accumulate_steps
+        found = run.progress.micro_batches.get(self.place, 0)
+        self.number = found if is_auto else run.cfg.accumulate_steps
         if is_auto and any(map(is_sharded, model.parameters())):
             raise UserError(
                 "accumulate_steps=auto does not work with FSDP; give a number, such as 4"
@@ -43,7 +52,8 @@ class MicroBatches:
         """Yield the parts of batches; every rank finds a number that is not known yet."""
         for batch in batches:
             if self.number == 0:
-                self.number = self.run.num_micro_batches = self._find(batch)
+                self.number = self._find(batch)
+                self.run.progress.micro_batches[self.place] = self.number
             if self.number == 1:  # whole, also if its values have no common first dimension
                 yield batch
                 continue
@@ -54,9 +64,8 @@ class MicroBatches:
 
     def _find(self, batch: Any) -> int:
         """Return the smallest number of parts that fit into the memory of every rank."""
-        run = self.run
+        run, share = self.run, self.share
         batch_size, margin = run.cfg.global_batch_size, run.cfg.accumulate_margin
-        share = batch_size // run.group.world_size
         for number in range(1, share + 1):
             if share % number:
                 continue

@@ -97,8 +97,11 @@ class CheckpointWriter:
             return
         self.thread.join()
         self.thread = None
-        error = self.group.broadcast_from_rank0(lambda: self.error)
-        self.error = None
+        self.group.broadcast_from_rank0(self._report)
+
+    def _report(self) -> None:
+        """Raise or log the error of rank 0's last write."""
+        error, self.error = self.error, None
         if error is not None and self.options.on_error == "raise":
             raise error
         if error is not None:
@@ -125,6 +128,8 @@ class CheckpointWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         for dead in self.folder.glob(".step-*.tmp"):
             shutil.rmtree(dead)
+        for dead in self.folder.glob(".*-model.safetensors"):
+            dead.unlink()
         temporary.mkdir()
 
     def _write_files(

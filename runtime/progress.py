@@ -32,6 +32,9 @@ class Progress:
     best_by_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """Metrics of each class in the best validation, of tasks that have them."""
 
+    micro_batches: dict[str, int] = field(default_factory=dict)
+    """Their number that `accumulate_steps=auto` has found, by the place that it is for."""
+
     epochs_without_best: int = 0
     """Validations since the best one, for early stopping."""
 

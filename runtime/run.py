@@ -78,7 +78,6 @@ class Run:
         )
         self.progress = Progress()
         self.saved_step = 0
-        self.num_micro_batches = 0  # that accumulate_steps=auto has found
         # Of the current step
         self.num_images, self.learning_rate = 0, 0.0
         self.grad_norm = torch.zeros(())

@@ -11,6 +11,8 @@ import torch
 from conf.errors import UserError
 from conf.schema import Config
 
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
 
 def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
     """Choose the device of this process, its precision and its use of CPUs.
@@ -42,8 +44,16 @@ def num_processes() -> int:
 
 def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     """Return the device of this process; a GPU is made current. `name` is `auto`, `cpu`, `cuda`
-    (both with the GPU number `local_rank`) or `cuda:1`."""
+    (both with the GPU number `local_rank`) or `cuda:1`. With `auto`, a UserError is raised for a
+    GPU that this PyTorch cannot use, of which PyTorch only warns."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if name == "auto" and num_gpus == 0 and not is_hidden and NVIDIA_DRIVER.exists():
+        raise UserError(
+            f"there is an NVIDIA driver, but torch {torch.__version__} finds no GPU that it can "
+            "use: set device=cpu to train on the CPU, else install a newer driver or a torch for "
+            "it (docs/machines.md)"
+        )
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
     given = None if name == "auto" else torch.device(name).index

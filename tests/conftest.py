@@ -11,11 +11,22 @@ from urllib.request import ProxyHandler, build_opener, install_opener
 
 import pytest
 
+from tests.rows import is_installed
+
 # Two ranks or workers on few cores would otherwise fight for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # In memory: runs sync their files, and on a busy disk each sync takes a test 0.1 s or more.
 if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
+NEEDED = {"test_labels.py": "pyarrow", "test_huggingface.py": "datasets"}
+NEEDED |= {"test_dali.py": "nvidia.dali", "shards": "obstore"}
+collect_ignore = [name for name, package in NEEDED.items() if not is_installed(package)]
+
+
+def pytest_report_header() -> str:
+    missing = ", ".join(collect_ignore)
+    return f"make setup EXTRAS=all brings what these need: {missing}" if missing else ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,9 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Start the process that forks the runs, before workers of a loader block its signals."""
-    if helpers := sys.modules.get("tests.helpers"):
+    if processes := sys.modules.get("tests.processes"):
         # It does not see a GPU: a process that uses one must not fork.
-        with mock.patch.dict(os.environ, helpers.ENVIRONMENT):
+        with mock.patch.dict(os.environ, processes.ENVIRONMENT):
             forkserver.ensure_running()
 
 
@@ -75,11 +86,11 @@ def pytest_make_collect_report() -> Generator[None, Any, pytest.CollectReport]:
 def no_process_is_left() -> Iterator[None]:
     """A failed test would leave processes that hang, for which Python waits at its end."""
     yield
-    if helpers := sys.modules.get("tests.helpers"):
-        for process in helpers.STARTED:
+    if processes := sys.modules.get("tests.processes"):
+        for process in processes.STARTED:
             if process.is_alive():
                 process.kill()
-        helpers.STARTED.clear()
+        processes.STARTED.clear()
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """Small images, and data sets of every kind, for the tests of data."""
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,40 +255,6 @@ def all_formats(root: Path, first: bool, background: list[int]) -> Data:
         data.inputs[name], data.targets[name] = written[name] / np.float32(255), "ab"[number % 2]
         (root / "a" / name).rename(root / "ab"[number % 2] / name)
     return data
-
-
-# name of the kind -> the function that writes it
-KINDS: dict[str, Callable[[Path], Data]] = {
-    "photos": photos,
-    "photos that DALI reads": partial(photos, by_dali=True),
-    "cells that DALI reads": partial(
-        cells, channels=5, dtype="uint16", kinds=[{}, *TIFFS[2:4], *TIFFS[5:6]]
-    ),
-    "formats": partial(all_formats, first=True, background=[255, 255, 255]),
-    "other formats": partial(all_formats, first=False, background=[10, 200, 70]),
-    "cells of 8 bits, not compressed": partial(cells, channels=5, dtype="uint8", kinds=[{}]),
-    "cells of 16 bits": partial(cells, channels=5, dtype="uint16", kinds=TIFFS[:6]),
-    "cells of three channels": partial(cells, channels=3, dtype="uint16", kinds=TIFFS),
-    "cells of one channel": partial(cells, channels=1, dtype="uint8", kinds=TIFFS[:4]),
-}
-
-
-def split_folders(write: Callable[[Path], Data], root: Path) -> list[str]:
-    """Write data of a kind into train/, val/ and test/; returns the overrides that read it."""
-    for split in ("train", "val", "test"):
-        data = write(root / split)
-    return [*data.options, *reading(root), *CROPPED]
-
-
-def without_val(root: Path) -> None:
-    shutil.rmtree(root / "val")
-
-
-# name of the kind -> the function that writes it in all splits, and the one that removes val
-SPLIT = {
-    "photos": (partial(split_folders, photos), without_val),
-    "cells": (partial(split_folders, KINDS["cells of one channel"]), without_val),
-}
 
 
 def small_digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

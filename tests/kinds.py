@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests import images
 from tests.formats import write_all
 from tests.helpers import make_config
 from tests.images import (
@@ -18,12 +17,15 @@ from tests.images import (
     NUM_TRAIN,
     NUM_VAL,
     PLAIN,
+    TIFFS,
     Data,
+    all_formats,
+    cells,
     common,
+    photos,
     reading,
     save,
     smooth,
-    split_folders,
 )
 from tests.rows import rows
 
@@ -52,6 +54,17 @@ def pairs_of_all_formats(root: Path) -> Data:
         data.inputs[name] = data.targets[name] = written[name] / np.float32(255)
     shutil.copytree(root / "input", root / "target")
     return data
+
+
+def split_folders(write: Callable[[Path], Data], root: Path) -> list[str]:
+    """Write data of a kind into train/, val/ and test/; returns the overrides that read it."""
+    for split in ("train", "val", "test"):
+        data = write(root / split)
+    return [*data.options, *reading(root), *CROPPED]
+
+
+def without_val(root: Path) -> None:
+    shutil.rmtree(root / "val")
 
 
 def split_pairs(root: Path) -> list[str]:
@@ -137,7 +150,7 @@ def spoil(index: Any, sample: int) -> None:
 
 
 def photos_in_shards(root: Path) -> Data:
-    data = sharded(root, images.photos)
+    data = sharded(root, photos)
     data.copy_of = "photos"
     return data
 
@@ -148,51 +161,66 @@ def masks_in_windows(root: Path) -> Data:
 
 SEVERAL = ("cat;dog", "dog", ";", "cow; cat")
 NUMBERS = [f"{number}.25" for number in range(50)]
+one_channel = partial(cells, channels=1, dtype="uint8", kinds=TIFFS[:4])
+five_channels = partial(cells, channels=5, dtype="uint16")
 # name of the kind -> the function that writes it
-KINDS: dict[str, Callable[[Path], Data]] = {
-    **images.KINDS,
-    **dict(
-        rows(
+KINDS: dict[str, Callable[[Path], Data]] = dict(
+    [
+        ("photos", photos),
+        ("photos that DALI reads", partial(photos, by_dali=True)),
+        ("cells that DALI reads", partial(five_channels, kinds=[{}, *TIFFS[2:4], *TIFFS[5:6]])),
+        ("formats", partial(all_formats, first=True, background=[255, 255, 255])),
+        ("other formats", partial(all_formats, first=False, background=[10, 200, 70])),
+        (
+            "cells of 8 bits, not compressed",
+            partial(cells, channels=5, dtype="uint8", kinds=[{}]),
+        ),
+        ("cells of 16 bits", partial(five_channels, kinds=TIFFS[:6])),
+        ("cells of three channels", partial(cells, channels=3, dtype="uint16", kinds=TIFFS)),
+        ("cells of one channel", one_channel),
+        *rows(
             ("pairs", pairs),
             ("pairs, targets twice as large", partial(pairs, factor=2)),
             ("pairs of all formats", pairs_of_all_formats),
             ("masks", masks),
             needs="data=pairs",
-        )
-    ),
-    **dict(
-        rows(
+        ),
+        *rows(
             ("several labels", partial(table, labels=SEVERAL)),
             ("numbers", partial(table, labels=NUMBERS)),
             needs="data=table",
-        )
-    ),
-}
-ARCHIVED: dict[str, Callable[[Path], Data]] = {
-    **dict(rows(("photos in shards", photos_in_shards), needs="loaders.shards")),
-    **dict(
-        rows(("masks in shards, in windows", masks_in_windows), needs="loaders.shards data=masks")
-    ),
-}
+        ),
+    ]
+)
+ARCHIVED: dict[str, Callable[[Path], Data]] = dict(
+    [
+        *rows(("photos in shards", photos_in_shards), needs="loaders.shards"),
+        *rows(("masks in shards, in windows", masks_in_windows), needs="loaders.shards data=masks"),
+    ]
+)
 # name of the kind -> the function that writes it in all splits, and the one that removes val
-SPLIT = {
-    **images.SPLIT,
-    **dict(
-        rows(
-            ("pairs", (split_pairs, images.without_val)),
-            ("masks", (partial(split_folders, masks), images.without_val)),
+SPLIT = dict(
+    [
+        ("photos", (partial(split_folders, photos), without_val)),
+        ("cells", (partial(split_folders, one_channel), without_val)),
+        *rows(
+            ("pairs", (split_pairs, without_val)),
+            ("masks", (partial(split_folders, masks), without_val)),
             needs="data=pairs",
-        )
-    ),
-    **dict(
-        rows(
+        ),
+        *rows(
             ("several labels", (partial(split_table, labels=SEVERAL), without_val_rows)),
             ("numbers", (partial(split_table, labels=NUMBERS), without_val_rows)),
             needs="data=table",
-        )
-    ),
-}
+        ),
+    ]
+)
 # name of a way to read files -> the overrides that choose it
 OTHERS = dict(rows(("dali", ["loader=dali", "loader.num_threads=2"])))
+READERS = {
+    "threads": ["loader=pytorch", "loader.num_threads=2"],
+    "workers": ["loader=pytorch", "loader.num_workers=2"],
+    **OTHERS,
+}
 COPIES = dict(rows(("packed", ["loader=packed"])))
 """Those that read pixels which were stored before."""

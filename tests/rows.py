@@ -11,13 +11,23 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGES = {
     "data=huggingface": "datasets",
     "data=table": "pyarrow",
-    "loader=dali": "nvidia",
+    "loader=dali": "nvidia.dali",
     "loaders.shards": "obstore",
     "model=timm": "timm",
+    "muon": "timm",
+    "optimizer.name=muon": "timm",
 }
 """Packages of extras that a choice needs."""
 MERGED = re.findall(r"tools\.compose ([\w ]+)`", (REPOSITORY / "train.py").read_text())
 """The techniques of a `train.py` that they are merged into, in one text."""
+
+
+def is_installed(package: str) -> bool:
+    """True with NO_SKIPS=1, too: a test that needs a package that is not installed fails then."""
+    try:
+        return bool(os.environ.get("NO_SKIPS") or find_spec(package))
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
 
 
 def rows(*given: Any, needs: str = "") -> list[Any]:
@@ -36,7 +46,7 @@ def words_in(row: Any) -> Iterator[str]:
 def is_there(word: str) -> bool:
     """False for a script, a module or a configuration choice, such as `train_ddp.py`, `tools.runs`
     and `data=pairs`, that the project does not have, or whose package is not installed."""
-    if word in PACKAGES and not os.environ.get("NO_SKIPS") and not find_spec(PACKAGES[word]):
+    if word in PACKAGES and not is_installed(PACKAGES[word]):
         return False
     if (REPOSITORY / "template").exists():
         return True

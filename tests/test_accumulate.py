@@ -8,15 +8,12 @@ import torch
 
 from runtime import build_optimizer
 from runtime.accumulate import MicroBatches
-from tests.faults import assert_same_state, script_with
-from tests.helpers import (
-    folder_with,
-    make_config,
-    replace,
-    run_all,
-    run_to_end,
-    values_of,
-)
+from runtime.process_group import ProcessGroup
+from runtime.progress import Progress
+from tests.faults import script_with
+from tests.helpers import folder_with, make_config
+from tests.processes import run_to_end, train
+from tests.results import assert_same_state, values_of
 
 OPTIONS = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "global_batch_size=64"]
 OPTIONS += ["log.images=0", "log.every_steps=1", "optimizer=adamw", "optimizer.warmup_epochs=0"]
@@ -50,9 +47,7 @@ BACKWARD = f"""def full(grad):
 def capped(folder: Path, script: str, lines: str) -> Path:
     """A folder with a script whose last rank runs out of memory."""
     place = "    # your own: loggers, callbacks\n"
-    path = folder_with(folder / "s", script) / script
-    replace(path, place, place + CAP.format(lines=lines))
-    return path.parent
+    return folder_with(folder / "s", script, (place, CAP.format(lines=lines)))
 
 
 @pytest.mark.parametrize(
@@ -68,20 +63,30 @@ def test_what_was_tried_leaves_no_trace_in_the_run(num_ranks, script, lines, tmp
     number, folder = 8 // num_ranks, capped(tmp_path, script, lines)
     options = [*OPTIONS, "amp.dtype=float16", "epoch_steps=2"]
     auto, given = tmp_path / "auto", tmp_path / "given"
-    commands = [
-        [script, *options, AUTO, f"output_dir={auto}"],
-        [script, *options, f"accumulate_steps={number}", f"output_dir={given}"],
-    ]
-    text, _ = run_all(commands, tmp_path, num_ranks, folder)
+    text = train(script, auto, *options, AUTO, folder=folder)
+    train(script, given, *options, f"accumulate_steps={number}", folder=folder)
     assert text.count(f"accumulate_steps=auto: {number} parts with 8 of") == 1
     assert f"accumulate_steps={number // 2} does not fit on rank {num_ranks - 1}" in text
     assert_same_state(auto, given)
     assert values_of(auto, "train/loss") == values_of(given, "train/loss")
 
 
+def test_a_resume_has_the_number_of_its_checkpoint_on_as_many_ranks_alone(tmp_path) -> None:
+    script, run = "train_ddp_accumulate.py", tmp_path / "run"
+    folder = capped(tmp_path, script, FORWARD)
+    for num_ranks, max_steps, number in [(2, 2, 4), (2, 4, 0), (1, 6, 8)]:
+        options = [*OPTIONS, AUTO, "resume=auto", f"max_steps={max_steps}"]
+        codes, texts = run_to_end(script, run, *options, folder=folder, num_ranks=num_ranks)
+        assert not any(codes), texts
+        found = [line for line in texts[0].splitlines() if AUTO in line and "parts" in line]
+        assert [line.split("=auto: ")[1].split()[0] for line in found] == [str(number)] * (
+            number > 0
+        )
+
+
 def test_a_batch_of_one_part_is_not_cut() -> None:
     """Its values may have different first dimensions, as the boxes of several images have."""
-    run = Mock(cfg=make_config("accumulate_steps=1"))
+    run = Mock(cfg=make_config("accumulate_steps=1"), progress=Progress(), group=ProcessGroup())
     batch = torch.zeros(4, 3), torch.zeros(11, 4)
     [whole] = MicroBatches(run, torch.nn.Linear(1, 1), Mock()).of([batch])
     assert whole is batch
@@ -95,17 +100,14 @@ def test_a_batch_with_few_divisors_and_one_that_does_not_fit_are_named(
 ) -> None:
     options = [*OPTIONS, AUTO, "model.kwargs.batch_norm=false", "global_batch_size=67"]
     folder = capped(tmp_path, script := "train_accumulate.py", FORWARD.replace("> 8", f"> {most}"))
-    codes, [text] = run_to_end(script, tmp_path / "run", *options, folder=folder)
-    assert codes == [code], text
-    assert shown in text
+    assert shown in train(script, tmp_path / "run", *options, folder=folder, code=code)
 
 
 def test_with_fsdp_a_number_is_asked_for(tmp_path) -> None:
     script = "train_fsdp_accumulate.py"
     folder = folder_with(tmp_path / "s", script)
-    codes, texts = run_to_end(script, tmp_path / "run", *OPTIONS, AUTO, folder=folder)
-    assert codes == [2, 2]
-    assert "accumulate_steps=auto does not work with FSDP; give a number" in texts[0]
+    text = train(script, tmp_path / "run", *OPTIONS, AUTO, folder=folder, code=2)
+    assert "accumulate_steps=auto does not work with FSDP; give a number" in text
 
 
 @pytest.mark.parametrize(("optimizer", "missing"), [("adamw", 4 * 1010), ("sgd", 0)])
@@ -116,8 +118,7 @@ def test_room_is_left_for_what_the_optimizer_will_hold(optimizer: str, missing: 
     model = torch.nn.Linear(100, 10)
     run = Mock(cfg=cfg, device=torch.device("cpu"), precision=torch.float32)
     run.state = {"optimizer": build_optimizer(cfg, model, 10)[0]}
-    run.num_micro_batches, run.group.world_size = 0, 1
-    run.group.gather = lambda value: [value]
+    run.progress, run.group = Progress(), ProcessGroup()
     parts = MicroBatches(run, model, Mock(loss=torch.nn.functional.cross_entropy))
     batch = torch.ones(8, 100), torch.zeros(8, dtype=torch.long)
     with patch.object(torch, "empty", wraps=torch.empty) as reserved:
@@ -128,8 +129,7 @@ def test_room_is_left_for_what_the_optimizer_will_hold(optimizer: str, missing: 
 
 def test_a_run_without_memory_names_the_place_and_the_keys_that_help(tmp_path) -> None:
     folder = script_with(tmp_path / "s", "train.py", "if step == 3: torch.empty(1 << 50)")
-    codes, [text] = run_to_end("train.py", tmp_path / "run", *OPTIONS, folder=folder)
-    assert codes == [2]
+    text = train("train.py", tmp_path / "run", *OPTIONS, folder=folder, code=2)
     assert "Traceback" not in text
     last = text.splitlines()[-1]
     for shown in ("(train.py:", "accumulate_steps=auto", "train_recompute.py", "train_amp.py"):

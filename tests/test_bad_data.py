@@ -10,19 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
-import torch
 from PIL import Image
 
 from loaders.check import check
 from loaders.index import BadFileError
-from tests.helpers import (
-    REPOSITORY,
-    answers_to,
-    checkpoint_of,
-    make_config,
-    refused,
-    train,
-)
+from tests.helpers import REPOSITORY, make_config, refused
 from tests.images import (
     index_in,
     index_of,
@@ -34,14 +26,9 @@ from tests.images import (
     smooth,
     turned,
 )
-from tests.kinds import OTHERS
+from tests.kinds import READERS
+from tests.processes import execute, train
 
-# name of a way to read files -> the overrides that choose it
-WAYS = {
-    "threads": ["loader=pytorch"],
-    "workers": ["loader=pytorch", "loader.num_workers=1"],
-    **OTHERS,
-}
 HTML = b"<html>404 not found</html>" * 20
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60 60\n%%EndComments\n"
 
@@ -51,36 +38,16 @@ def cut_short(path: str) -> None:
     os.truncate(path, os.path.getsize(path) * 97 // 100)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", READERS)
 def test_a_file_that_is_gone_ends_the_run(way: str, tmp_path: Path) -> None:
     """It may be back soon: no other sample takes its place."""
     skip = ["data.on_error=skip"] * (way != "dali")
     options = photos_in(make_photos(tmp_path / "photos", 16), "data.val_count=8", *skip)
-    train, _ = loaders_of(*options, *WAYS[way])
+    train, _ = loaders_of(*options, *READERS[way])
     name = paths_in(index_in(train))[3]
     os.unlink(name)
     with refused(name, "not open file" if way == "dali" else "No such file"):
         list(train)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("damaged", "workers"), [("some", 0), ("some", 2), ("a class", 2)])
-def test_a_resumed_run_replaces_bad_samples_as_an_uninterrupted_one(
-    damaged: str, workers: int, tmp_path: Path
-) -> None:
-    """One, several in a row and the last one of the training split, or all of a class."""
-    options = photos_in(make_photos(tmp_path / "photos", 24), "data.val_count=6")
-    names = paths_in(index_of(*options)[0])
-    some = [names[1], *names[3:6], names[-1]]
-    for name in some if damaged == "some" else [name for name in names if "/b/" in name]:
-        cut_short(name)
-    options += ["data.on_error=skip", "data.random_crop=true", f"loader.num_workers={workers}"]
-    options += ["epochs=3", "optimizer.warmup_epochs=0", "model.kwargs.width=8"]
-    train("train.py", tmp_path / "whole", *options)
-    train("train.py", tmp_path / "parts", *options, "max_steps=6")
-    train("train.py", tmp_path / "parts", *options, "resume=auto")
-    whole, parts = (checkpoint_of(tmp_path / name)["model"] for name in ("whole", "parts"))
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
 def test_a_data_set_without_a_good_sample_ends_with_an_error(tmp_path: Path) -> None:
@@ -128,8 +95,7 @@ def test_the_check_lists_everything_that_is_broken(broken, tmp_path) -> None:
     no_utf8.touch()
     broken[no_utf8] = "empty file"
     command = ["-m", "loaders.check", *photos_in(root, "data.max_pixels=10_000"), f"out={out}"]
-    [(code, printed)] = answers_to([command], tmp_path)
-    assert code == 1
+    printed = execute(command, tmp_path / "check", code=1)
     listed = out.read_text(errors="surrogateescape").splitlines()
     assert {*map(Path, listed)} == broken.keys()
     assert "decoded 27 files" in printed
@@ -143,8 +109,8 @@ def test_the_check_lists_everything_that_is_broken(broken, tmp_path) -> None:
     assert sum(map(len, kept)) == 19
     for path in broken:
         path.unlink()
-    [(code, _)] = answers_to([command], tmp_path)
-    assert (code, out.read_text()) == (0, "")
+    execute(command, tmp_path / "check")
+    assert out.read_text() == ""
 
 
 def escaped(path: Path) -> str:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from loaders import build_loaders
-from tests.helpers import make_config, run_all
+from tests.helpers import make_config
+from tests.processes import execute
 from tools.bottleneck import Step, count_flops
 
 
@@ -29,7 +30,7 @@ def test_operations_are_those_of_the_layers_forward_and_backward(groups: int) ->
 
 def test_the_command_shows_each_part_and_the_best_number_of_workers(tmp_path) -> None:
     command = ["-m", "tools.bottleneck", "seconds=0.1", "workers=0"]
-    [printed] = run_all([[*command, "global_batch_size=16"]], tmp_path)
+    printed = execute([*command, "global_batch_size=16"], tmp_path / "prints")
     parts = ["loader alone, num_workers=0", "model alone", "both", "operations of a sample"]
     parts += ["operations", "parameters", "gradients", "optimizer state", "activations"]
     for part in parts:

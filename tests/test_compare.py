@@ -5,8 +5,9 @@ from functools import cache
 
 import pytest
 
-from tests.helpers import answers_to, folder_with, has_ranks, replace, run_all
+from tests.helpers import folder_with, has_ranks, replace
 from tests.images import small_digits
+from tests.processes import execute, train
 from tools.compare import CAUSES, Computed, first_difference
 
 Edits = tuple[tuple[str, str], ...]
@@ -82,7 +83,7 @@ def compute(data, tmp_path_factory) -> Callable[..., Computed]:
             replace(folder / "s" / script, old, new)
         command = ["-m", "tools.compare", "record", str(folder / "run"), script, *data]
         command += [f"max_steps={steps}", *overrides]
-        run_all([command], folder, 1 + has_ranks(script), folder / "s")
+        execute(command, folder / "prints", 1 + has_ranks(script), folder / "s")
         return Computed(script, folder / "run")
 
     return compute
@@ -137,23 +138,16 @@ def test_two_scripts_are_compared_and_two_runs(data, tmp_path) -> None:
     (folder / "mine.py").write_text(mine)
     runs = [f"run={tmp_path / name}" for name in ("a", "b")]
     options = [*data, "max_steps=2", "log.every_steps=1"]
-    commands = [
-        ["-m", "tools.compare", "train.py", "mine.py", "steps=2", *data],
-        ["train.py", f"output_dir={tmp_path / 'a'}", *options],
-        ["mine.py", f"output_dir={tmp_path / 'b'}", *options, "optimizer.weight_decay=0.5"],
-        ["-m", "tools.compare", *runs],
-        ["-m", "tools.compare", runs[0], runs[0]],
-        ["-m", "tools.compare", "train.py"],
-    ]
-    shown = [
-        ("step 2, learning rate", "scheduler.step() at another place"),
-        (),
-        (),
-        ("+  weight_decay: 0.5", '+  "script": "mine.py"', "step 2 on: train/"),
-        ("equal to 1e-6",),
-        ("two scripts",),
-    ]
-    answers = answers_to(commands, tmp_path, folder=folder)
-    assert [code for code, _ in answers] == [1, 0, 0, 1, 0, 2]
-    for (_, text), words in zip(answers, shown, strict=True):
-        assert all(word in text for word in words), text
+    train("train.py", tmp_path / "a", *options, folder=folder)
+    train("mine.py", tmp_path / "b", *options, "optimizer.weight_decay=0.5", folder=folder)
+    of_runs = ["+  weight_decay: 0.5", '+  "script": "mine.py"', "step 2 on: train/"]
+    of_scripts = ["step 2, learning rate", "scheduler.step() at another place"]
+    for arguments, code, shown in [
+        (["train.py", "mine.py", "steps=2", *data], 1, of_scripts),
+        (runs, 1, of_runs),
+        ([runs[0], runs[0]], 0, ["equal to 1e-6"]),
+        (["train.py"], 2, ["two scripts"]),
+    ]:
+        command = ["-m", "tools.compare", *arguments]
+        text = execute(command, tmp_path / "prints", folder=folder, code=code)
+        assert all(words in text for words in shown), text

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import (
-    REPOSITORY,
-    SCRIPTS,
-    commit,
-    folder_with,
-    replace,
-    without_reader,
-)
+from tests.helpers import REPOSITORY, SCRIPTS, commit, folder_with, replace
+from tests.processes import without_reader
 from tests.test_side_by_side import LARGEST
 from tools.compose import BASELINE, compose, find_techniques, split, unmarked_lines
 

@@ -2,105 +2,26 @@
 
 import functools
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import interpolate
 
-from loaders import Loader, build_loaders
 from loaders.check import check
 from loaders.index import BadFileError, Index
-from loaders.targets import Labels, MultiLabels
 from tests.helpers import make_config
-from tests.images import (
-    NUM_TRAIN,
-    NUM_VAL,
-    RESIZED_CROPS,
-    TURNED,
-    Data,
-    common,
-    index_in,
-    paths_in,
-)
-from tests.kinds import ARCHIVED, COPIES, OTHERS
-from tests.kinds import KINDS as FOLDERS
+from tests.images import NUM_TRAIN, NUM_VAL, RESIZED_CROPS, TURNED, common, index_in
+from tests.kinds import COPIES, OTHERS
+from tests.kinds import KINDS as FILES
+from tests.places import BATCH, CASES, KINDS, Place, Sample
 
-BATCH = 4
-KINDS: dict[str, Callable[[Path], Data]] = {**FOLDERS, **ARCHIVED}
-"""Name of a kind of data -> function that writes it."""
 # One kind of each layout and form of files.
 FORMS = ["photos", "cells of 8 bits, not compressed", "cells of 16 bits", "masks", "pairs"]
 FORMS += ["photos that DALI reads", "cells that DALI reads"]
-FORMS = [kind for kind in FORMS if kind in KINDS]
-# name of a way to read data -> the overrides that choose it
-WAYS: dict[str, list[str]] = {
-    "threads": ["loader=pytorch", "loader.num_threads=2"],
-    "workers": ["loader=pytorch", "loader.num_workers=2"],
-}
-# Ways that are not tested with all kinds of data.
-KINDS_OF = {"workers": ["photos"]}
-# Of the other kinds, some files are refused.
-KINDS_OF["dali"] = [
-    *("photos that DALI reads", "cells that DALI reads", "cells of 8 bits, not compressed"),
-    *("cells of one channel", "pairs", "pairs, targets twice as large"),
-    *("several labels", "numbers"),
-]
-KINDS_OF |= {way: [*FOLDERS] for way in COPIES}
-FORMS = [*FORMS, *ARCHIVED]
-WAYS |= OTHERS | COPIES
-CASES = [(kind, way) for way in WAYS for kind in KINDS if kind in KINDS_OF.get(way, KINDS)]
-CROPS = ["data.crop=[24,32]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
-
-
-class Sample(NamedTuple):
-    name: str
-    row: np.void
-    inputs: Tensor
-    target: Tensor
-
-
-class Place:
-    """A kind of data in a folder, its loaders and, by split, the names of its files."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.folder, self.root = folder, folder / "data"
-        self.data = KINDS[kind](self.root)
-        self.epochs: dict[tuple[object, ...], list[Sample]] = {}
-        self.names = {
-            index_in(loader).name: [Path(file).name for file in paths_in(index_in(loader))]
-            for loader in self.loaders("threads")
-        }
-
-    def loaders(self, way: str, *more: str, rank=0, num_ranks=1) -> tuple[Loader, Loader]:
-        options = (*self.data.options, *CROPS, *common(self.root), *WAYS[way])
-        out = self.folder / f"pack {' '.join(more)}".replace("=", " ")
-        options += (f"loader.pack='{out}'",) * (way in COPIES)
-        cfg = make_config(*options, f"global_batch_size={BATCH}", *more)
-        if way in COPIES:
-            import_module("loaders.pack").pack(cfg.data, out)
-        return build_loaders(cfg, torch.device("cpu"), rank, num_ranks)
-
-    def read(self, loader: Loader, epoch: int | None = 0) -> list[Sample]:
-        """The samples of an epoch."""
-        loader.set_epoch(epoch or 0)
-        names, found = self.names[index_in(loader).name], []
-        for batch in loader:
-            rows = loader.last_rows
-            in_order = [names[sample] for sample in rows["sample"]]
-            found += [Sample(*one) for one in zip(in_order, rows, *batch, strict=True)]
-        return found
-
-    def epoch(self, way: str, epoch: int | None, *more: str) -> list[Sample]:
-        """An epoch of training, or (None) the validation, by one process."""
-        if (way, epoch, *more) not in self.epochs:
-            loader = self.loaders(way, *more)[epoch is None]
-            self.epochs[way, epoch, *more] = self.read(loader, epoch)
-        return self.epochs[way, epoch, *more]
+FORMS = [kind for kind in KINDS if kind in FORMS or kind not in FILES]
 
 
 @pytest.fixture(scope="module")
@@ -124,26 +45,6 @@ def assert_same(found: list[Sample], expected: list[Sample]) -> None:
     torch.testing.assert_close(*tensors, rtol=0, atol=0)
 
 
-def cut_out(image: np.ndarray, row: np.void, factor: int = 1) -> Tensor:
-    """The rectangle of a row of the plan, flipped, as (C, H, W), or (H, W) of a mask."""
-    y, x, height, width = (factor * int(row[key]) for key in ("y", "x", "height", "width"))
-    image = image[y : y + height, x : x + width]
-    image = image[::-1] if row["vflip"] else image
-    image = image[:, ::-1] if row["hflip"] else image
-    return torch.from_numpy((image if image.ndim == 2 else np.moveaxis(image, -1, 0)).copy())
-
-
-def expected_target(loader: Loader, target: Any, row: np.void) -> Tensor:
-    if isinstance(target, np.ndarray):
-        return cut_out(target, row, max(side.size_factor for side in index_in(loader).sides))
-    if isinstance(loader.info.target, Labels):
-        return torch.tensor(loader.info.classes.index(target))
-    if isinstance(loader.info.target, MultiLabels):
-        names = target.replace(" ", "").split(";")
-        return torch.tensor([float(name in names) for name in loader.info.classes])
-    return torch.tensor([float(target)])
-
-
 @pytest.mark.parametrize(("kind", "way"), CASES)
 def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places) -> None:
     """And comes once in an epoch, in another order in the next one."""
@@ -162,11 +63,8 @@ def test_every_sample_is_the_rectangle_of_its_row(kind: str, way: str, places) -
     for loader, epoch in ((train, 0), (train, 1), (val, None)):
         samples = place.epochs[way, epoch] = place.read(loader, epoch)
         orders.append(names(samples))
-        for name, row, *found in samples:
-            target = expected_target(loader, place.data.targets[name], row)
-            expected = [cut_out(place.data.inputs[name], row), target]
-            atol = 4.01 / 255 if name.endswith("jpg") else 1e-5
-            torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=name)
+        for sample in samples:
+            place.assert_right(loader, sample)
         assert orders[-1] == names(place.epoch("threads", epoch))
     for order, count in zip(orders, (20, 20, NUM_VAL), strict=True):
         assert len(order) == len(set(order)) == count
@@ -210,7 +108,7 @@ def test_an_epoch_continues_at_any_row_on_any_ranks(kind, way, more, places) -> 
 
 
 BAD_CASES = [(kind, way) for kind, way in CASES if kind in FORMS and way not in COPIES]
-BAD_CASES = [case for case in BAD_CASES if case[1] != "workers" or case[0] in FOLDERS]
+BAD_CASES = [case for case in BAD_CASES if case[1] != "workers" or case[0] in FILES]
 
 
 @pytest.mark.parametrize(("kind", "way"), BAD_CASES)
@@ -241,18 +139,15 @@ def test_a_bad_sample_is_replaced_by_the_next_one(kind, way, places, tmp_path: P
     bad_names = {in_index[sample] for sample in bad}
     whole = place.epoch(way, 0)[rank::num_ranks]
     found = ours.read(train)
-    for before, (name, row, *values) in zip(whole, found, strict=True):
+    for before, after in zip(whole, found, strict=True):
         expected = in_index.index(before.name)
         while in_index[expected] in bad_names:
             expected = following(index_in(train), expected)
-        assert name == in_index[expected]
-        assert row["position"] == before.row["position"]
-        if name == before.name:
-            assert row == before.row
-        target = expected_target(train, ours.data.targets[name], row)
-        atol = 4.01 / 255 if name.endswith("jpg") else 1e-5
-        right = [cut_out(ours.data.inputs[name], row), target]
-        torch.testing.assert_close(values, right, rtol=0, atol=atol, msg=name)
+        assert after.name == in_index[expected]
+        assert after.row["position"] == before.row["position"]
+        if after.name == before.name:
+            assert after.row == before.row
+        ours.assert_right(train, after)
     late.load_state_dict(train.state_at(0, False) | {"row": 2 * BATCH})
     assert_same(ours.read(late), found[2 * batch :])
     val_names = names(place.epoch(way, None)[rank::num_ranks])
@@ -334,7 +229,7 @@ def test_a_resized_image_lies_where_the_image_does(kind: str, size, tolerance, p
         assert (inputs - expected[0]).abs().mean() <= tolerance / 255
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FOLDERS if "cells" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in FILES if "cells" not in kind])
 def test_synthetic_batches_have_the_shapes_and_the_order_of_real_ones(kind: str, places) -> None:
     place = places(kind)
     both = (place.loaders("threads", *more) for more in ((), ("loader=synthetic",)))

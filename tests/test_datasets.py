@@ -6,15 +6,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import refused
-from tests.images import (
-    FOLDERS,
-    index_of,
-    make_photos,
-    paths_in,
-    reading,
-    save,
-    smooth,
-)
+from tests.images import FOLDERS, index_of, make_photos, paths_in, reading, save, smooth
 from tests.rows import rows
 
 
@@ -22,16 +14,6 @@ from tests.rows import rows
 def options(tmp_path: Path) -> list[str]:
     """Those that read 12 photos in three class folders."""
     return [*FOLDERS, *reading(make_photos(tmp_path / "photos", 12))]
-
-
-def test_a_split_depends_on_a_seed_of_its_own(options: list[str]) -> None:
-    """That its parts are disjoint, is in test_contract.py."""
-    one, same, other = (
-        [paths_in(index) for index in index_of(*options, seed)]
-        for seed in ("seed=0", "seed=1", "data.split_seed=1")
-    )
-    assert one == same != other
-    assert len(one[1]) == 1
 
 
 SPLITS = [("Train", "Val"), ("training", "testing"), ("train_set", "dev")]

@@ -7,24 +7,19 @@ import pytest
 
 from runtime.distributed import local_rank
 from runtime.setup import setup
-from tests.helpers import (
+from tests.helpers import folder_with, has_ranks, make_config, refused
+from tests.images import small_digits
+from tests.processes import execute, train
+from tests.results import (
     checkpoint_of,
     events_of,
-    folder_with,
-    has_ranks,
-    make_config,
     published,
-    refused,
-    replace,
-    run_all,
     scalars_of,
     summary_of,
-    train,
     validated,
     values_of,
     weights_differ_by,
 )
-from tests.images import small_digits
 from tests.torchrun import TWO_RANKS, Torchrun
 
 pytestmark = pytest.mark.slow
@@ -79,10 +74,9 @@ def test_entry_points_run_with_each_loader(script: str, loader: str, data, tmp_p
 
 def test_a_compiled_model_trains_like_the_plain_one(data, plain, tmp_path) -> None:
     """By a backend that needs no compiler; the names of the weights are the same."""
-    folder = folder_with(tmp_path / "s", "train_ddp.py")
     backend = "functools.partial(torch.compile, backend='aot_eager')"
-    imports = f"import functools\nimport torch\ntorch.compile = {backend}\n\nimport hydra\n"
-    replace(folder / "train_ddp.py", "import hydra\n", imports)
+    imports = f"import functools\nimport torch\ntorch.compile = {backend}\n\n"
+    folder = folder_with(tmp_path / "s", "train_ddp.py", ("import hydra\n", imports))
     compiled, options = tmp_path / "run", [*data, *TWENTY_STEPS, "model.compile=true"]
     train("train_ddp.py", compiled, *options, folder=folder)
     losses = values_of(plain, "train/loss")
@@ -91,10 +85,9 @@ def test_a_compiled_model_trains_like_the_plain_one(data, plain, tmp_path) -> No
 
 
 def test_with_more_epochs_a_run_goes_on_as_if_it_had_had_them(data, tmp_path) -> None:
-    options = ["train.py", *data, "log.images=0", "log.every_steps=1", "resume=auto"]
-    rows = [("whole", 3), ("run", 2), ("run", 3)]
-    commands = [[*options, f"output_dir={tmp_path / run}", f"epochs={n}"] for run, n in rows]
-    run_all(commands, tmp_path)
+    options = [*data, "log.images=0", "log.every_steps=1", "resume=auto"]
+    for name, epochs in [("whole", 3), ("run", 2), ("run", 3)]:
+        train("train.py", tmp_path / name, *options, f"epochs={epochs}")
     rates = values_of(tmp_path / "whole", "train/lr")
     assert len(rates) == 33
     assert values_of(tmp_path / "run", "train/lr")[22:] == rates[22:]
@@ -170,7 +163,7 @@ def test_a_script_of_several_processes_also_runs_as_one(script: str, data, plain
     """With the weights of `train.py`."""
     run = tmp_path / "run"
     command = [script, *data, *TWENTY_STEPS, f"output_dir={run}"]
-    [printed] = run_all([command], tmp_path)
+    printed = execute(command, tmp_path / "prints")
     assert f"one process; torchrun --nproc_per_node=2 {script} starts two" in printed
     assert summary_of(run)["world_size"] == 1
     assert weights_differ_by(run, plain) == 0
@@ -201,7 +194,7 @@ def test_torchrun_does_not_start_a_script_for_one_process_twice(monkeypatch) -> 
 def test_multirun_gives_each_job_a_folder_and_a_process_group(data, tmp_path) -> None:
     folder = folder_with(tmp_path, "train_ddp.py")
     command = ["train_ddp.py", "-m", "seed=1,2", *data, "max_steps=2"]
-    run_all([command], tmp_path, folder=folder)
+    execute(command, tmp_path / "prints", folder=folder)
     (sweep,) = (folder / "outputs" / "train_ddp").iterdir()
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
     assert weights_differ_by(sweep / "0", sweep / "1") > 0

@@ -14,8 +14,8 @@ from torch import nn
 import export
 from conf.errors import UserError
 from tests.formats import write_all
-from tests.helpers import run_all
 from tests.images import digit_folders, photos_in, save, smooth, turned
+from tests.processes import execute, train
 from tests.test_predict import SMALL, table
 
 pytestmark = pytest.mark.slow
@@ -29,11 +29,9 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     run, photos = folder / "mine", digit_folders(folder / "photos", range(10), 9, 10)
     options = [*SMALL, *photos_in(photos, "data.crop=[28,28]"), "model.channels_last=true"]
-    commands = [
-        ["train.py", f"output_dir={run}", *options],
-        ["export.py", f"run={run}", "format=safetensors", f"out={run}.safetensors"],
-    ]
-    run_all(commands, folder)
+    train("train.py", run, *options)
+    command = ["export.py", f"run={run}", "format=safetensors", f"out={run}.safetensors"]
+    execute(command, folder / "prints")
     return run
 
 
@@ -73,7 +71,7 @@ def test_the_example_predicts_what_predict_does(changes: list[str], run: Path, t
         ["export.py", *use, "format=onnx", f"out={file}"],
         ["examples/use_onnx.py", str(file), *map(str, sorted(photos.iterdir()))],
     ]
-    *_, printed = run_all(commands, tmp_path)
+    *_, printed = [execute(command, tmp_path / "prints") for command in commands]
     found = {path: answer for path, *answer in (line.split("\t") for line in printed.splitlines())}
     rows = table(csv)
     assert len(rows) == len(found) == len(list(photos.iterdir()))

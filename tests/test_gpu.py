@@ -20,21 +20,19 @@ from models import build_model
 from runtime import build_optimizer
 from runtime.setup import resolve_device
 from tasks import build_task
-from tests.faults import assert_same_state, script_with
+from tests.faults import script_with
 from tests.helpers import (
     DEVICES,
     NEEDS_CUDA,
     REPOSITORY,
     SCRIPTS,
-    checkpoint_of,
     folder_with,
     has_ranks,
     make_config,
-    replace,
-    summary_of,
-    values_of,
 )
 from tests.images import FOLDERS, save, save_tiff
+from tests.results import assert_same_state, checkpoint_of, summary_of, values_of
+from tests.rows import rows
 
 on_cuda = pytest.mark.parametrize("device", DEVICES[1:])
 
@@ -87,7 +85,7 @@ LOADERS = {
 
 
 # Those of the CPU are compared in other files; one of them shows that this test is right.
-BATCHES: list[Any] = [("uint16", "dali", "cpu")]
+BATCHES: list[Any] = rows(("uint16", "dali", "cpu"), needs="loader=dali")
 BATCHES += [
     pytest.param(name, loader, "cuda", marks=NEEDS_CUDA)
     for name in DATA
@@ -266,10 +264,9 @@ def test_a_full_card_takes_smaller_parts_to_the_same_bits(
     script: str, device: str, tmp_path
 ) -> None:
     """Validation, whose batches are whole, has the memory back."""
-    folder, place = folder_with(tmp_path / "s", script), "    # your own: loggers, callbacks\n"
-    replace(folder / script, place, place + FILL)
-    place = "        # validation\n"
-    replace(folder / script, place, f"        ballast = None\n\n{place}")
+    edits = [("    # your own: loggers, callbacks\n", FILL)]
+    edits += [("        # validation\n", "        ballast = None\n\n")]
+    folder = folder_with(tmp_path / "s", script, *edits)
     options = [*WIDE, "max_steps=3", "accumulate_margin=0"]
     auto, given = tmp_path / "auto", tmp_path / "given"
     run(device, script, auto, *options, "accumulate_steps=auto", folder=folder)

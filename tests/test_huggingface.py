@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from loaders import build_loaders
-from tests.helpers import make_config, refused, summary_of, train
+from tests.helpers import make_config, refused
+from tests.processes import train
+from tests.results import summary_of
 
 OPTIONS = ["data=huggingface", "model=small_cnn", "data.resize=32", "data.crop=28"]
 OPTIONS += ["global_batch_size=4", "max_steps=3", "loader.num_workers=1"]

@@ -15,7 +15,8 @@ import yaml
 from torch.distributed.run import parse_args
 
 from conf.cli import with_home
-from tests.helpers import REPOSITORY, make_config, wait_for
+from tests.helpers import REPOSITORY, make_config
+from tests.processes import wait_for
 
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
 TRAINJOB = REPOSITORY / "launch" / "trainjob.yaml"

@@ -10,8 +10,8 @@ import torch
 
 from loaders.limits import cpus_per_rank
 from loaders.workers import default_workers
-from tests.helpers import workers_of
 from tests.images import loaders_of
+from tests.processes import workers_of
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 import torch
 
 from runtime.loggers import Loggers
-from tests.helpers import folder_with, replace, run_to_end, scalars_of
+from tests.helpers import folder_with
+from tests.processes import train
+from tests.results import scalars_of
 
 
 def write_log(loggers: Loggers, *parts: range) -> None:
@@ -53,15 +55,14 @@ class AbsentLogger(Logger):
 
 def test_a_run_goes_on_without_loggers_that_fail_and_names_them_once(tmp_path) -> None:
     """It ends as if they had not failed."""
-    folder, run = folder_with(tmp_path / "s", "train.py"), tmp_path / "run"
+    found_here = "import runtime.loggers\nruntime.loggers.__path__.append('.')\n"
+    folder = folder_with(tmp_path / "s", "train.py", ("import hydra\n", found_here))
     for name in ("full", "absent"):
         (folder / f"{name}.py").write_text(OWN)
-    found_here = "import runtime.loggers\nruntime.loggers.__path__.append('.')\n"
-    replace(folder / "train.py", "import hydra\n", f"{found_here}import hydra\n")
     options = ["loader=synthetic", "model.kwargs.width=4", "data.crop=[12,12]", "epochs=2"]
     options += ["global_batch_size=1000", "log.to=[full,absent,csv]", "log.every_steps=1"]
-    codes, [text] = run_to_end("train.py", run, *options, folder=folder)
-    assert codes == [0], text
+    run = tmp_path / "run"
+    text = train("train.py", run, *options, folder=folder)
     lost = "values are lost from here on"
     full = f"log.to=full: {lost}: OSError: [Errno 28] No space left on device (full.py:11)"
     assert text.count(f"{full}\n") == 1

@@ -9,19 +9,9 @@ from typing import Any
 import pytest
 
 from conf.cli import explain
-from tests.helpers import (
-    ENVIRONMENT,
-    answers_to,
-    folder_with,
-    join,
-    make_config,
-    replace,
-    run_as_main,
-    run_to_end,
-    script_for,
-    start_process,
-)
+from tests.helpers import folder_with, make_config, script_for
 from tests.images import make_photos
+from tests.processes import ENVIRONMENT, join, run_as_main, start_process, train
 from tests.rows import rows
 
 # Keys and values, and what their messages name. test_config.py has values out of their range.
@@ -50,6 +40,7 @@ KEYS = [
 # Commands, and what their messages name. FOLDER is the test's own, with images in photos.
 TABLE = [
     ("train.py --epochs 3", "write epochs=VALUE"),
+    ("train.py --lr 0.1", "did you mean optimizer.lr?"),
     ("train.py epochs 3", "write epochs=VALUE"),
     ("train.py lr=0.1", "optimizer.lr"),
     ("train.py data.val_count=200", "data.val_count=200"),
@@ -101,6 +92,10 @@ TABLE = [
     *rows(
         ("-m tools.compose ddp ddp", "names ddp twice"),
         needs="train_ddp.py",
+    ),
+    *rows(
+        ("export.py run=nowhere format=torch out=mine.pt", "ends in .pt2"),
+        needs="loaders.predict",
     ),
     *rows(
         ("-m tools.compose ddp amp fsdp", "ddp does not combine with fsdp"),
@@ -179,19 +174,16 @@ def test_what_a_model_does_not_take_ends_the_first_step_with_the_key(tmp_path) -
         "model=torchvision model.arch=alexnet": "data.crop",
         "model.kwargs.width=8 global_batch_size=1 data.crop=2": "global_batch_size",
     }
-    commands = [["train.py", *line.split(), f"output_dir={tmp_path}/run"] for line in keys]
-    for key, (code, text) in zip(keys.values(), answers_to(commands, tmp_path), strict=True):
-        assert code == 2, text
+    for line, key in keys.items():
+        text = train("train.py", tmp_path / "run", *line.split(), code=2)
         assert key in text.splitlines()[-1]
         assert "Traceback" not in text
 
 
 def test_a_bug_shows_its_traceback(tmp_path: Path) -> None:
-    for script in ("train.py", *rows("train_ddp.py")):
-        folder = folder_with(tmp_path / script, script)
-        replace(folder / script, "# data\n", 'raise ValueError("a bug")\n')
-        codes, prints = run_to_end(script, tmp_path / f"{script}-out", folder=folder)
-        text = "\n".join(prints)
-        assert set(codes) == {1}, text
-        assert "Traceback" in text  # a rank may have lost the other one before it came so far
-        assert "ValueError: a bug" in text
+    """faults/test_torchrun.py has that of one of several ranks."""
+    bug = "    # data\n", '    raise ValueError("a bug")\n'
+    folder = folder_with(tmp_path / "s", "train.py", bug)
+    text = train("train.py", tmp_path / "run", folder=folder, code=1)
+    assert "Traceback" in text
+    assert "ValueError: a bug" in text

@@ -8,13 +8,7 @@ from safetensors.torch import save_file
 
 from conf.schema import ModelConfig
 from models import build_model
-from models.pretrained import (
-    first_convolution,
-    fitting_weights,
-    head_of,
-    initial_weights,
-    is_in,
-)
+from models.pretrained import first_convolution, fitting_weights, head_of, initial_weights, is_in
 from tests.helpers import refused
 from tests.model_contract import build, check_contract, check_learning
 

@@ -11,8 +11,9 @@ import models
 from conf import errors
 from conf.cli import explain
 from conf.names import find
-from tests.helpers import ENVIRONMENT, REPOSITORY, refused
+from tests.helpers import REPOSITORY, refused
 from tests.images import FOLDERS, make_photos, reading
+from tests.processes import ENVIRONMENT
 
 PROGRAM = """
 import runpy, sys

@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler as schedulers
 from models import build_model
 from runtime import build_optimizer
 from tests.helpers import make_config, refused
+from tests.rows import rows
 
 STEPS_PER_EPOCH = 10
 
@@ -75,6 +76,8 @@ def test_any_class_of_torch_gets_its_arguments(options: str, name: str, expected
         ("optimizer.name=lbfgs", "optimizer.name=lbfgs is unknown"),
         ("optimizer=sgd optimizer.kwargs.momentum=-1", "momentum': -1"),
         ("+optimizer.kwargs.momentum=1", "argument 'momentum'"),
+        ("+optimizer.kwargs.lr=1", "multiple values"),
+        ("+optimizer.kwargs.weight_decay=1", "multiple values"),
         ("optimizer.name=rprop", "optimizer.weight_decay=0.01"),
     ],
 )
@@ -113,12 +116,12 @@ RESNET |= {"layer4.0.conv1.weight": 3, "layer4.2.conv1.weight": 1, "fc.weight": 
 
 @pytest.mark.parametrize(
     ("overrides", "depths"),
-    [
+    rows(
         (["model=torchvision", "model.arch=vit_b_16"], VIT),
         (["model=timm", "model.arch=vit_tiny_patch16_224"], TIMM),
         (["model=torchvision", "model.arch=resnet50"], RESNET),
         (["optimizer.name=muon"], {"features.0.0.weight": 4, "classifier.bias": 0}),
-    ],
+    ),
 )
 def test_the_rates_of_layers_fall_from_the_head_down(
     overrides: list[str], depths: dict[str, int]
@@ -145,7 +148,7 @@ def test_the_head_learns_alone_in_its_epochs_and_then_all_follow_the_schedule() 
     assert found["0"] == [0.0] * 5 + rates(20)[5:]
 
 
-@pytest.mark.parametrize("name", ["muon", "Lion"])
+@pytest.mark.parametrize("name", rows("muon", "Lion", needs="model=timm"))
 def test_an_optimizer_of_timm_trains_convolutions_biases_and_norms(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6, 5))
     before = [p.detach().clone() for p in model.parameters()]

@@ -19,15 +19,9 @@ from loaders.batch import tensors_of
 from loaders.index import BadFileError
 from loaders.own_data import OwnData, collate
 from loaders.targets import Labels
-from tests.helpers import (
-    DEVICES,
-    REPOSITORY,
-    folder_with,
-    make_config,
-    refused,
-    scalars_of,
-    train,
-)
+from tests.helpers import DEVICES, REPOSITORY, folder_with, make_config, refused
+from tests.processes import train
+from tests.results import scalars_of
 from tests.rows import rows
 
 BAD = {3, 20}
@@ -196,10 +190,10 @@ def test_mistakes_are_refused(override: str, data: Any, shown, loaders_of: Any) 
 def test_runs_with_the_loader_of_the_example_continue_in_mid_epoch_on_any_ranks(tmp_path) -> None:
     scripts = ["train.py", *rows("train_ddp.py")]
     for script in scripts:
-        path = folder_with(tmp_path / script, script) / script
-        shutil.copy(REPOSITORY / "examples" / "stream.py", path.parent)
-        found = f"import loaders.layouts\n\nloaders.layouts.__path__.append({str(path.parent)!r})\n"
-        path.write_text(path.read_text().replace("@hydra", f"{found}@hydra"))
+        folder = tmp_path / script
+        found = f"import loaders.layouts\n\nloaders.layouts.__path__.append({str(folder)!r})\n"
+        folder_with(folder, script, ("@hydra", found))
+        shutil.copy(REPOSITORY / "examples" / "stream.py", folder)
     options = ["data.layout=stream", "epochs=1", "log.every_steps=1", "global_batch_size=16"]
     options += ["model.kwargs.batch_norm=false", "resume=auto"]
     options += ["amp.dtype=float32"]  # where all techniques are merged into one script

@@ -13,7 +13,8 @@ from loaders.batch import part
 from loaders.own_data import OwnData
 from loaders.predict import build_test_loader
 from tasks import Task
-from tests.helpers import REPOSITORY, answers_to, make_config, refused, run_all
+from tests.helpers import REPOSITORY, make_config, refused
+from tests.processes import execute, train
 
 FILE = REPOSITORY / "data" / "mnist_mini.npz"
 FILES = {"torch": "model.pt2", "onnx": "model.onnx", "safetensors": "model.safetensors"}
@@ -25,12 +26,11 @@ def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_datase
 ) -> None:
     """The new samples here are those of the validation split."""
     run, new = tmp_path / "run", FILE
-    data = ["data=own", "data.name=digits", f"output_dir={run}", "max_steps=3", "log.images=0"]
-    use = ["predict.py", f"run={run}"]
-    commands = [["train.py", *data], [*use, "split=val", f"out={tmp_path / 'val.csv'}"]]
-    commands += [[*use, f"data.root={new}", f"out={tmp_path / 'new.csv'}"]]
-    commands += [["export.py", f"run={run}", "format=torch", f"out={run}.pt2"]]
-    run_all(commands, tmp_path)
+    train("train.py", run, "data=own", "data.name=digits", "max_steps=3", "log.images=0")
+    use, prints = ["predict.py", f"run={run}"], tmp_path / "prints"
+    execute([*use, "split=val", f"out={tmp_path / 'val.csv'}"], prints)
+    execute([*use, f"data.root={new}", f"out={tmp_path / 'new.csv'}"], prints)
+    execute(["export.py", f"run={run}", "format=torch", f"out={run}.pt2"], prints)
     rows, same = ((tmp_path / name).read_text() for name in ("new.csv", "val.csv"))
     assert rows == same
     expected = next(csv.DictReader(rows.splitlines()))
@@ -40,9 +40,9 @@ def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_datase
     answer = torch.export.load(f"{run}.pt2").module()(image)[0]
     probability = pytest.approx(float(expected["probability"]), abs=1e-4)
     assert answer.max().item() == probability
-    told = answers_to([[*use, f"data.root={path}", "out=x"] for path in ("none", "")], tmp_path)
-    for code, text in told:
-        assert (code, "data.root=" in text, "Traceback" in text) == (2, True, False)
+    for path in ("none", ""):
+        text = execute([*use, f"data.root={path}", "out=x"], prints, code=2)
+        assert ("data.root=" in text, "Traceback" in text) == (True, False)
 
 
 @pytest.mark.parametrize("form", export.FORMATS)

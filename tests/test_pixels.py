@@ -1,22 +1,32 @@
-"""Photos whose pixels are right in no backend are refused; test_contract.py has all others."""
+"""Photos whose pixels are right in no backend are refused, and those that are decoded in part.
+
+test_contract.py has all others.
+"""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from tests.formats import HEIGHT, WIDTH, noise, write_refused
+from loaders.images import HEADER, decode_resized, read_header
+from tests.formats import noise, write_refused
 from tests.helpers import refused
 from tests.images import (
+    FOLDERS,
+    PLAIN,
     index_of,
+    loaders_of,
     make_photos,
     paths_in,
     photos_in,
+    reading,
     save,
     smooth,
     turned,
 )
+from tests.kinds import OTHERS
 
 
 @pytest.fixture
@@ -38,23 +48,15 @@ def test_files_whose_pixels_would_change_are_named_at_the_start(root: Path) -> N
         index_of(*options, "data.on_error=raise")
 
 
-def test_transparent_photos_are_those_that_pillow_pastes(root: Path) -> None:
-    """Their number is in the first lines."""
-    background = (10, 200, 70)
-    expected = {}
+def test_transparent_photos_are_counted_in_the_first_lines(root: Path) -> None:
     for mode in ("LA", "RGBA"):
         image = Image.fromarray(noise(1, 255, len(mode)).astype(np.uint8).squeeze(), mode)
-        save(path := root / "a" / f"{mode}.png", image)
-        expected[str(path)] = Image.new("RGB", (WIDTH, HEIGHT), background)
-        expected[str(path)].paste(image.convert("RGBA"), mask=image.convert("RGBA"))
+        save(root / "a" / f"{mode}.png", image)
     notes = 0
-    for index in index_of(*photos_in(root, "data.val_count=4", f"data.background={[*background]}")):
-        for sample, file in enumerate(paths_in(index)):
-            if file in expected:
-                assert np.array_equal(index.read(sample), np.asarray(expected[file]))
-        [note] = [line for line in index.notes if str([*background]) in line] or ["0 images"]
+    for index in index_of(*photos_in(root, "data.val_count=4", "data.background=[10,200,70]")):
+        [note] = [line for line in index.notes if "[10, 200, 70]" in line] or ["0 images"]
         notes += int(note.split()[0])
-    assert notes == len(expected)
+    assert notes == 2
 
 
 def test_photos_are_turned_or_not(root: Path) -> None:
@@ -76,3 +78,55 @@ def test_photos_are_turned_or_not(root: Path) -> None:
     index_of(*options)
     with refused("three.tif"):  # which Pillow turns
         index_of(*options, "data.exif=false")
+
+
+OPTIONS = [*FOLDERS, "data.val_fraction=0.25", "global_batch_size=4"]
+OPTIONS += [*PLAIN, "data.resize=64", "data.hflip=0.5"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """16 large JPEGs, turned in all ways; every third one is progressive."""
+    root = tmp_path_factory.mktemp("reduced") / "photos"
+    for number in range(16):
+        options = {"quality": 90, "progressive": number % 3 > 1, "exif": turned(1 + number % 8)}
+        image = smooth(number, 301 + number, 420 - 3 * number)
+        save(root / "ab"[number % 2] / f"{number:02d}.jpg", image, **options)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("crops", "mean", "most"),
+    [
+        (["data.random_crop=true", "data.crop=[48,48]"], 0.6, 6),
+        (["data.random_resized_crop=[0.3,1]", "data.crop=[24,24]"], 0.9, 12),  # most at 1/8
+    ],
+)
+def test_reduced_decoding_changes_pixels_a_little(crops, mean, most, photos: Path) -> None:
+    """Differences from whole decoding and from other backends, on average and at most, of 255."""
+    found = []
+    reduced, whole_images = ["data.reduced_decoding=true"], ["data.reduced_decoding=false"]
+    for other in (reduced, whole_images, *OTHERS.values()):
+        splits = loaders_of(*OPTIONS, *reading(photos), *crops, *other)
+        found.append(torch.cat([inputs.clone() for split in splits for inputs, _ in split]))
+    for whole in found[1:]:
+        difference = 255 * (found[0] - whole).abs()
+        assert 0 < difference.mean() < mean
+        assert difference.max() <= most
+
+
+def test_lines_of_a_png_are_right_or_its_damage_is_seen(tmp_path: Path) -> None:
+    """One byte is damaged, each in turn."""
+    image = np.random.default_rng(0).integers(0, 4, (12, 10, 3), dtype=np.uint8)
+    save(path := tmp_path / "a.png", image)
+    header = np.array([tuple(read_header(str(path), "rgb"))], HEADER)[0]
+    content, num_errors = path.read_bytes(), 0
+    for at in range(len(content)):
+        damaged = content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :]
+        try:
+            found = decode_resized(damaged, header, "rgb", (0, 0, 5, 10), (5, 10), "linear", False)
+        except (OSError, SyntaxError):
+            num_errors += 1
+        else:
+            assert np.array_equal(found, image[:5]), at
+    assert num_errors > 0.8 * len(content)

@@ -16,16 +16,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from tests.faults import assert_same
-from tests.helpers import (
-    REPOSITORY,
-    cpu_with,
-    join,
-    replace,
-    signal_handlers_restored,
-    start,
-    start_process,
-)
+from tests.helpers import REPOSITORY, replace
+from tests.processes import cpu_with, join, signal_handlers_restored, start, start_process
+from tests.results import assert_same
 
 FOLDER = REPOSITORY / "plain"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))

@@ -3,8 +3,9 @@
 import csv
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,19 +13,62 @@ import torch
 from PIL import Image
 
 from tasks.common import class_colours
-from tests.helpers import (
-    REPOSITORY,
-    answers_to,
-    folder_with,
-    has_ranks,
-    run_all,
-    summary_of,
-)
+from tests.helpers import REPOSITORY, folder_with, has_ranks
 from tests.images import FOLDERS, common, digit_folders, reading, save
-from tests.kinds import KINDS
+from tests.kinds import KINDS, READERS
+from tests.processes import execute, train
+from tests.results import summary_of
 from tests.rows import rows
-from tests.test_bad_data import WAYS
-from tests.trained import TRAINED, Trained
+
+
+class Trained(NamedTuple):
+    """A task with data that it is trained on, and what its predictions are."""
+
+    task: str
+    kind: str
+    """Of data: a row of KINDS."""
+    options: list[str]
+    folder: str
+    """Below the data's, that of the validation images."""
+    columns: list[str]
+    tolerance: float = 1e-4
+    values_of: Callable[[np.ndarray], np.ndarray] = np.asarray
+    """Function of what an exported file answers."""
+    has_palette: bool = False
+
+
+TRAINED: list[Trained] = [
+    *rows(
+        Trained(
+            *("segmentation", "masks"),
+            ["model=unet", "model.kwargs.num_levels=2", "loss.weights=auto"],
+            folder="images",
+            columns=["image"],
+            values_of=lambda answer: answer.argmax(axis=-1),
+            has_palette=True,
+        ),
+        Trained(
+            *("restoration", "pairs", ["model=nafnet", "model.kwargs.num_blocks=[1,1]"]),
+            folder="test/blurry",
+            columns=["image"],
+            tolerance=1,
+            values_of=lambda answer: 255 * answer,
+        ),
+        needs="data=pairs",
+    ),
+    *rows(
+        Trained(
+            *("multilabel", "several labels", ["model.kwargs.width=8", "loss.weights=auto"], "."),
+            columns=["cat", "cow", "dog"],
+        ),
+        Trained(
+            *("regression", "numbers", ["model.kwargs.width=8", "data.hflip=0.5"], "."),
+            columns=["label"],
+        ),
+        needs="data=table",
+    ),
+]
+
 
 SHORT = ["log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
 SMALL = [*SHORT, "model.kwargs.width=8"]
@@ -60,14 +104,17 @@ def test_the_validation_split_gives_the_runs_metrics_and_its_files_the_same_tabl
     use = [str(REPOSITORY / "predict.py"), f"run={run}", f"data.cache_dir={tmp_path}"]
     of_photos = [*use, f"data.root={photos}"]
     # DALI cannot read a PNG without its end, and leaves out no file that it has begun to read.
-    loaders = [way for way in WAYS if way != "dali"] if script == "train.py" else ["threads"]
+    loaders = [way for way in READERS if way != "dali"] if script == "train.py" else ["threads"]
     commands = [
         [script, f"output_dir={run}", *SMALL, "max_steps=30"],
         [*use, "split=val", f"out={val}"],
-        *([*of_photos, *WAYS[loader], f"out={tmp_path / loader}"] for loader in loaders),
+        *([*of_photos, *READERS[loader], f"out={tmp_path / loader}"] for loader in loaders),
     ]
     here = folder_with(tmp_path / "s", script)
-    _, printed, *others = run_all(commands, tmp_path, 1 + has_ranks(script), here)
+    _, printed, *others = [
+        execute(command, tmp_path / f"answers-{number}", 1 + has_ranks(script), here)
+        for number, command in enumerate(commands)
+    ]
     assert all("103 samples, 3 of them broken" in text for text in others)
     assert all("1 no ending" in text for text in others)
     for prints in tmp_path.glob("answers-*-1.txt"):  # of the other rank
@@ -115,7 +162,7 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
         ["predict.py", f"run={run}", f"data.root={photos}/below/..", f"out={some}"],
     ]
     commands.append(["export.py", f"run={run}", "format=torch", f"out={run}.pt2"])
-    trained, printed, *_ = run_all(commands, tmp_path)
+    trained, printed, *_ = [execute(command, tmp_path / "prints") for command in commands]
     assert ("do not move with data.hflip:" in trained) == ("data.hflip=0.5" in options)
     assert metrics_in(printed) == summary_of(run)["best"]
     makes_images = case.columns == ["image"]
@@ -149,8 +196,7 @@ def test_the_run_any_folder_and_the_exported_file_give_the_same_predictions(
         assert again["more.jpg"] == [str(some / "below" / "more.jpg.png")]
         assert not (some / "broken.jpg.png").exists()
         use = ["predict.py", f"run={run}", f"data.root={photos}", f"out={run / '../photos'}"]
-        [(code, printed)] = answers_to([use], tmp_path)
-        assert code == 2
+        printed = execute(use, tmp_path / "prints", code=2)
         assert "data.root" in printed  # whose images would be replaced
 
 
@@ -165,8 +211,7 @@ def digits(tmp_path_factory) -> Path:
     shutil.copytree(root / "test", copy / "val")
     data = [*FOLDERS, *reading(root), "data.resize=null", "data.crop=28"]
     data += ["data.on_error=skip"]
-    train = ["train.py", f"output_dir={folder / 'run'}", *data, *SMALL, "loss.weights=auto"]
-    run_all([train], folder)
+    train("train.py", folder / "run", *data, *SMALL, "loss.weights=auto")
     return folder
 
 
@@ -175,7 +220,8 @@ def test_the_test_split_is_evaluated_on_any_number_of_ranks(digits: Path, tmp_pa
     use = ["predict.py", f"run={digits / 'run'}"]
     test, val = tmp_path / "test.csv", tmp_path / "val.csv"
     same = [*use, "split=val", f"data.root={digits / 'copy'}", f"out={val}"]
-    printed, _ = run_all([[*use, "split=test", f"out={test}"], same], tmp_path)
+    printed = execute([*use, "split=test", f"out={test}"], tmp_path / "prints")
+    execute(same, tmp_path / "prints")
     metrics, expected = (
         json.loads(path.with_suffix(".metrics.json").read_text()) for path in (test, val)
     )
@@ -186,7 +232,7 @@ def test_the_test_split_is_evaluated_on_any_number_of_ranks(digits: Path, tmp_pa
     assert not any("test" in name for name in summary_of(digits / "run"))
     for num_ranks in rows(2, needs="runtime.distributed"):
         again = tmp_path / f"{num_ranks}.csv"
-        run_all([[*use, "split=test", f"out={again}"]], tmp_path, num_ranks)
+        execute([*use, "split=test", f"out={again}"], tmp_path / "prints", num_ranks)
         of_ranks = json.loads(again.with_suffix(".metrics.json").read_text())
         assert of_ranks == pytest.approx(metrics, abs=1e-6)
         assert again.read_text() == test.read_text()
@@ -214,13 +260,10 @@ def test_mistakes_and_other_classes_end_in_a_few_lines(digits: Path, tmp_path: P
     for folder in others.glob("*/digit 0"):  # as many classes as before, in another order
         folder.rename(folder.with_name("digit 9"))
     run, out = digits / "run", tmp_path / "out"
-    commands = []
-    for line in MISTAKES:
+    for line, message in MISTAKES.items():
         script, *given = line.replace("OTHERS", str(others)).split()
-        commands.append([script, f"run={run}", *[f"out={out}"] * bool(given), *given])
-    answers = answers_to(commands, tmp_path)
-    for (line, message), (status, text) in zip(MISTAKES.items(), answers, strict=True):
-        assert status == 2, line
+        command = [script, f"run={run}", *[f"out={out}"] * bool(given), *given]
+        text = execute(command, tmp_path / "prints", code=2)
         assert message in text, line
         assert "Traceback" not in text
         assert len(text.strip().splitlines()) <= 3, text

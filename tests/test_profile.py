@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import has_ranks, summary_of, trace_of, train
+from tests.helpers import has_ranks
+from tests.processes import train
+from tests.results import summary_of, trace_of
 from tests.rows import rows
 
 SMALL = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "global_batch_size=1000"]

@@ -10,8 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torchvision import models
 
 from runtime.recompute import recompute
-from tests.faults import assert_same, assert_same_state
-from tests.helpers import folder_with, train, values_of
+from tests.helpers import folder_with
+from tests.processes import train
+from tests.results import assert_same, assert_same_state, values_of
 from tests.rows import rows
 
 SHORT = ["model.kwargs.width=8", "max_steps=4", "accumulate_steps=2", "log.every_steps=1"]

@@ -1,12 +1,15 @@
 """`tools.runs` lists the runs of a folder."""
 
 import json
+import math
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import refused, summary_of, train
+from tests.helpers import refused
+from tests.processes import train
+from tests.results import summary_of
 from tools import runs
 
 SMALL = ["model.kwargs.width=8", "log.images=0", "optimizer.warmup_epochs=0", "epochs=1"]
@@ -79,7 +82,7 @@ def test_folds_have_a_line_with_their_mean_and_standard_deviation(tmp_path) -> N
     write_run(tmp_path / "whole", {"val/top1": 0.95}, "layout: whole")
     for rate, values in {1: [0.1, 0.2, 0.6], 2: [0.3, 0.4, 0.5], 3: [0.9]}.items():
         for fold, value in enumerate(values):
-            best = {"val/top1": value, "val/loss": 1 - value}
+            best = {"val/top1": value, "val/loss": 1 - value, "val/rare": math.nan}
             settings: dict[str, Any] = {"rate": rate, "data.fold": fold}
             config = f"layout: table, fold: {fold}, num_folds: 3"
             write_run(tmp_path / f"{rate}-{fold}", best, config, **settings)

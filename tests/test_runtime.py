@@ -21,10 +21,8 @@ from runtime import Run, build_optimizer
 from runtime.process_group import ProcessGroup
 from runtime.progress import Progress
 from tasks import build_task
-from tests.helpers import (
-    make_config,
-    signal_handlers_restored,
-)
+from tests.helpers import make_config
+from tests.processes import signal_handlers_restored
 
 
 class FirstOfTwo(ProcessGroup):

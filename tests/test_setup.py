@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
 
-from runtime.setup import set_numerics, setup
-from tests.helpers import make_config
+from runtime.setup import resolve_device, set_numerics, setup
+from tests.helpers import make_config, refused
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,22 @@ def test_torch_has_no_more_threads_than_cpus_unless_it_is_told_to(
     setup(make_config("device=cpu"))
     assert torch.get_num_threads() == expected
     torch.set_num_threads(before)
+
+
+def test_a_gpu_that_torch_cannot_use_ends_the_run_unless_it_is_hidden(
+    monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    module = import_module("runtime.setup")  # its name in `runtime` is that of a function
+    monkeypatch.setattr(module, "NVIDIA_DRIVER", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert resolve_device("auto").type == "cpu"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert resolve_device("cpu").type == "cpu"
+    with refused("NVIDIA driver", torch.__version__, "device=cpu"):
+        resolve_device("auto")
+    monkeypatch.setattr(module, "NVIDIA_DRIVER", tmp_path / "none")
+    assert resolve_device("auto").type == "cpu"
 
 
 def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) -> None:

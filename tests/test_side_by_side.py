@@ -13,18 +13,10 @@ import pytest
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from tests.helpers import (
-    ENVIRONMENT,
-    REPOSITORY,
-    checkpoint_of,
-    folder_with,
-    has_ranks,
-    join,
-    print_to,
-    start_process,
-    summary_of,
-)
+from tests.helpers import REPOSITORY, folder_with, has_ranks
 from tests.images import small_digits
+from tests.processes import ENVIRONMENT, join, print_to, start_process
+from tests.results import checkpoint_of, summary_of
 from tools.compose import BASELINE, MARKER, compose, find_techniques, split, unmarked_lines
 
 

@@ -83,6 +83,6 @@ def test_folds_are_disjoint_cover_the_data_and_keep_class_shares(kind: str, tmp_
     if counts[0] is not None:
         assert (np.ptp(counts, axis=0) <= (1 if folds[0][0].target.kind == "labels" else 2)).all()
         assert np.min(counts) > 0
-    again, other = folds_of(*options), folds_of(*options, "data.split_seed=1")
+    again, other = (folds_of(*options, seed) for seed in ("seed=1", "data.split_seed=1"))
     assert [val.fingerprint for _, val in again] == [val.fingerprint for _, val in folds]
     assert [names_of(val) for _, val in other] != [names_of(val) for _, val in folds]

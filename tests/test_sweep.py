@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import REPOSITORY, refused, signal_handlers_restored, wait_for
+from tests.helpers import REPOSITORY, refused
+from tests.processes import signal_handlers_restored, wait_for
 from tools import sweep
 
 # A training script that makes as many checkpoints as it shall, waits while there is a file `hold`

@@ -1,6 +1,6 @@
 """A task of one's own, as the page on tasks shows it.
 
-Each task of the template has a file of tests: `test_task_<name>.py`.
+The template's own have test_task_classification.py, test_task_dense.py and test_task_table.py.
 """
 
 from typing import Any

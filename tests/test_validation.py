@@ -5,17 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults import assert_same_state
-from tests.helpers import (
-    checkpoint_of,
-    folder_with,
-    has_ranks,
-    replace,
-    run_all,
-    scalars_of,
-    summary_of,
-)
+from tests.helpers import folder_with
 from tests.images import digit_folders, photos_in
+from tests.processes import train
+from tests.results import assert_same_state, checkpoint_of, scalars_of, summary_of
 from tests.rows import rows
 
 
@@ -52,18 +45,18 @@ def steps_validated(run: Path) -> list[int]:
 def test_runs_cut_into_other_epochs_have_the_same_weights(script, more, options, tmp_path) -> None:
     """Epochs of one step, of 7 and of a pass; also stopped and resumed, in mid-epoch and across
     passes."""
-    num_ranks = 2 if has_ranks(script) else 1
     folder = folder_with(tmp_path / "s", script)
-    common, steps = [script, *options, *more], 14
-    cuts = {"pass": ["epochs=2"], "1": ["epoch_steps=1", "epochs=14"], "7": ["epoch_steps=7"]}
-    cuts["pass"] += [f"max_steps={steps}", "optimizer.schedule=constant"]
-    cuts["1"] += ["optimizer.schedule=constant"]
-    cuts["7"] += ["epochs=2", "optimizer.schedule=constant"]
-    commands = [[*common, *cut, f"output_dir={tmp_path / name}"] for name, cut in cuts.items()]
-    for last in (5, 9, steps):
-        resumed = [f"output_dir={tmp_path / 'resumed'}", "resume=auto", f"max_steps={last}"]
-        commands.append([*common, *cuts["7"], *resumed])
-    run_all(commands, tmp_path, num_ranks, folder=folder)
+    options = [*options, *more, "optimizer.schedule=constant"]
+    cuts = {
+        "pass": ["epochs=2", "max_steps=14"],
+        "1": ["epoch_steps=1", "epochs=14"],
+        "7": ["epoch_steps=7", "epochs=2"],
+    }
+    for name, cut in cuts.items():
+        train(script, tmp_path / name, *options, *cut, folder=folder)
+    resumed = [*options, *cuts["7"], "resume=auto"]
+    for last in (5, 9, 14):
+        train(script, tmp_path / "resumed", *resumed, f"max_steps={last}", folder=folder)
     weights = [weights_of(tmp_path / name) for name in (*cuts, "resumed")]
     for other in weights[1:]:
         assert all(torch.equal(weights[0][name], other[name]) for name in weights[0])
@@ -75,27 +68,24 @@ def test_a_validation_that_was_not_reached_is_made_up_for_and_the_best_is_chosen
     options, tmp_path
 ) -> None:
     """The run fails after the checkpoint of step 3 and before its validation, which is the best."""
-    folder, run, whole = (tmp_path / name for name in ("s", "run", "whole"))
-    folder_with(folder, "train.py")
-    fails = (
-        "        # validation\n        if run.step_number == 3 and cfg.checkpoint.every_steps:\n"
-    )
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    fails = "        if run.step_number == 3 and cfg.checkpoint.every_steps:\n"
     fails += "            run.writer.wait()\n            raise SystemExit(0)\n"
-    replace(folder / "train.py", "        # validation\n", fails)
-    record = "        run.epoch(task"
-    told = "        totals[1] = abs(run.step_number - 3) + 1  # the sum of losses\n"
-    task = "    task = build_task(cfg, train_loader)\n"
-    replace(folder / "train.py", record, told + record)
-    replace(
-        folder / "train.py", task, f"{task}    task.best_metric, task.best_mode = 'loss', 'min'\n"
-    )
-    common = ["train.py", *options, "epoch_steps=3", "epochs=6", "resume=auto", "max_steps=11"]
-    failing = [*common, f"output_dir={run}", "early_stopping.patience=1"]
-    commands = [[*failing, "checkpoint.every_steps=3"], failing, failing]
-    commands += [[*common, f"output_dir={output}"] for output in (run, whole)]
-    printed = run_all(commands, tmp_path, folder=folder)
-    assert "early stopping: no better val/loss in 1 validation\n" in printed[1]
-    assert "nothing to do: the run has ended after epoch 2 (step 6)" in printed[2]
+    sum_of_losses = "        totals[1] = abs(run.step_number - 3) + 1\n"
+    edits = [
+        ("    model = build_model(", "    task.best_metric, task.best_mode = 'loss', 'min'\n"),
+        ("        # validation\n", fails),
+        ("        run.epoch(task", sum_of_losses),
+    ]
+    folder = folder_with(tmp_path / "s", "train.py", *edits)
+    common = [*options, "epoch_steps=3", "epochs=6", "resume=auto", "max_steps=11"]
+    stopping = [*common, "early_stopping.patience=1"]
+    train("train.py", run, *stopping, "checkpoint.every_steps=3", folder=folder)
+    stopped, ended = (train("train.py", run, *stopping, folder=folder) for _ in range(2))
+    assert "early stopping: no better val/loss in 1 validation\n" in stopped
+    assert "nothing to do: the run has ended after epoch 2 (step 6)" in ended
+    for output in (run, whole):
+        train("train.py", output, *common, folder=folder)
     assert steps_validated(run) == steps_validated(whole) == [3, 6, 9, 11]
     for output in (run, whole):
         best, last = checkpoint_of(output, best=True), checkpoint_of(output)

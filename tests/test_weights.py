@@ -16,8 +16,10 @@ from models.pretrained import fitting_weights, initial_weights
 from runtime.checkpoint import CheckpointWriter
 from runtime.process_group import ProcessGroup
 from runtime.resume import start_from_weights
-from tests.helpers import checkpoint_of, has_ranks, make_config, refused, run_all, train
+from tests.helpers import make_config, refused
 from tests.images import make_photos, photos_in
+from tests.processes import train
+from tests.results import checkpoint_of
 from tests.rows import rows
 
 SHORT = ["optimizer.warmup_epochs=0", "epochs=1", "log.images=0", "data.crop=[12,12]"]
@@ -158,11 +160,8 @@ def test_scripts_need_no_new_line_to_train_the_head_only(script: str, saved, tmp
     path, before = saved
     run = tmp_path / "head"
     head = [*SHORT, f"model.weights={path}", "model.freeze=backbone", "resume=auto"]
-    commands = [
-        [script, f"output_dir={run}", *head, "max_steps=4"],
-        [script, f"output_dir={run}", *head, "max_steps=6", "model.weights=nothing"],  # not read
-    ]
-    first, resumed = run_all(commands, tmp_path, 1 + has_ranks(script))
+    first = train(script, run, *head, "max_steps=4")
+    resumed = train(script, run, *head, "max_steps=6", "model.weights=nothing")  # not read
     assert "14 of 14 parameter tensors are loaded" in first
     assert "parameter tensors are loaded" not in resumed
     state = checkpoint_of(run)
@@ -178,11 +177,11 @@ def test_the_head_learns_first_and_then_all_layers_also_after_a_resume(
     """Epochs have five steps."""
     path, before = saved
     run = tmp_path / "run"
-    options = [f"output_dir={run}", *SHORT, "epochs=2", "global_batch_size=2000", "resume=auto"]
+    options = [*SHORT, "epochs=2", "global_batch_size=2000", "resume=auto"]
     options += [f"model.weights={path}", "model.freeze=statistics", "optimizer.head_epochs=1"]
     parameters = dict(started().named_parameters())
     for num_steps in (3, 5, 6):
-        run_all([[script, *options, f"max_steps={num_steps}"]], tmp_path, 1 + has_ranks(script))
+        train(script, run, *options, f"max_steps={num_steps}")
         after = checkpoint_of(run)["model"]
         changed = {name for name in after if not torch.equal(after[name], before[name])}
         head = {name for name in parameters if name.startswith("classifier")}

@@ -12,7 +12,8 @@ from unittest import mock
 
 from torch.distributed import run
 
-from tests.helpers import ENVIRONMENT, print_to, script_for, start_process, wait_for
+from tests.helpers import script_for
+from tests.processes import ENVIRONMENT, print_to, start_process, wait_for
 
 TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
 

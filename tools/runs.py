@@ -7,15 +7,16 @@ differ in nothing but `data.fold` have one more line, above the others, with mea
 standard deviation over the folds. Runs that did not end show no values.
 """
 
+import json
 import math
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import yaml
 
 from conf.cli import user_errors
@@ -53,9 +54,9 @@ class Row:
 def read_run(folder: Path, root: Path) -> Row:
     """Read the row of the run in this folder."""
     contents: list[dict[str, Any]] = []
-    for name in ("config.yaml", "run.json", "summary.json"):
-        file = folder / name  # one may not be there yet
-        contents.append(yaml.safe_load(file.read_text()) if file.exists() else {})
+    files = {"config.yaml": yaml.safe_load, "run.json": json.loads, "summary.json": json.loads}
+    for name, load in files.items():  # one may not be there yet
+        contents.append(load((folder / name).read_text()) if (folder / name).exists() else {})
     config, start, summary = contents
     data = config.get("data", {})
     about = [data.get("layout"), data.get("root"), data.get("table")]
@@ -102,9 +103,11 @@ def means_over_folds(rows: list[Row]) -> list[Row]:
             mean = replace(
                 some[0],
                 folder=f"mean of {len(some)} folds",
-                best={name: fmean(of_folds) for name, of_folds in values.items()},
-                deviation={name: stdev(of_folds) for name, of_folds in values.items()},
-                images_per_s=fmean(row.images_per_s for row in some),
+                best={name: float(np.mean(of_folds)) for name, of_folds in values.items()},
+                deviation={
+                    name: float(np.std(of_folds, ddof=1)) for name, of_folds in values.items()
+                },
+                images_per_s=float(np.mean([row.images_per_s for row in some])),
                 settings=settings,
             )
             means.append(mean)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.generate import generate
-from tests.helpers import scalars_of, train
+from tests.processes import train
+from tests.results import scalars_of
 
 # name -> number of images, how they are made, and the overrides of a short run
 EXPERIMENTS: dict[str, tuple[int, dict[str, Any], str]] = {

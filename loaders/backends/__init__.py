@@ -33,10 +33,9 @@ def build_loaders(
     train, val = indexes["train"], indexes["val"]
     train_loader = image_loader(train, cfg, device, rank, world_size, train=True)
     val_loader = image_loader(val, cfg, device, rank, world_size, train=False)
-    train_loader.info.description = (
-        *describe(cfg.data, train, val),
-        *train_loader.info.description,
-    )
+    samples = train_loader.plan.samples
+    assert isinstance(samples, Rectangles)
+    train_loader.info.description = (*describe(samples, val), *train_loader.info.description)
     if rank == 0:
         warn((train, val))
     return train_loader, val_loader

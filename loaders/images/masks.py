@@ -6,11 +6,10 @@ import numpy as np
 from PIL import Image
 
 from conf.errors import counted
-from loaders.images.headers import FORMATS
+from loaders.images.headers import FORMATS, PNG_BITS
 from loaders.images.tiff import TIFF_STARTS, read_tiff
 
 LOSSLESS = ("PNG", "BMP", "GIF")  # formats of Pillow that keep indices
-PNG_BITS = 24  # place in a PNG
 
 
 def decode_mask(content: bytes | bytearray) -> np.ndarray:

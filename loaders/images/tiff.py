@@ -8,15 +8,14 @@ from io import BytesIO
 
 import numpy as np
 
-from loaders.images.headers import ORIENTATION, Header, orientation_in
+from loaders.images.headers import ORIENTATION, PLANES, Header, orientation_in
 
 # tifffile is imported where a TIFF is read, since that takes 0.1 s.
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# Numbers that TIFFs have for colours, compressions and planes.
+# Numbers that TIFFs have for colours and compressions.
 GREY, RGB = 1, 2
 NONE, LZW, DEFLATE = 1, 5, (8, 32946)
-PLANES = 2
 
 
 def read_tiff_header(path: str, content: str) -> Header:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,11 @@ import numpy as np
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.columns import (
-    Columns,
-    one_process_at_a_time,
-    open_columns,
-    parse_facts,
-    replaced_folder,
-    write_columns,
-    write_facts,
-)
+from loaders.columns import Columns, parse_facts
 from loaders.file_index import listed_files
 from loaders.files import Files
 from loaders.images import reason_of
-from loaders.index import Index, Source, new_index, read_index
+from loaders.index import Index, Source, new_index, read_index, stored
 from loaders.layouts import SPLITS, check_settings
 from loaders.order import ORDER, random_permutation, stream_key
 from loaders.shards.storage import Copies, Storage
@@ -59,19 +51,15 @@ def open_shards(data: DataConfig) -> dict[str, Index]:
     indexes = {}
     for split in SPLITS:
         folder = cache / f"{split}-{zlib.crc32(repr(listed).encode()):08x}"
-        with one_process_at_a_time(folder):
-            if not folder.is_dir():
-                shards = [name for name in about["shards"] if name.startswith(split)]
-                _join(storage, shards, about["splits"][split], listed, folder)
+        shards = [name for name in about["shards"] if name.startswith(split)]
+        columns = stored(folder, partial(_join, storage, shards, about["splits"][split], listed))
         copies = Copies(storage, split, cache)
-        indexes[split] = read_index(Shards(open_columns(folder), copies, description, window))
+        indexes[split] = read_index(Shards(columns, copies, description, window))
     return indexes
 
 
-def _join(
-    storage: Storage, shards: list[str], facts: dict[str, Any], listed: list[str], folder: Path
-) -> None:
-    """Write the index of a split with these shards, without the files `listed`."""
+def _join(storage: Storage, shards: list[str], facts: dict[str, Any], listed: list[str]) -> Index:
+    """Return the index of a split with these shards, without the files `listed`."""
 
     def read(name: str) -> dict[str, np.ndarray]:
         content, place = storage.read(f"{name}.npz"), storage.place_of(f"{name}.npz")
@@ -101,9 +89,7 @@ def _join(
     counts = np.bincount(spans["shard"], minlength=len(shards))
     columns["order"] = np.lexsort((spans["start"], spans["shard"]))
     columns["starts"] = np.concatenate([[0], np.cumsum(counts)])
-    with replaced_folder(folder) as unfinished:
-        write_columns(columns, unfinished)
-        write_facts(index.facts(), unfinished)
+    return index
 
 
 class Shards(Files):

@@ -13,15 +13,9 @@ from textwrap import dedent
 import pytest
 
 from template.tests.test_project import clone_template, made
-from tests.helpers import (
-    ENVIRONMENT,
-    REPOSITORY,
-    SCRIPTS,
-    has_ranks,
-    run_all,
-    summary_of,
-    values_of,
-)
+from tests.helpers import REPOSITORY, SCRIPTS
+from tests.processes import ENVIRONMENT, train
+from tests.results import summary_of, values_of
 
 GUIDE = (REPOSITORY / "GUIDE.md").read_text()
 EXAMPLES = REPOSITORY / "examples"
@@ -127,13 +121,9 @@ def test_own_data_trains_alike_on_two_ranks_and_is_predicted(
 def test_nested_batches_run_in_every_script(project: Path) -> None:
     command = command_of("detection", project)
     options = command.replace("\\\n", " ").split()[2:-1]
-    for num_ranks in (1, 2):
-        commands = [
-            [script, *options, "max_steps=3", "log.every_steps=1", f"output_dir=outputs/{script}"]
-            for script in SCRIPTS
-            if has_ranks(script) == (num_ranks == 2)
-        ]
-        run_all(commands, project.parent, num_ranks, project)
+    options += ["max_steps=3", "log.every_steps=1"]
+    for script in SCRIPTS:
+        train(script, project / "outputs" / script, *options, folder=project)
     expected = values_of(project / "outputs" / "train.py", "train/loss")
     for script in SCRIPTS:
         found = values_of(project / "outputs" / script, "train/loss")

@@ -10,7 +10,8 @@ import pytest
 
 from template.project import PARTS, files_of, git, with_needs
 from template.tests.test_project import clone_template, made
-from tests.helpers import REPOSITORY, run_all
+from tests.helpers import REPOSITORY
+from tests.processes import execute
 from tests.test_architecture import MODULES, imports_of
 
 
@@ -41,7 +42,8 @@ def test_a_part_alone_trains(part: str, template: Path) -> None:
     scripts = sorted(path.name for path in project.glob("train*.py"))
     assert scripts[0] == "train.py"
     steps = ["max_steps=2", "log.images=0"]
-    run_all([[script, *steps] for script in scripts], template.parent, folder=project)
+    for script in scripts:
+        execute([script, *steps], template.with_name("prints"), folder=project)
 
 
 @pytest.mark.slow

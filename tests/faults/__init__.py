@@ -2,21 +2,16 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
-import torch
-
-from tests.helpers import checkpoint_of, folder_with, wait_for
+from tests.helpers import folder_with
+from tests.processes import wait_for
+from tests.results import steps_saved
 
 NUM_TRAIN = 64
 NUM_STEPS = 16
 
-TENSORS = ("model", "optimizer", "scheduler", "scaler", "ema", "rng")
-PLACE = ("step", "loader")
-"""With the above, all that decides how a run goes on; the rest of a checkpoint tells what was."""
-
-WORKERS = "import psutil, tests.helpers; workers = tests.helpers.workers_of(psutil.Process()); "
+WORKERS = "import psutil, tests.processes as p; workers = p.workers_of(psutil.Process()); "
 """Python in the training loop that finds the workers of the training process."""
 
 LOOP = re.compile(r"(^ {8}for inputs, targets in .*run\.batches\(.*\n)", re.MULTILINE)
@@ -44,31 +39,9 @@ def hit(step: int, rank: int, action: str) -> list[str]:
     ]
 
 
-def steps_saved(output_dir: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (output_dir / "checkpoints").glob("step-*"))
-
-
-def step_folder(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}"
-
-
 def wait_for_step(output_dir: Path, step: int) -> None:
     """Until a checkpoint of this step or a later one is there."""
     wait_for(lambda: max(steps_saved(output_dir), default=0) >= step, f"step {step}")
-
-
-# Equal to the last bit, all tensors in them included.
-assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
-
-
-def assert_same_state(one: Path, other: Path) -> None:
-    """The newest checkpoints of two runs are equal in all that decides how a run goes on."""
-    first, second = checkpoint_of(one), checkpoint_of(other)
-    groups = [state["optimizer"].pop("param_groups") for state in (first, second)]
-    assert groups[0] == groups[1]
-    for name in TENSORS:
-        assert_same(first.get(name), second.get(name))
-    assert [first[name] for name in PLACE] == [second[name] for name in PLACE]
 
 
 def recording(folder: Path, script: str, *lines: str) -> Path:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults import NUM_TRAIN
-from tests.helpers import train
 from tests.images import digit_folders, photos_in
+from tests.processes import train
 
 
 @pytest.fixture(scope="session")

@@ -15,14 +15,15 @@ from torch import nn
 from models.pretrained import MANIFEST, STATE, fingerprint, read_state
 from runtime.checkpoint import CheckpointWriter
 from runtime.process_group import ProcessGroup
-from tests.faults import assert_same, assert_same_state, step_folder, steps_saved
-from tests.helpers import (
-    LIMIT_S,
-    answers_to,
+from tests.helpers import make_config
+from tests.processes import LIMIT_S, train
+from tests.results import (
+    assert_same,
+    assert_same_state,
     checkpoint_of,
-    make_config,
     published,
-    run_to_end,
+    step_folder,
+    steps_saved,
 )
 
 
@@ -84,16 +85,13 @@ def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options
     flip_a_bit(step_folder(copy, 15))
     for folder in [step_folder(copy, 16), *damaged.glob("checkpoints/step-*")]:
         cut_short(folder)
-    resumed = ["train.py", *options, "resume=auto"]
-    commands = [[*resumed, f"output_dir={run}"] for run in (copy, damaged)]
-    (code, text), (stopped, error) = answers_to(commands, tmp_path)
-    assert code == 0, text
+    text = train("train.py", copy, *options, "resume=auto")
     for step in (15, 16):
         assert f"{step_folder(copy, step)} is damaged" in text
     assert f"resumed from {step_folder(copy, 10)}: step 10" in text
     assert_same_state(copy, finished)
     assert not dead.exists()
-    assert stopped == 2
+    error = train("train.py", damaged, *options, "resume=auto", code=2)
     assert error.count("is damaged") == 4
     assert "resume=auto: there is no checkpoint that can be read (4 found)" in error
 
@@ -107,9 +105,7 @@ def test_a_run_that_was_killed_as_it_replaced_a_checkpoint_goes_on_from_that(
         shutil.rmtree(step_folder(run, step))
     old = step_folder(run, 16)
     old.rename(old.with_name(f".{old.name}.old"))
-    command = ["train.py", *options, f"output_dir={run}", "resume=auto", "epochs=3"]
-    [(code, text)] = answers_to([command], tmp_path)
-    assert code == 0, text
+    text = train("train.py", run, *options, "resume=auto", "epochs=3")
     assert f"{old.name}.old: step 16" in text
     assert steps_saved(run) == [24]
     assert not list(run.glob("checkpoints/.*"))
@@ -121,8 +117,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(small_disk, options) ->
     options = [*options, "model.kwargs.width=30", "checkpoint.best=false"]  # 0.7 MB
     options += ["checkpoint.every_steps=5", "resume=auto"]
     for on_error, code, steps in [("raise", 1, [8]), ("warn", 0, [8, 10, 15, 16])]:
-        codes, [text] = run_to_end("train.py", run, *options, f"checkpoint.on_error={on_error}")
-        assert codes == [code], text
+        text = train("train.py", run, *options, f"checkpoint.on_error={on_error}", code=code)
         for step in steps:
             assert f"step-{step:08d} could not be written" in text, text
         assert "earlier checkpoints are untouched" in text

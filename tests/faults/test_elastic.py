@@ -7,14 +7,8 @@ import psutil
 import pytest
 
 from tests.faults import recording
-from tests.helpers import (
-    ENVIRONMENT,
-    free_port,
-    scalars_of,
-    train,
-    wait_for,
-    weights_differ_by,
-)
+from tests.processes import ENVIRONMENT, free_port, train, wait_for
+from tests.results import scalars_of, weights_differ_by
 from tests.torchrun import Torchrun
 
 GLOBAL_BATCH_SIZE = 8
@@ -34,14 +28,18 @@ def test_a_machine_is_lost_and_another_comes_but_no_step_goes(options, tmp_path)
     train("train.py", whole, *options)
     script = recording(tmp_path / "s", "train_ddp.py", *HELD)
     (seen := script / "seen.txt").touch()
-    place = f"127.0.0.1:{free_port()}"
+    port = free_port()
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     launcher = ["--nnodes=1:2", "--nproc_per_node=1", "--max-restarts=3"]
-    launcher += ["--rdzv_backend=c10d", f"--rdzv_endpoint={place}", "--rdzv_id=mine"]
+    launcher += ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=mine"]
     # On a busy machine, one that stays may be silent for some seconds.
     launcher += ["--local_addr=127.0.0.1", f"--rdzv_conf={RENDEZVOUS}"]
     command = [*launcher, "train_ddp.py", f"output_dir={run}", *options, "resume=auto"]
     command += ["checkpoint.every_steps=1"]
+
+    def has_rendezvous() -> bool:
+        connections = psutil.net_connections("tcp")
+        return any(each.status == "LISTEN" and each.laddr.port == port for each in connections)
 
     def steps_of(count: int) -> set[int]:
         """The steps that so many ranks have begun."""
@@ -62,7 +60,9 @@ def test_a_machine_is_lost_and_another_comes_but_no_step_goes(options, tmp_path)
             started = Torchrun(command, script, prints, env=ENVIRONMENT | variables)
             return stack.enter_context(started)
 
-        first, other = machine("first"), machine("other")
+        first = machine("first")
+        wait_for(has_rendezvous, "the rendezvous")
+        other = machine("other")
         wait_for_ranks(2)
         lost = psutil.Process(other.agent.pid)
         for process in (lost, *lost.children(recursive=True)):

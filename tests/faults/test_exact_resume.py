@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.faults import NUM_STEPS, assert_same_state, hit, script_with, steps_saved
-from tests.helpers import answers_to, checkpoint_of, has_ranks, scalars_of
+from tests.faults import NUM_STEPS, hit, script_with
+from tests.helpers import has_ranks
+from tests.processes import train
+from tests.results import assert_same_state, checkpoint_of, scalars_of, steps_saved
 from tests.rows import rows
 
 # The scale overflows at first: those steps are skipped.
@@ -30,16 +32,14 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     """The uninterrupted run has no worker processes: they change nothing either. Each rank drops
     other pixels."""
     whole, stopped = tmp_path / "whole", tmp_path / "run"
-    common = [script, *options, *overrides]
-    resumed = [f"output_dir={stopped}", "resume=auto", f"loader.num_workers={num_workers}"]
-    commands = [[*common, f"output_dir={whole}"]]
-    commands += [[*common, *resumed, f"max_steps={last}"] for last in (3, 13, NUM_STEPS)]
     dropout = "inputs = nn.functional.dropout(inputs, 0.1)"
     folder = script_with(tmp_path / "s", script, dropout)
-    told = answers_to(commands, tmp_path, 1 + has_ranks(script), folder)
-    assert [code for code, _ in told] == [0] * 4, told
-    assert "resume=auto: no checkpoint" in told[1][1]
-    for (_, text), step in zip(told[2:], (3, 13), strict=True):
+    train(script, whole, *options, *overrides, folder=folder)
+    more = [*options, *overrides, "resume=auto", f"loader.num_workers={num_workers}"]
+    steps = 3, 13, NUM_STEPS
+    texts = [train(script, stopped, *more, f"max_steps={last}", folder=folder) for last in steps]
+    assert "resume=auto: no checkpoint" in texts[0]
+    for text, step in zip(texts[1:], steps, strict=False):
         assert f"step {step}" in next(x for x in text.splitlines() if "resumed from" in x)
         assert "settings that have changed" not in text
     assert_same_state(stopped, whole)
@@ -60,13 +60,12 @@ def test_steps_that_the_loop_leaves_out_break_no_count(script: str, options, tmp
     whole, run = tmp_path / "whole", tmp_path / "run"
     left_out = [*hit(5, 0, "os.kill(os.getpid(), 15)"), "if step in (5, 10): continue"]
     folder = script_with(tmp_path / "s", script, *left_out)
-    common = [script, *options, "checkpoint.every_steps=5", "checkpoint.keep=9", "resume=auto"]
-    commands = [[*common, f"output_dir={output}"] for output in (run, run, whole)]
-    num_ranks = 1 + has_ranks(script)
-    told = answers_to(commands, tmp_path, num_ranks, folder)
-    assert [code for code, _ in told] == [75, 0, 0], told
-    stopped = 5 + num_ranks  # at the next step that ends; of two ranks one later
-    assert f"step-{stopped:08d}: step {stopped}" in told[1][1]
+    common = [*options, "checkpoint.every_steps=5", "checkpoint.keep=9", "resume=auto"]
+    train(script, run, *common, folder=folder, code=75)
+    text = train(script, run, *common, folder=folder)
+    train(script, whole, *common, folder=folder)
+    stopped = 6 + has_ranks(script)  # at the next step that ends; of two ranks one later
+    assert f"step-{stopped:08d}: step {stopped}" in text
     assert_same_state(run, whole)
     assert steps_saved(whole) == [6, 8, 11, 15, 16]
     losses = scalars_of(whole, "train/loss")

@@ -9,19 +9,10 @@ from pathlib import Path
 
 import torch
 
-from tests.faults import script_with, steps_saved, wait_for_step
-from tests.helpers import (
-    ENVIRONMENT,
-    answers_to,
-    checkpoint_of,
-    folder_with,
-    fork,
-    join,
-    replace,
-    scalars_of,
-    values_of,
-    wait_for,
-)
+from tests.faults import NUM_STEPS, script_with, wait_for_step
+from tests.helpers import folder_with
+from tests.processes import ENVIRONMENT, execute, fork, join, train, wait_for
+from tests.results import checkpoint_of, scalars_of, steps_saved, values_of
 
 LONGER = ["resume=auto", "epochs=3"]
 INPUTS = [*LONGER, "data.mean=[0.5,0.5,0.5]"]
@@ -34,11 +25,6 @@ REFUSED = {
     "(data.mean: [0.485, 0.456, 0.406] then, [0.5, 0.5, 0.5] now)": INPUTS,
 }
 """Options of runs that do not fit the folder of a finished one, by what their messages name."""
-FITTING = [
-    ["overwrite=true", "max_steps=3"],
-    [*INPUTS, "checkpoint.fresh_epoch=true"],
-    [*LONGER, "optimizer.lr=0.001", "optimizer.weight_decay=0.5", "global_batch_size=16"],
-]
 
 
 def texts_of(run: Path) -> dict[str, str]:
@@ -51,33 +37,35 @@ def texts_of(run: Path) -> dict[str, str]:
 
 def test_a_folder_refuses_what_does_not_fit_and_lists_the_rest(finished, options, tmp_path) -> None:
     """Each in a copy of the folder. `overwrite=true` removes the earlier run."""
-    others = [*REFUSED.values(), *FITTING]
-    runs = [shutil.copytree(finished, tmp_path / str(number)) for number in range(len(others))]
-    (runs[len(REFUSED)] / "mlflow_id").write_text("of the earlier run")
-    outputs = [[f"output_dir={run}", *more] for run, more in zip(runs, others, strict=True)]
-    told = answers_to([["train.py", *options, *output] for output in outputs], tmp_path)
-    for message, run, (code, text) in zip(REFUSED, runs, told, strict=False):
-        assert code == 2, text
+    for number, (message, more) in enumerate(REFUSED.items()):
+        run = shutil.copytree(finished, tmp_path / str(number))
+        text = train("train.py", run, *options, *more, code=2)
         assert "Traceback" not in text
         assert message in text.splitlines()[-1]
         assert str(run) in text.splitlines()[-1]
         assert texts_of(run) == texts_of(finished)
 
-    new, _, run = runs[-3:]
-    assert [code for code, _ in told[-3:]] == [0, 0, 0], told
+    names = ("new", "inputs", "rates")
+    new, inputs, rates = (shutil.copytree(finished, tmp_path / name) for name in names)
+    (new / "mlflow_id").write_text("of the earlier run")
+    train("train.py", new, *options, "overwrite=true", "max_steps=3")
     assert steps_saved(new) == [3]
     assert [step for step, _ in scalars_of(new, "train/loss")] == [1, 2, 3]
     assert len(list(new.glob("events.*"))) == 1
     assert not (new / "mlflow_id").exists()
 
-    inputs, rates = (text.partition("settings that have changed")[2] for _, text in told[-2:])
-    assert ": data.mean: [0.485, 0.456, 0.406] then" in inputs
+    text = train("train.py", inputs, *options, *INPUTS, "checkpoint.fresh_epoch=true")
+    changed = text.partition("settings that have changed")[2]
+    assert ": data.mean: [0.485, 0.456, 0.406] then" in changed
+    others = ["optimizer.lr=0.001", "optimizer.weight_decay=0.5", "global_batch_size=16"]
+    text = train("train.py", rates, *options, *LONGER, *others)
+    changed = text.partition("settings that have changed")[2]
     for change in ("lr: 0.003 then, 0.001 now", "weight_decay: 0.01 then, 0.5 now"):
-        assert f"optimizer.{change}" in rates
-    assert "global_batch_size: 8 then, 16 now" in rates
-    [group] = checkpoint_of(run)["optimizer"]["param_groups"]
+        assert f"optimizer.{change}" in changed
+    assert "global_batch_size: 8 then, 16 now" in changed
+    [group] = checkpoint_of(rates)["optimizer"]["param_groups"]
     assert (group["weight_decay"], group["initial_lr"]) == (0.5, 0.001)
-    followed = values_of(run, "train/lr")[-4:]  # the last epoch, at 16 a step
+    followed = values_of(rates, "train/lr")[-4:]  # the last epoch, at 16 a step
     assert 0 < max(followed) < 0.001
 
 
@@ -87,19 +75,16 @@ def test_a_file_of_weights_is_no_checkpoint_and_a_run_that_saved_none_starts_aga
     """A run that failed before its first step has no events either, and leaves its folder free."""
     files = [finished / "checkpoints" / "model.safetensors", tmp_path / "plain.pt"]
     torch.save(checkpoint_of(finished)["model"], files[1])
-    runs = [tmp_path / name for name in ("first", "second")]
-    failing = script_with(tmp_path / "s", "train.py", "assert step == 3 or step < cfg.max_steps")
-    first, second = (["train.py", *options, f"output_dir={run}"] for run in runs)
-    commands = [["train.py", *options, f"output_dir={tmp_path}/x", f"resume={f}"] for f in files]
-    commands += [[*first, "max_steps=1"], [*second, "max_steps=2"]]
-    commands += [[*first, "max_steps=3"], [*second, "max_steps=3", "resume=auto"]]
-    told = answers_to(commands, tmp_path, folder=failing)
-    assert [code for code, _ in told] == [2, 2, 1, 1, 0, 0], told
-    for path, (_, text) in zip(files, told[:2], strict=True):
+    for path in files:
+        text = train("train.py", tmp_path / "x", *options, f"resume={path}", code=2)
         assert f"\nresume={path}: " in f"\n{text}"
         assert "checkpoints/step-*" in text.splitlines()[-1]
         assert "Traceback" not in text
-    for run in runs:
+    failing = script_with(tmp_path / "s", "train.py", "assert step == 3 or step < cfg.max_steps")
+    for name, steps, more in (("first", 1, []), ("second", 2, ["resume=auto"])):
+        run = tmp_path / name
+        train("train.py", run, *options, f"max_steps={steps}", folder=failing, code=1)
+        train("train.py", run, *options, "max_steps=3", *more, folder=failing)
         assert steps_saved(run) == [3]
         assert [step for step, _ in scalars_of(run, "train/loss")] == [1, 2, 3]
         assert len(list(run.glob("events.*"))) == 1
@@ -113,13 +98,10 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
     options = [*options, "checkpoint.every_steps=1"]
     [process], _ = fork(script, run, *options, folder=folder)
     wait_for_step(run, 2)
-    others = [[script, *options, f"output_dir={run}", "resume=auto"]]
-    for code, text in answers_to(others, tmp_path):
-        assert code == 2
-        assert f"output_dir={run} belongs to a run that is still going; " in text
-    later = folder_with(tmp_path / "later", script)
-    mark = f"    open({str(begins)!r}, 'w').close()\n    run = Run("
-    replace(later / script, "    run = Run(", mark)
+    text = train(script, run, *options, "resume=auto", code=2)
+    assert f"output_dir={run} belongs to a run that is still going; " in text
+    mark = f"    open({str(begins)!r}, 'w').close()\n"
+    later = folder_with(tmp_path / "later", script, ("    run = Run(", mark))
     monkeypatch.setitem(ENVIRONMENT, "TORCHELASTIC_MAX_RESTARTS", "3")
     options += ["resume=auto", "max_steps=6"]
     [waiting], [prints] = fork(script, run, *options, folder=later)
@@ -134,8 +116,39 @@ def test_a_folder_belongs_to_one_run_until_it_ends_for_which_one_that_torchrun_r
 def test_a_read_only_folder_is_named(options, small_disk, tmp_path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     place = small_disk / "run"
-    [(code, text)] = answers_to([["train.py", *options, f"output_dir={place}"]], tmp_path)
-    assert code == 2, text
-    [line] = text.splitlines()
+    command = ["train.py", *options, f"output_dir={place}"]
+    [line] = execute(command, tmp_path / "prints", code=2).splitlines()
     assert str(place) in line
     assert os.strerror(errno.EROFS) in line
+
+
+def test_other_data_is_refused_unless_the_epoch_may_start_again(options, photos, tmp_path) -> None:
+    """A run that was started again goes on where it was, not where it branched off."""
+    stopped, branch = tmp_path / "stopped", tmp_path / "branch"
+    more, renamed = tmp_path / "more" / photos.name, tmp_path / "renamed" / photos.name
+    for root in (more, renamed):
+        shutil.copytree(photos, root)
+    photo = next(more.glob("train/digit 0/*.png"))
+    shutil.copy(photo, photo.with_name("new.png"))
+    for split in renamed.iterdir():
+        (split / "digit 0").rename(split / "digit 9")
+    fresh = ["checkpoint.fresh_epoch=true", "epochs=1"]
+    other = "made with other data or settings ("
+    rows: list[tuple[str, list[str], int, str]] = [
+        ("stopped", ["max_steps=3"], 0, ""),
+        ("seed", ["seed=1"], 2, f"{other}seed: 0 then, 1 now)"),
+        ("more", [f"data.root={more}"], 2, f"{other}files: "),
+        ("renamed", [f"data.root={renamed}", *fresh], 2, "output 0: digit 0 then, digit 1 now"),
+        ("fresh", [f"data.root={more}", *fresh], 0, "plan of the data: epoch 1 is restarted"),
+        ("branch", ["max_steps=5"], 0, f"resumed from {stopped}"),
+        ("branch", ["max_steps=7"], 0, f"resumed from {branch}"),
+    ]
+    for name, overrides, code, message in rows:
+        resume = [f"resume={stopped}"] if name != "stopped" else []
+        text = train("train.py", tmp_path / name, *options, *overrides, *resume, code=code)
+        assert message in text, f"{name}: {text}"
+        assert ("checkpoint.fresh_epoch=true" in text) == (other in message), name
+        assert "Traceback" not in text
+    for name, step in {"fresh": NUM_STEPS // 2, "branch": 7}.items():
+        assert checkpoint_of(tmp_path / name)["step"] == step
+    assert (branch / "checkpoints" / "model.safetensors").exists()  # of its own best epoch

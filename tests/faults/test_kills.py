@@ -10,8 +10,9 @@ import torch
 
 from models.pretrained import newest_first
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
-from tests.faults import assert_same_state
-from tests.helpers import LIMIT_S, fork, join, make_config, start_process, train
+from tests.helpers import make_config
+from tests.processes import LIMIT_S, fork, join, start_process, train
+from tests.results import assert_same_state
 from tests.rows import rows
 
 NUM_WRITES = 150
@@ -52,6 +53,8 @@ def write_steps(folder: Path) -> None:
 
 def test_writes_that_are_killed_anywhere_leave_a_checkpoint_to_go_on_from(tmp_path) -> None:
     folder, random, num_kills, num_inside, last = tmp_path / "checkpoints", Random(0), 0, 0, 0
+    folder.mkdir()
+    (folder / ".1-model.safetensors").touch()  # of a process that was killed
     while True:
         process = start_process(write_steps, folder)
         wait_for_newer(folder, newest_begun(folder) + 1, process)

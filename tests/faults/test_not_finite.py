@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from tests.faults import assert_same_state, script_with, steps_saved
-from tests.helpers import answers_to, checkpoint_of, folder_with, replace, run_to_end
+from tests.faults import script_with
+from tests.helpers import folder_with
+from tests.processes import train
+from tests.results import assert_same_state, checkpoint_of, steps_saved
 from tests.rows import rows
 
 NAN = "float('nan')"
@@ -25,12 +27,9 @@ def test_a_batch_that_spoils_the_weights_ends_the_run_which_goes_on_from_before_
         f"if step == 6: open({str(names)!r}, 'w').write('\\n'.join({ours}) + '\\n')",
         f"if step == 6 and cfg.max_steps: inputs = inputs * {NAN}",
     )
-    common = ["train.py", *options, f"output_dir={run}", "resume=auto"]
-    common += ["log.every_steps=5", "checkpoint.every_steps=5", "checkpoint.keep=4"]
-    (code, text), (resumed, more) = answers_to(
-        [[*common, "max_steps=99"], common], tmp_path, 1, folder
-    )
-    assert code == 2, text
+    common = [*options, "resume=auto", "log.every_steps=5"]
+    common += ["checkpoint.every_steps=5", "checkpoint.keep=4"]
+    text = train("train.py", run, *common, "max_steps=99", folder=folder, code=2)
     assert "Traceback" not in text
     what, batch, fix = text.splitlines()[-3:]
     assert "/model/" in what
@@ -40,8 +39,7 @@ def test_a_batch_that_spoils_the_weights_ends_the_run_which_goes_on_from_before_
     assert f"data.leave_out={run}/suspects.txt" in fix
     assert (run / "suspects.txt").read_text() == names.read_text()
     assert len(names.read_text().splitlines()) == 8
-    assert resumed == 0, more
-    assert "step-00000005: step 5" in more
+    assert "step-00000005: step 5" in train("train.py", run, *common, folder=folder)
     assert_same_state(run, finished)
 
 
@@ -67,20 +65,16 @@ def test_no_state_is_saved_of_which_a_part_is_not_finite(
     spoil = ["if step == 4:", "    with torch.no_grad():", f"        {line}"]
     folder = script_with(tmp_path / "s", script, *spoil)
     options = [*options, "log.every_steps=6", "checkpoint.every_steps=3"]
-    codes, [text, *_] = run_to_end(script, run, *options, folder=folder)
-    assert set(codes) == {2}, text
+    text = train(script, run, *options, folder=folder, code=2)
     assert name in text.splitlines()[-3]
     assert f"{run}/checkpoints/step-00000003" in text.splitlines()[-1]
     assert steps_saved(run) == [3]
 
 
 def test_a_mask_that_is_infinite_from_the_start_is_fine(options, tmp_path) -> None:
-    folder, run = folder_with(tmp_path / "s", "train.py"), tmp_path / "run"
-    mask = "    model.register_buffer('mask', torch.full((3,), float('-inf')))\n"
-    replace(folder / "train.py", "    # optimizer\n", f"{mask}\n    # optimizer\n")
-    replace(folder / "train.py", "import hydra\n", "import hydra\nimport torch\n")
-    common = ["train.py", *options, f"output_dir={run}", "resume=auto"]
-    commands = [[*common, f"max_steps={steps}"] for steps in (3, 5)]
-    told = answers_to(commands, tmp_path, 1, folder)
-    assert [code for code, _ in told] == [0, 0], told
+    run, mask = tmp_path / "run", "model.register_buffer('mask', torch.full((3,), float('-inf')))"
+    edits = ("import hydra\n", "import torch\n"), ("    # optimizer\n", f"    {mask}\n\n")
+    folder = folder_with(tmp_path / "s", "train.py", *edits)
+    for steps in (3, 5):
+        train("train.py", run, *options, "resume=auto", f"max_steps={steps}", folder=folder)
     assert checkpoint_of(run)["model"]["mask"].equal(torch.full((3,), -torch.inf))

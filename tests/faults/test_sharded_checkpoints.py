@@ -9,20 +9,16 @@ import torch
 from torch import nn
 
 from models.pretrained import MANIFEST, fingerprint, read_state
-from tests.faults import (
-    NUM_STEPS,
+from tests.faults import NUM_STEPS, script_with
+from tests.helpers import refused
+from tests.processes import run_to_end, train
+from tests.results import (
     assert_same,
     assert_same_state,
-    script_with,
-    step_folder,
-    steps_saved,
-)
-from tests.helpers import (
     checkpoint_of,
     published,
-    refused,
-    run_to_end,
-    train,
+    step_folder,
+    steps_saved,
     values_of,
     weights_differ_by,
 )
@@ -92,11 +88,9 @@ def test_a_run_goes_on_with_any_script_on_any_number_of_ranks(options, tmp_path)
     options = [*options, "checkpoint.every_steps=2", "checkpoint.keep=3", "checkpoint.best=false"]
     options += ["model.kwargs.batch_norm=false"]
 
-    def go_on(script: str, last_step: int, num_ranks: int | None = 2) -> str:
+    def go_on(script: str, last_step: int, num_ranks: int | None = None) -> str:
         more = [*options, "resume=auto", f"max_steps={last_step}"]
-        codes, prints = run_to_end(script, run, *more, num_ranks=num_ranks)
-        assert not any(codes), prints
-        return prints[0]
+        return train(script, run, *more, num_ranks=num_ranks)
 
     go_on(SCRIPT, 7)
     (step_folder(run, 7) / "shard-00000.pt").unlink()
@@ -108,7 +102,7 @@ def test_a_run_goes_on_with_any_script_on_any_number_of_ranks(options, tmp_path)
     go_on(SCRIPT, 10, num_ranks=4)  # some ranks have no part of the smallest weights
     go_on("train_ddp.py", 12)
     go_on(SCRIPT, 13)
-    go_on("train.py", 14, None)
+    go_on("train.py", 14)
     go_on(SCRIPT, NUM_STEPS)
     train("train.py", whole, *options)
     assert weights_differ_by(run, whole) < 1e-3
@@ -144,6 +138,4 @@ def test_shards_with_code_or_of_other_runs_are_not_read(options, tmp_path) -> No
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with refused(str(folder), "more than tensors"):
         published(run)
-    codes, [text, _] = run_to_end(SCRIPT, run, *options, "resume=auto")
-    assert codes == [2, 2], text
-    assert f"{folder} is damaged" in text
+    assert f"{folder} is damaged" in train(SCRIPT, run, *options, "resume=auto", code=2)

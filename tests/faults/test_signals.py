@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 
 from runtime.preemption import REQUEUE_MARKER
-from tests.faults import NUM_STEPS, assert_same_state, hit, script_with, steps_saved
-from tests.helpers import (
-    checkpoint_of,
-    folder_with,
-    fork,
-    replace,
-    run_to_end,
-    summary_of,
-    train,
-    wait_for,
-)
+from tests.faults import NUM_STEPS, hit, script_with
+from tests.helpers import folder_with, replace
+from tests.processes import fork, run_to_end, train, wait_for
+from tests.results import assert_same_state, checkpoint_of, steps_saved, summary_of
 
 BEGIN = "    run_main(main)\n"
 
@@ -45,8 +38,8 @@ def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished,
 
     folder = started_with(script_with(tmp_path / "s", "train.py", *lines), "SIG_DFL")
     for step in signals:
-        codes, [text] = run_to_end("train.py", run, *options, *more[step], folder=folder)
-        assert codes == [os.EX_TEMPFAIL], text
+        again = [*options, *more[step]]
+        text = train("train.py", run, *again, folder=folder, code=os.EX_TEMPFAIL)
         assert checkpoint_of(run)["step"] == step
         assert f"by a signal: saved at step {step}; continue with output_dir={run}" in text
         assert (run / REQUEUE_MARKER).exists()
@@ -82,16 +75,18 @@ def test_a_signal_before_the_first_step_asks_for_another_start(number, options, 
     """While Hydra has not named the folder yet, while data is indexed, and in the first step, which
     is killed."""
     run, kill = tmp_path / "run", f"import os, time; os.kill(os.getpid(), {number:d})"
-    index, command_line = (folder_with(tmp_path / name, "train.py") for name in ("i", "c"))
+    index = folder_with(
+        tmp_path / "i", "train.py", ("    # data\n", f"    {kill}; time.sleep(1000)\n")
+    )
+    command_line = folder_with(tmp_path / "c", "train.py")
     first_step = script_with(tmp_path / "step", "train.py", f"{kill}; time.sleep(1000)")
     for folder in (command_line, index, first_step):
         started_with(folder, "SIG_DFL")
-    replace(index / "train.py", "    # data\n", f"    {kill}; time.sleep(1000)\n    # data\n")
     called = f"    def begin():\n        {kill}\n        main()\n\n    run_main(begin)\n"
     replace(command_line / "train.py", BEGIN, called)
     for folder in (command_line, index):
-        codes, [text] = run_to_end("train.py", run, *options, "resume=auto", folder=folder)
-        assert codes == [os.EX_TEMPFAIL], text
+        again = [*options, "resume=auto"]
+        text = train("train.py", run, *again, folder=folder, code=os.EX_TEMPFAIL)
         assert f"output_dir={run} resume=auto" in text
         (run / REQUEUE_MARKER).unlink()
     [process], _ = fork("train.py", run, *options, "resume=auto", folder=first_step)
@@ -104,8 +99,7 @@ def test_a_signal_before_the_first_step_asks_for_another_start(number, options, 
 
 def test_ctrl_c_before_the_first_step_interrupts(options, tmp_path) -> None:
     kill = f"import os, time; os.kill(os.getpid(), {signal.SIGINT:d}); time.sleep(1000)"
-    folder = folder_with(tmp_path / "s", "train.py")
-    replace(folder / "train.py", "    # data\n", f"    {kill}\n    # data\n")
+    folder = folder_with(tmp_path / "s", "train.py", ("    # data\n", f"    {kill}\n"))
     [code], [text] = run_to_end("train.py", tmp_path / "run", *options, folder=folder)
     assert code not in (None, 0, os.EX_TEMPFAIL)
     assert "KeyboardInterrupt" in text

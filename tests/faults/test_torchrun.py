@@ -1,4 +1,4 @@
-"""Ranks, torchrun and machines that are killed or signalled; other numbers of ranks."""
+"""Ranks that raise, hang, are killed or signalled, and torchrun; other numbers of ranks."""
 
 import os
 import signal
@@ -7,27 +7,10 @@ import time
 import pytest
 
 from runtime.preemption import REQUEUE_MARKER
-from tests.faults import (
-    NUM_STEPS,
-    NUM_TRAIN,
-    WORKERS,
-    assert_same_state,
-    hit,
-    recording,
-    script_with,
-    seen_by,
-    steps_saved,
-)
-from tests.helpers import (
-    REPOSITORY,
-    checkpoint_of,
-    folder_with,
-    replace,
-    scalars_of,
-    summary_of,
-    train,
-    wait_for,
-)
+from tests.faults import NUM_STEPS, NUM_TRAIN, WORKERS, hit, recording, script_with, seen_by
+from tests.helpers import REPOSITORY, folder_with
+from tests.processes import fork, join, run_to_end, train, wait_for
+from tests.results import assert_same_state, checkpoint_of, scalars_of, steps_saved, summary_of
 from tests.torchrun import TWO_RANKS, Torchrun
 
 SCRIPT = "train_ddp.py"
@@ -87,16 +70,12 @@ def test_ranks_that_wait_for_one_that_indexes_ask_for_another_start(
 ) -> None:
     """torchrun or the waiting rank is signalled; without a step there is no checkpoint."""
     run, ready = tmp_path / "run", tmp_path / "ready"
-    path = folder_with(tmp_path / "s", SCRIPT) / SCRIPT
     index = "    import os, time\n    if group.rank == 0: time.sleep(1000)\n"
-    replace(path, "    # data\n", f"{index}    # data\n")
-    replace(
-        path,
-        "    run = Run(",
-        f"    open({str(ready)!r}, 'w').write(str(os.getpid()))\n    run = Run(",
-    )
+    waits = f"    open({str(ready)!r}, 'w').write(str(os.getpid()))\n"
+    edits = ("    # data\n", index), ("    run = Run(", waits)
+    folder = folder_with(tmp_path / "s", SCRIPT, *edits)
     command = [*TWO_RANKS, SCRIPT, f"output_dir={run}", *options, "resume=auto"]
-    with Torchrun(command, path.parent, tmp_path / "prints") as torchrun:
+    with Torchrun(command, folder, tmp_path / "prints") as torchrun:
         wait_for(lambda: ready.exists() and ready.read_text(), "the rank that waits")
         time.sleep(1)
         if signalled == "torchrun":
@@ -139,3 +118,27 @@ def test_under_torchrun_a_mistake_is_told_once_in_each_attempt(line, message, re
     assert said.count(message) == 1 + restarts, text
     assert "exitcode  : 2" in summary
     assert message in summary
+
+
+def test_a_rank_that_raises_shows_its_traceback_and_all_end(options, tmp_path) -> None:
+    folder = script_with(tmp_path / "s", "train_ddp.py", "assert step < 3 or rank == 0, 'ouch'")
+    codes, prints = run_to_end("train_ddp.py", tmp_path / "run", *options, folder=folder)
+    assert codes == [1, 1]
+    assert prints[1].count("[rank 1] Traceback") == 1
+    assert prints[1].count("[rank 1] AssertionError: ouch") == 1
+    assert "Traceback" not in prints[0]
+    assert prints[0].count("[rank 0] stops, because another rank has:") == 1
+
+
+def test_ranks_that_wait_for_one_that_hangs_end_after_the_timeout(options, tmp_path) -> None:
+    script, run = "train_ddp.py", tmp_path / "run"
+    folder = script_with(tmp_path / "s", script, "if (step, rank) == (3, 1): time.sleep(1000)")
+    overrides = [*options, "global_batch_size=9", "distributed.timeout_s=10"]
+    processes, prints = fork(script, run, *overrides, folder=folder, num_ranks=3)
+    codes = join([processes[0], processes[2]])
+    assert processes[1].is_alive()
+    processes[1].kill()  # as torchrun does
+    assert codes == [1, 1]
+    texts = [prints[rank].read_text() for rank in (0, 2)]
+    assert all("stops, because another rank has: " in text for text in texts)
+    assert "10000ms" in "".join(texts)

@@ -11,27 +11,11 @@ import numpy as np
 import pytest
 
 from loaders.shards import open_shards, pack_shards
-from tests.helpers import (
-    checkpoint_of,
-    join,
-    make_config,
-    refused,
-    run_to_end,
-    start_process,
-    train,
-    wait_for,
-    weights_differ_by,
-)
-from tests.images import (
-    common,
-    index_in,
-    index_of,
-    loaders_of,
-    make_photos,
-    paths_in,
-    photos_in,
-)
+from tests.helpers import make_config, refused
+from tests.images import common, index_in, index_of, loaders_of, make_photos, paths_in, photos_in
 from tests.kinds import KINDS
+from tests.processes import join, run_to_end, start_process, train, wait_for
+from tests.results import checkpoint_of, weights_differ_by
 from tests.rows import rows
 from tests.servers import WebServer, bytes_in
 

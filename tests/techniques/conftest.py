@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import run_all
 from tests.images import small_digits
+from tests.processes import train
 from tests.techniques import OPTIMIZERS, TEN
 
 
@@ -18,7 +18,6 @@ def data(tmp_path_factory) -> list[str]:
 def baselines(data, tmp_path_factory) -> Path:
     """Folder with a run of ten steps of `train.py` with each optimizer."""
     folder = tmp_path_factory.mktemp("baselines")
-    options = ["train.py", *data, *TEN]
-    rows = OPTIMIZERS.items()
-    run_all([[*options, *row, f"output_dir={folder / name}"] for name, row in rows], folder)
+    for name, optimizer in OPTIMIZERS.items():
+        train("train.py", folder / name, *data, *TEN, *optimizer)
     return folder

@@ -6,14 +6,10 @@ import pytest
 import torch
 
 from runtime.amp import amp_dtype
-from tests.faults import script_with, steps_saved
-from tests.helpers import (
-    cpu_with,
-    folder_with,
-    replace,
-    run_to_end,
-    train,
-)
+from tests.faults import script_with
+from tests.helpers import folder_with
+from tests.processes import cpu_with, train
+from tests.results import steps_saved
 from tests.rows import rows
 from tests.techniques import FLOAT16, PLAIN
 
@@ -26,8 +22,7 @@ def test_a_scale_that_every_step_overflows_ends_the_run_once_it_is_below_1(data,
     folder = script_with(tmp_path / "s", script, "inputs = inputs * float('nan')")
     options = [*data, *PLAIN, FLOAT16, "amp.init_scale=16", "log.every_steps=2"]
     options += ["checkpoint.every_steps=4"]
-    codes, [text] = run_to_end(script, tmp_path / "run", *options, folder=folder)
-    assert codes == [2], text
+    text = train(script, tmp_path / "run", *options, folder=folder, code=2)
     assert "scaled by 0.25" in text
     assert "step 5 " in text
     assert f"{tmp_path}/run/checkpoints/step-00000004" in text
@@ -54,11 +49,10 @@ def test_bfloat16_is_for_cpus_that_compute_it_and_for_whoever_asks(
 
 @pytest.mark.parametrize("script", ["train_amp.py", *rows("train_ddp_amp.py")])
 def test_a_run_validates_in_the_precision_of_its_training(script: str, data, tmp_path) -> None:
-    folder = folder_with(tmp_path / "s", script)
     place = "    # your own: loggers, callbacks\n"
     told = "lambda model, _, outputs: print('in training:', model.training, outputs.dtype)"
     hook = f"    getattr(model, 'module', model).register_forward_hook({told})\n"
-    replace(folder / script, place, place + hook)
+    folder = folder_with(tmp_path / "s", script, (place, hook))
     options = [*data, "amp.dtype=bfloat16", "max_steps=1"]
     text = train(script, tmp_path / "run", *options, folder=folder)
     used = {line.partition("in training: ")[2] for line in text.splitlines()} - {""}

@@ -4,17 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.faults import assert_same, script_with
-from tests.helpers import (
-    checkpoint_of,
-    folder_with,
-    published,
-    replace,
-    run_to_end,
-    scalars_of,
-    train,
-    validated,
-)
+from tests.faults import script_with
+from tests.helpers import folder_with, replace
+from tests.processes import train
+from tests.results import assert_same, checkpoint_of, published, scalars_of, validated
 from tests.rows import rows
 
 pytestmark = pytest.mark.slow
@@ -68,8 +61,7 @@ def test_a_mask_has_no_average_and_an_average_that_is_not_finite_is_not_saved(
     mask = "    model.register_buffer('mask', torch.full((3,), float('-inf')))\n"
     replace(folder / script, "    # optimizer\n", f"{mask}\n    # optimizer\n")
     options = [*data, "checkpoint.every_steps=3", "max_steps=6"]
-    codes, [text] = run_to_end(script, run, *options, folder=folder)
-    assert codes == [2], text
+    text = train(script, run, *options, folder=folder, code=2)
     assert "/ema/module." in text
     state = checkpoint_of(run)
     assert state["step"] == 3

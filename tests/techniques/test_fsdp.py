@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from runtime.fsdp import shard
-from tests.helpers import join, refused, start_process
+from tests.helpers import refused
+from tests.processes import join, start_process
 
 pytestmark = pytest.mark.slow
 

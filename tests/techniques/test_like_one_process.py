@@ -5,16 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import (
-    checkpoint_of,
-    folder_with,
-    has_ranks,
-    run_all,
-    summary_of,
-    train,
-    values_of,
-    weights_differ_by,
-)
+from tests.helpers import folder_with, has_ranks
+from tests.processes import train
+from tests.results import checkpoint_of, summary_of, values_of, weights_differ_by
 from tests.rows import rows
 from tests.techniques import OPTIMIZERS, TEN
 
@@ -60,9 +53,9 @@ def test_ranks_and_parts_of_a_batch_train_like_one_process_on_the_whole(
 def test_the_layout_of_the_weights_may_change_when_a_run_goes_on(baselines, data, tmp_path) -> None:
     """The optimizer's values stay with the weights that they belong to."""
     one, other = baselines / "adamw", tmp_path / "run"
-    options = ["train.py", *data, *TEN, *OPTIMIZERS["adamw"], f"output_dir={other}"]
-    before = [*options, "model.channels_last=true", "max_steps=7"]
-    run_all([before, [*options, "resume=auto"]], tmp_path)
+    options = [*data, *TEN, *OPTIMIZERS["adamw"]]
+    train("train.py", other, *options, "model.channels_last=true", "max_steps=7")
+    train("train.py", other, *options, "resume=auto")
     assert weights_differ_by(other, one) < 1e-5
     states = (checkpoint_of(run)["optimizer"]["state"] for run in (other, one))
     torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)

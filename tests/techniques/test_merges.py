@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.faults import assert_same
-from tests.helpers import checkpoint_of, folder_with, replace, train
+from tests.helpers import folder_with
+from tests.processes import train
+from tests.results import assert_same, checkpoint_of
 from tests.techniques import FLOAT16, PLAIN
 
 pytestmark = pytest.mark.slow
@@ -14,8 +15,7 @@ def test_an_overflow_in_one_ranks_part_skips_the_step_on_all(data, tmp_path) -> 
     script, run, indent = "train_fsdp_amp.py", tmp_path / "run", " " * 12
     overflow = f"{indent}if run.step_number == 3 and group.rank == 1:\n"
     overflow += f"{indent}    next(model.parameters()).grad.to_local().view(-1)[0] = float('inf')\n"
-    folder = folder_with(tmp_path / "s", script)
-    replace(folder / script, f"{indent}# clip\n", f"{overflow}{indent}# clip\n")
+    folder = folder_with(tmp_path / "s", script, (f"{indent}# clip\n", overflow))
     options = [*data, *PLAIN, FLOAT16, "amp.init_scale=256", "max_steps=4"]
     train(script, run, *options, "checkpoint.every_steps=1", "checkpoint.keep=9", folder=folder)
     two, three, four = (checkpoint_of(run, step) for step in (2, 3, 4))

@@ -1,4 +1,4 @@
-"""Any number of classes per image: the metrics are those of scikit-learn."""
+"""Any number of classes, or numbers, from an image: the metrics are those of scikit-learn."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loaders.targets import MultiLabels
+from loaders.targets import MultiLabels, RegressionTargets
 from tests.task_contract import (
     build,
     check_by_class,
@@ -25,13 +25,13 @@ def multilabel(num_classes: int = 4, **options: Any) -> Any:
     return build("multilabel", options.pop("loss", "bce"), target, **options)
 
 
-def batch(num_images: int = 12) -> tuple[Tensor, Tensor]:
+def labels(num_images: int = 12) -> tuple[Tensor, Tensor]:
     targets = (random(num_images, 4, seed=1) < -0.25).float()
     return 2 * random(num_images, 4) + targets, targets
 
 
-def test_it_keeps_the_contract() -> None:
-    check_contract(multilabel(weights=[1.0, 2, 3, 4]), *batch())
+def test_multilabel_keeps_the_contract() -> None:
+    check_contract(multilabel(weights=[1.0, 2, 3, 4]), *labels())
     check_refused(multilabel, ("loss", "l1"), ("label_smoothing", 0.1))
 
 
@@ -47,7 +47,7 @@ def test_automatic_weights_balance_present_and_absent() -> None:
 def test_average_precision_and_f1_are_those_of_scikit_learn() -> None:
     from sklearn.metrics import average_precision_score, f1_score
 
-    outputs, targets = batch(500)
+    outputs, targets = labels(500)
     outputs[0] = 0.0  # a probability of exactly one half counts as positive
     outputs[1, 0] = -1e-6
     outputs[2:4] *= 100  # beyond the bins
@@ -60,7 +60,7 @@ def test_average_precision_and_f1_are_those_of_scikit_learn() -> None:
 
 def test_metrics_of_each_class_are_those_of_scikit_learn() -> None:
     """Class 2 is true and never predicted, class 3 neither: it does not count in the mean."""
-    outputs, targets = batch(300)
+    outputs, targets = labels(300)
     outputs[0] = 0.0  # counts as predicted
     outputs[:, 2:] = -9.0
     targets[:, 3] = 0
@@ -73,6 +73,34 @@ def test_metrics_of_each_class_are_those_of_scikit_learn() -> None:
 
 
 def test_outputs_that_are_no_numbers_do_not_stop_the_sums() -> None:
-    outputs, targets = batch(4)
+    outputs, targets = labels(4)
     outputs[0, 0], outputs[1, 1], outputs[2, 2] = math.nan, math.inf, -math.inf
     assert multilabel().sums(outputs, targets)[2:].sum() == 4 * 4 + targets.sum()
+
+
+def regression(loss: str = "mse", **options: Any) -> Any:
+    target = RegressionTargets(np.zeros((0, 2), np.float32), ("a", "b"))
+    return build("regression", loss, target, **options)
+
+
+def numbers(num_images: int = 12) -> tuple[Tensor, Tensor]:
+    targets = random(num_images, 2, seed=1) * torch.tensor([3.0, 0.1]) + 20
+    return targets + random(num_images, 2), targets
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1"])
+def test_regression_keeps_the_contract(loss: str) -> None:
+    check_contract(regression(loss), *numbers())
+    check_refused(regression, ("loss", "bce"), ("label_smoothing", 0.1), ("weights", "auto"))
+
+
+def test_mae_and_r2_are_those_of_scikit_learn() -> None:
+    from sklearn.metrics import mean_absolute_error, r2_score
+
+    outputs, targets = numbers(300)
+    metrics = metrics_of(regression(), outputs, targets)
+    assert metrics["mae"] == pytest.approx(mean_absolute_error(targets, outputs), rel=1e-6)
+    assert metrics["r2"] == pytest.approx(r2_score(targets, outputs), rel=1e-6)
+    constant = torch.full((5, 2), 3.0)
+    for guess, r2 in ((constant, 1.0), (constant + 1, 0.0)):
+        assert metrics_of(regression(), guess, constant)["r2"] == r2 == r2_score(constant, guess)

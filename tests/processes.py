@@ -1,0 +1,206 @@
+"""Entry points and other commands in processes of their own, which are forked: quick to start."""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+
+from tests.helpers import REPOSITORY, has_ranks, script_for
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+LIMIT_S = 240.0
+"""For what would not come at all: no test is about how long something takes."""
+
+Watch = Callable[[str], AbstractContextManager]
+
+STARTED: list[ForkServerProcess] = []
+"""By the current test; conftest.py kills those that are left after it."""
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["tests.preload"])  # conftest.py starts it
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = LIMIT_S) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout} s for {what}"
+        time.sleep(0.05)
+
+
+def join(processes: Sequence[ForkServerProcess], timeout: float = LIMIT_S) -> list[int | None]:
+    """Exit codes of processes; of those that did not end in time, that of a kill."""
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in processes]
+
+
+def start_process(function: Callable[..., Any], *args: Any, **options: Any) -> ForkServerProcess:
+    """Call a function in a process of its own, which ends with the test at the latest."""
+    process = FORKSERVER.Process(target=function, args=args, kwargs=options)
+    STARTED.append(process)
+    process.start()
+    return process
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def print_to(path: Path) -> None:
+    """Lead what this process prints to the end of a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for printed in (1, 2):
+        os.dup2(file, printed)
+
+
+def run_as_main(
+    command: list[str],
+    env: dict[str, str],
+    prints: Path,
+    folder: Path = REPOSITORY,
+    watch: Watch = nullcontext,
+) -> None:
+    """Run a command line, as after `python`, in this process, which prints to a file."""
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    if not (folder / "conf").samefile(REPOSITORY / "conf"):  # the modules are a project's own
+        for module in list(sys.modules):
+            if (REPOSITORY / module.partition(".")[0]).exists():
+                del sys.modules[module]
+    os.environ.update(env)
+    prints.unlink(missing_ok=True)
+    print_to(prints)
+    is_module = command[0] == "-m"
+    sys.argv = command[is_module:]
+    with watch(command[0]):
+        if is_module:
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
+
+
+def start(
+    command: list[str],
+    prints: Path,
+    num_ranks: int | None = None,
+    folder: Path = REPOSITORY,
+    watch: Watch = nullcontext,
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Start a command line, as after `python`, on each rank of a group, on the CPU.
+
+    The script runs inside `watch(script)`; with `num_ranks=None` as `python` starts it.
+
+    Returns:
+        The process of each rank, forked, and the file `PRINTS-RANK.txt` that it prints to.
+    """
+    script, env = script_for(command[0], folder), dict(ENVIRONMENT)
+    if num_ranks is not None:
+        env |= {"WORLD_SIZE": f"{num_ranks}", "MASTER_ADDR": "127.0.0.1"}
+        env["MASTER_PORT"] = str(free_port())
+    paths = [prints.with_name(f"{prints.name}-{rank}.txt") for rank in range(num_ranks or 1)]
+    processes = []
+    for rank, path in enumerate(paths):
+        ranks = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} if num_ranks is not None else {}
+        arguments = [script, *command[1:]], env | ranks, path, folder, watch
+        processes.append(start_process(run_as_main, *arguments))
+    return processes, paths
+
+
+def fork(
+    script: str,
+    output_dir: Path,
+    *overrides: str,
+    folder: Path = REPOSITORY,
+    num_ranks: int | None = None,
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Start an entry point quickly, as `start()` does; by default on two ranks if it has any."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    command = [script, f"output_dir={output_dir}", *overrides]
+    prints = output_dir.with_name(f"{output_dir.name}-{script}")
+    return start(command, prints, num_ranks or (2 if has_ranks(script) else None), folder)
+
+
+def run_to_end(*arguments: Any, **options: Any) -> tuple[list[int | None], list[str]]:
+    """Exit codes and prints of all ranks that `fork()` starts."""
+    processes, prints = fork(*arguments, **options)
+    return join(processes), [path.read_text() for path in prints]
+
+
+def train(
+    script: str,
+    output_dir: Path,
+    *overrides: str,
+    folder: Path = REPOSITORY,
+    num_ranks: int | None = None,
+    code: int = 0,
+) -> str:
+    """Run what `fork()` starts to its end, with this exit code; returns what rank 0 printed."""
+    codes, texts = run_to_end(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
+    assert set(codes) == {code}, "\n".join([f"{script}: {codes}", *texts])
+    return texts[0]
+
+
+def execute(
+    command: list[str],
+    prints: Path,
+    num_ranks: int = 1,
+    folder: Path = REPOSITORY,
+    code: int = 0,
+) -> str:
+    """Run what `start()` starts to its end, with this exit code; returns what rank 0 printed."""
+    processes, paths = start(command, prints, num_ranks if num_ranks > 1 else None, folder)
+    codes, texts = join(processes), [path.read_text() for path in paths]
+    assert set(codes) == {code}, "\n".join([f"{' '.join(command)}: {codes}", *texts])
+    return texts[0]
+
+
+@contextmanager
+def cpu_with(features: dict[str, bool], script: str) -> Iterator[None]:
+    """Run a script as if torch found these instructions on this CPU; to be bound for `start()`."""
+    with mock.patch("torch.cpu.get_capabilities", return_value=features):
+        yield
+
+
+def without_reader(*command: str) -> tuple[int, bytes]:
+    """Exit code and errors of a command line that prints to a pipe whose reader has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    python = [sys.executable, *command]
+    done = subprocess.run(python, cwd=REPOSITORY, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    return done.returncode, done.stderr
+
+
+def workers_of(training: psutil.Process) -> list[psutil.Process]:
+    """The DataLoader's, which are children of the process that they are forked from."""
+    return [worker for child in training.children() for worker in child.children()]
+
+
+@contextmanager
+def signal_handlers_restored() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
