@@ -104,3 +104,15 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(tmp_path, capsys) -> N
         (tmp_path / "a" / "config.yaml").write_text(content)
         assert [line.split()[3] for line in listed(tmp_path)] == ["b"]
         assert f"{tmp_path}/a is left out" in capsys.readouterr().err
+
+
+def test_a_mean_is_of_the_folds_that_have_ended_and_of_no_other_runs(tmp_path) -> None:
+    for fold, value in enumerate((0.2, 0.4, 0.9)):
+        config = f"layout: table, fold: {fold}"
+        settings: dict[str, Any] = {"data.fold": fold}
+        write_run(tmp_path / f"{fold}", {"val/top1": value}, config, **settings)
+    (tmp_path / "2" / "summary.json").unlink()
+    write_run(tmp_path / "whole", {"val/top1": 0.7}, "layout: table")
+    [mean] = [line for line in listed(tmp_path) if "mean of" in line]
+    assert mean.startswith("val/top1 0.3000 ± 0.1414 ")
+    assert "mean of 2 folds" in mean
