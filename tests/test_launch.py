@@ -122,7 +122,11 @@ def test_a_job_submitted_elsewhere_says_where_to_submit_it(tmp_path) -> None:
     assert f"nowhere.py is not in {tmp_path}; submit in the repository's root" in text
 
 
-@pytest.mark.parametrize("override", [None, "output_dir=a/b", "++output_dir=a", "output_dir=~/a"])
+PLACES = ["output_dir=a/b", "++output_dir=a", "output_dir=~/a", "output_dir=-rf"]
+PLACES += ['output_dir="a (1)"', r"output_dir='it\'s'", r'''++output_dir="a \"b\""''']
+
+
+@pytest.mark.parametrize("override", [None, *PLACES])
 def test_the_job_is_requeued_if_the_run_asks_for_it(override, tmp_path, monkeypatch) -> None:
     """In the folder that the run reads from its command line, and after an earlier start."""
     monkeypatch.setenv("HOME", str(tmp_path))
