@@ -35,9 +35,12 @@ def with_home(argument: str) -> str:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UserError for a key with dashes, such as `--lr`; Hydra would print its usage."""
+    """Raise UserError for a key with dashes, such as `--lr`, where Hydra would print its usage, and
+    for one that is removed, such as `~epochs`, which would do nothing."""
     for argument in arguments:
-        key = argument.lstrip("-").partition("=")[0]
+        key = argument.lstrip("-~").partition("=")[0]
+        if argument.startswith("~") and key in _keys_and_groups():
+            raise UserError(f"{argument}: leave {key} out, or write {key}=VALUE")
         is_key = argument.startswith("-") and key in _keys_and_groups()
         is_unknown = argument.startswith("--") and key not in HYDRA_OPTIONS
         if is_key or is_unknown:

@@ -41,6 +41,7 @@ KEYS = [
 TABLE = [
     ("train.py --epochs 3", "write epochs=VALUE"),
     ("train.py --lr 0.1", "did you mean optimizer.lr?"),
+    ("train.py ~epochs", "write epochs=VALUE"),
     ("train.py epochs 3", "write epochs=VALUE"),
     ("train.py lr=0.1", "optimizer.lr"),
     ("train.py data.val_count=200", "data.val_count=200"),

@@ -79,9 +79,6 @@ def test_the_slowest_rank_is_a_tenth_slower_than_the_median() -> None:
         assert timer.slow == expected
 
 
-ALL = {"bottleneck", "loader=dali", "loader=packed"}
-
-
 @pytest.mark.parametrize(
     ("waits", "busy", "expected", "advice"),
     [
